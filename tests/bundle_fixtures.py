@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import re
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -144,11 +143,12 @@ def copied(place: Place, root: Path) -> Place:
     return found
 
 
-def refuses(place: Place, error: type[ToolchainError], says: str = "") -> None:
-    """Check that the import fails with this error, which matches a pattern, and leaves nothing."""
+def refuses(place: Place, error: type[ToolchainError], id: str = "", *named: str) -> None:
+    """Check that the import fails with this error, which has this id and names these values, and leaves nothing."""
     with pytest.raises(error) as caught:
         place.import_bundle()
-    assert re.search(says, str(caught.value)), caught.value
+    assert id in {"", caught.value.id}, caught.value
+    assert [value for value in named if value not in str(caught.value)] == [], caught.value
     nothing_counts(place)
 
 

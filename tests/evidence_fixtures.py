@@ -283,11 +283,12 @@ def look(stand: Stand, key: Any = "own", **demands: Any) -> Verdict:
     return verify(stand.ref, stand.layout, stand.index, key=public, demands=Policy(**demands), now=NOW)
 
 
-def wrong(verdict: Verdict) -> str:
-    """The one thing that is wrong."""
+def wrong(verdict: Verdict, *named: str) -> str:
+    """Return the id of the one problem, which names these values."""
     assert verdict.verdict == "untrusted"
     (problem,) = verdict.problems
-    return problem
+    assert [value for value in named if value not in problem] == [], problem
+    return verdict.id
 
 
 def lie(stand: Stand, change: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:

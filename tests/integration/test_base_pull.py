@@ -195,6 +195,6 @@ def test_a_registry_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
     with running_registry(tmp_path / "registry") as host:
         pass
     pinned(tmp_path, monkeypatch, f"{host}/el/ubi@sha256:{'1' * 64}")
-    with pytest.raises(UnreachableError, match="base standin cannot be pulled") as caught:
+    with pytest.raises(UnreachableError, match="standin") as caught:
         pipeline.build(request_, "base")
-    assert "check the network" in caught.value.fix
+    assert "network" in caught.value.fix

@@ -91,7 +91,7 @@ def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(mad
     done = engine.run(made.recipe.base, ["python3", "-c", ask], mounts=[Mount(made.out, "/made")], capture=True)
     assert done.stdout.split() == [REVISION, "amdgpu"]
     assert b"/src/triton" not in (made.out / RULE.library).read_bytes()
-    with pytest.raises(ContractError, match="its revision is"):
+    with pytest.raises(ContractError, match="revision"):
         facts(made, f"{AMD}-4")
 
 

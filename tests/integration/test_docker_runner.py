@@ -19,6 +19,7 @@ from tests import tiny_image
 from tests.dockerd_fixture import dockerd
 from tests.kernel_fixtures import make_rule
 from tests.other_user import read_by_another
+from tests.refusals import refused
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError, LimitError
 from toolchain.core.process import CommandError
@@ -146,8 +147,9 @@ def test_containers_have_the_rights_of_buildah_s(runner: DockerRunner, image: st
 
 
 def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
-    with pytest.raises(CommandError, match="exited with 7"):
+    with pytest.raises(CommandError) as failed:
         runner.run(image, ["/bin/sh", "-c", "exit 7"])
+    assert failed.value.returncode == 7
     with pytest.raises(EngineError):
         runner.run("localhost/there/is:none", ["/bin/sh"])
     assert runner.run(image, ["/bin/sh", "-c", "while :; do :; done"], timeout=1, check=False).returncode == 137
@@ -215,7 +217,7 @@ def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str
     assert {name: row["status"] for name, row in outcomes.items()} == {
         "one": "done", "two": "done", "three": "done", "dies": "failed",
     }  # fmt: skip
-    assert "was ended by SIGABRT" in outcomes["dies"]["reason"], "not hidden by a first process that ignores it"
+    assert "SIGABRT" in outcomes["dies"]["reason"], "not hidden by a first process that ignores it"
     assert sorted(path.name for path in out.iterdir()) == ["one", "three", "two"]
     assert (out / "one").stat().st_uid == os.geteuid()
     (hung,) = executor(1.5).run([named("hangs")], "", "")
@@ -267,9 +269,8 @@ def test_more_than_lo_is_refused(runner: DockerRunner, tmp_path: Path, monkeypat
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    with pytest.raises(EngineError, match="not cut off from the network") as caught:
+    with refused("docker-not-isolated") as caught:
         proved(Cache(tmp_path / "cache"), host=runner.address)
-    assert "--network none sees" in caught.value.why
     assert caught.value.code == 8
     assert containers(runner.address) == []
 
@@ -282,15 +283,15 @@ def test_a_daemon_with_other_folders_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("echo theirs\n")
     first = f"mount -t tmpfs none '{here.root}'; mount --bind '{tmp_path}/theirs' '{script}'"
     with dockerd(tmp_path, first=first) as address:
-        with pytest.raises(EngineError, match="does not see the folders of this machine") as caught:
+        with refused("docker-other-machine") as caught:
             proved(here, host=address, scripts=[script])
         assert address in caught.value.what
         assert "DOCKER_HOST" in caught.value.fix
         assert caught.value.code == 8
         assert list(here.work.iterdir()) == []
-        with pytest.raises(EngineError, match="does not see the folders") as caught:
+        with refused("docker-other-machine") as caught:
             proved(Cache(tmp_path / "seen by both"), host=address, scripts=[script])
-        assert f"{script} is another file there" in caught.value.why
+        assert str(script) in caught.value.why
 
 
 def test_files_of_a_user_stay_the_user_s(runner: DockerRunner, image: str) -> None:
@@ -323,4 +324,4 @@ print(json.dumps([runner.user, describe(runner), (top / "file").stat().st_uid]))
     assert done.returncode == 0, done.stderr
     user, said, owner = json.loads(done.stdout)
     assert (user, owner) == ("4242:4242", 4242)
-    assert "they run as 4242:4242" in said
+    assert "4242:4242" in said

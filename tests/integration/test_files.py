@@ -106,7 +106,7 @@ def test_published_pulled_and_verified(home: Home) -> None:
     )
     assert [(one["verdict"], one["digest"]) for one in said["images"]] == [("trusted", files["digest"])]
     assert home.call("verify", home.ref).endswith("intact, not authenticated (no --public-key)\n")
-    assert "is signed by the key" in home.call("verify", home.ref, "--public-key", f"{home.stranger}.pub", code=17)
+    assert "[signature-other-key]" in home.call("verify", home.ref, "--public-key", f"{home.stranger}.pub", code=17)
     assert json.loads(home.call("inspect", home.ref, "--json"))["images"][0]["files"] == files["files"]
     # Beside the image, which is what it was.
     image = RegistryRef(*home.place.split("/", 1)).image(IMAGE).at()
@@ -135,7 +135,7 @@ def test_damage_and_strangers(home: Home, registry_host: str) -> None:
     image = RegistryRef(*home.place.split("/", 1)).image(IMAGE).at()
     subject = layout.put_bytes(b"{}", "application/vnd.oci.image.index.v1+json")
     publish(layout, write_files(layout, subject, [evil], title="x"), image.at(tag="files"))
-    assert "nothing signed is attached" in home.call("verify", home.ref, "--public-key", f"{home.key}.pub", code=17)
+    assert "[signature-missing]" in home.call("verify", home.ref, "--public-key", f"{home.key}.pub", code=17)
     (by_digest,) = [ref for ref in files["refs"] if ref != home.ref]
     assert home.call("verify", by_digest, "--public-key", f"{home.key}.pub").endswith(f"\ttrusted\t{IMAGE}\n")
 

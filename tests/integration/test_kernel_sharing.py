@@ -21,8 +21,8 @@ import pytest
 
 from tests.cluster_fixtures import Direct, Standin
 from tests.integration.test_worker import TOP, WORKER, Source, python
+from tests.refusals import refused
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.cluster_worker import Compiler
@@ -106,7 +106,7 @@ def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
     assert reproducible(result.entries) == reproducible(local[1].entries)
     assert result.about == local[1].about
     assert (result.shared["taken"], merging.started) == (4, 0)
-    with pytest.raises(KernelError, match="1 of 2 shards are missing: 2/2"):
+    with refused("shards-missing", "2/2"):
         Machine(tmp_path / "half", python).share(stores[:1], only=True)
 
 

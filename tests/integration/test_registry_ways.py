@@ -12,6 +12,7 @@ import pytest
 
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.places import attach, fetch_image, publish, referrers
+from tests.refusals import refused
 from tests.registry_fixtures import small_index
 from tests.registry_manners import DOCKER_HUB, GITLAB, HARBOR, QUAY, Manners
 from tests.second_registry import running_crane
@@ -184,7 +185,7 @@ def test_a_limit_that_no_chunk_keeps_is_told(registry_host: str, images: dict[in
         fault_proxy(registry_host, manners=manners) as proxy,
         Registry(proxy.host, login="", attempts=2, backoff=0.01) as registry,
         # Who hangs up may be heard, or not.
-        pytest.raises(ToolchainError if hangs_up else RegistryError, match=r"breaks off|does not") as caught,
+        pytest.raises(ToolchainError if hangs_up else RegistryError) as caught,
     ):
         registry.push_blob("ns/never", image.layer, image.layout.blob(image.layer.digest))
     assert hangs_up or "HTTP" in caught.value.why
@@ -210,7 +211,7 @@ def test_a_name_that_is_refused_is_told_and_not_sent_another_way(registry_host: 
     with (
         fault_proxy(registry_host, manners=manners) as proxy,
         Registry(proxy.host, login="", chunk=64_000) as registry,
-        pytest.raises(RegistryError, match="breaks off") as caught,
+        refused("registry-refused") as caught,
     ):
         registry.push_blob("ns/never", image.layer, image.layout.blob(image.layer.digest))
     assert "NAME_INVALID" in caught.value.why

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import toolchain
+from tests.refusals import refused
 from tests.small_triton import small_triton
 from toolchain.catalog.architectures import emulator
 from toolchain.core import process
@@ -135,14 +136,14 @@ def test_a_wheel_is_for_its_python_its_machine_and_an_old_glibc(made: Made, pyth
     assert "libz.so.1" not in found["libraries"], "what is named and not used came in"
     assert {"libc.so.6", "libstdc++.so.6"} <= set(found["libraries"])
     other = "3.13" if python == "3.11" else "3.11"
-    with pytest.raises(ContractError, match="is not the wheel"):
+    with refused("wheel-contents-wrong"):
         check_wheel(wheel, python=other, arch=made.arch, glibc="2.31")
-    with pytest.raises(ContractError) as refused:
+    with pytest.raises(ContractError) as refusal:
         check_wheel(wheel, python=python, arch="arm64" if made.arch == "amd64" else "amd64", glibc="2.31")
-    assert "triton/_C/libtriton.so: it is for EM_" in refused.value.why
-    with pytest.raises(ContractError) as refused:
+    assert "triton/_C/libtriton.so: " in refusal.value.why
+    with pytest.raises(ContractError) as refusal:
         check_wheel(wheel, python=python, arch=made.arch, glibc="2.2")
-    assert "triton/_C/libtriton.so: it asks for glibc" in refused.value.why
+    assert "triton/_C/libtriton.so: " in refusal.value.why
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.13"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import aks2
+from tests.refusals import refused
 from toolchain.core import unpack_budget
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import ContractError, HostileInputError, KernelError
@@ -25,18 +26,18 @@ from toolchain.stages.aotriton_images import check_images
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
-        (lambda data: b"AKS1" + data[4:], "not an AKS2 file"),
-        (lambda data: data[:4] + struct.pack("<I", 7) + data[8:], "impossible sizes|another size"),
-        (lambda data: data[:8] + struct.pack("<I", 9) + data[12:], "directory|outside"),
-        (lambda data: data[:30], "ends early|does not unpack"),
-        (lambda data: data[:-4], "ends early"),
-        (lambda data: data + b"more", "has data after its end"),
-        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|ends early|another size|outside|directory"),
+        (lambda data: b"AKS1" + data[4:], "not-aks2"),
+        (lambda data: data[:4] + struct.pack("<I", 7) + data[8:], "aks2-damaged"),
+        (lambda data: data[:8] + struct.pack("<I", 9) + data[12:], "aks2-damaged"),
+        (lambda data: data[:30], "aks2-damaged"),
+        (lambda data: data[:-4], "aks2-damaged"),
+        (lambda data: data + b"more", "aks2-damaged"),
+        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "aks2-damaged"),
     ],
 )
 def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> None:
     data = damage(aks2(("a", b"x" * 100), ("b", b"y" * 50)))
-    with pytest.raises(KernelError, match=error), open_aks2(io.BytesIO(data), len(data)):
+    with refused(error), open_aks2(io.BytesIO(data), len(data)):
         pass
 
 
@@ -93,11 +94,11 @@ def test_an_object_that_was_changed_or_not_compiled_is_refused(
     images: tuple[Path, list[Cluster], list[Archive]],
 ) -> None:
     build, clusters, archives = images
-    with pytest.raises(ContractError, match="B is not what was compiled"):
+    with refused("aotriton-images-wrong"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256, "flash/b.hsaco": "sha"})
     (build / "flash/a.hsaco").write_bytes(b"object b")
     write_zip(build, ("F", aks2(("A", b"object b"), ("B", b""))))
-    with pytest.raises(ContractError, match="changed since it was compiled"):
+    with refused("aotriton-images-wrong"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 
@@ -107,11 +108,11 @@ def test_an_archive_that_the_loader_would_not_read_is_refused(
     build, clusters, archives = images
     content = aks2(("A", b"object a"), ("B", b""))
     write_zip(build, ("F", content), how=zipfile.ZIP_DEFLATED)
-    with pytest.raises(KernelError, match="compressed"):
+    with refused("aks2-compressed"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
     with pytest.warns(UserWarning, match="Duplicate name"):
         write_zip(build, ("F", content), ("F", aks2(("A", b"object x"))))
-    with pytest.raises(HostileInputError, match="holds the name 'F'"):
+    with refused("entry-twice"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.refusals import refused
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import archive
@@ -147,7 +148,7 @@ def test_servers_that_cannot_resume(server: Server, store: Store, mode: str) -> 
 
 def test_truncated_for_good(server: Server, store: Store) -> None:
     server.mode = "stops"
-    with pytest.raises(UnreachableError, match="whole"):
+    with refused("download-interrupted"):
         fetch(server, store)
     assert store.file(DIGEST) is None
     assert len(server.asked) == archive.ATTEMPTS
@@ -163,14 +164,14 @@ def test_wrong_digest(server: Server, store: Store) -> None:
 
 def test_a_page_in_place_of_the_file(server: Server, store: Store) -> None:
     server.mode = "page"
-    with pytest.raises(DigestError, match="web page"):
+    with refused("file-digest-mismatch"):
         fetch(server, store)
     assert not leftovers(store)
 
 
 def test_missing(server: Server, store: Store) -> None:
     server.mode = "missing"
-    with pytest.raises(SourceError, match="404") as caught:
+    with refused("download-refused", "404") as caught:
         fetch_archive(server.url("/x?a=b"), DIGEST, store, offline=False)
     assert "a=b" not in str(caught.value)
 
@@ -180,7 +181,7 @@ def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPat
     assert fetch(server, store).exists()
     server.mode = "busy"
     monkeypatch.setattr(reach, "RETRY_BACKOFF", 0.0)
-    with pytest.raises(UnreachableError, match="503"):
+    with refused("server-failed", "503"):
         fetch(server, store, "1" * 64)
 
 
@@ -216,7 +217,7 @@ def test_redirects(server: Server, store: Store) -> None:
 
 
 def test_too_large(server: Server, store: Store) -> None:
-    with pytest.raises(SourceError, match="too large"):
+    with refused("download-too-large"):
         fetch_archive(server.url(), DIGEST, store, offline=False, limit_bytes=1000)
     assert not leftovers(store)
 
@@ -253,7 +254,7 @@ def test_https_never_leads_to_plain_http() -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/a.tar.xz", "http://nowhere.invalid/a.tar.xz"])
 def test_the_reason_is_not_the_text_of_a_library(url: str) -> None:
     reasons = archive._reason(_failure(url))
-    assert reasons != "the connection broke"
+    assert reasons
     assert "Error" not in reasons
     assert "Pool" not in reasons
 

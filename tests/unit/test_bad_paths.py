@@ -13,12 +13,13 @@ import pytest
 from typer import Exit
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from tests.small_llvm import small_llvm
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically, write_output
-from toolchain.core.errors import ConfigError, PatchError
+from toolchain.core.errors import ConfigError
 from toolchain.oci.logins import _login_files
 from toolchain.pipeline.fetching import Prefetch
 from toolchain.request.model import Request
@@ -56,8 +57,9 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
     for path in (tmp_path / "pipe", tmp_path / "link", tmp_path / "folder"):
-        with pytest.raises(ConfigError, match="cannot write"):
+        with pytest.raises(ConfigError) as caught:
             write_output(path, b"", option="--out")
+        assert caught.value.id in {"output-unwritable", "output-is-link"}
     assert ((tmp_path / "pipe").is_fifo(), (tmp_path / "link").is_symlink()) == (True, True)
     assert not list(tmp_path.glob(".folder*"))
 
@@ -111,7 +113,7 @@ def test_tables_nested_thousands_of_times(tmp_path: Path, llvm: Path) -> None:
     asked = ["plan", "llvm", "--source", f"llvm={llvm}", "--cache", os.fspath(tmp_path / "cache")]
     fails([*asked, "--lock-file", os.fspath(tmp_path / "a.lock")], 3, "a.lock")
     done = CliRunner().invoke(app, ["--config", os.fspath(tmp_path / "toolchain.toml"), "plan", "llvm"])
-    assert (done.exit_code, "bad value for cache" in done.stderr) == (3, True)
+    assert (done.exit_code, "[config-bad-value]" in done.stderr) == (3, True)
 
 
 def test_a_path_with_a_nul(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: P
         prefetch.wait("triton")
         return prefetch
 
-    with pytest.raises(PatchError, match=r"a\.patch does not apply"):
+    with refused("patch-does-not-apply"):
         prefetched(source).check()
     prefetched(replace(source, digest=f"sha256:{'0' * 64}")).check()
 
@@ -171,7 +173,7 @@ def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: P
 )
 def test_an_empty_path_is_not_the_current_folder(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, words)
-    assert (done.exit_code, "it is empty" in done.output) == (2, True), done.output
+    assert (done.exit_code, "empty" in done.output) == (2, True), done.output
 
 
 def test_a_path_that_is_no_file_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,5 +192,5 @@ def test_an_unexpected_end_of_a_file_is_told_with_its_place() -> None:
     def verb() -> None:
         raise EOFError
 
-    with pytest.raises(RuntimeError, match="ends early"):
+    with pytest.raises(RuntimeError, match="early"):
         handled(verb)()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,29 +68,29 @@ def _missing_blob(value: dict[str, Any], _: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "error", "says"),
+    ("edit", "error", "id"),
     [
-        (noted("file", TITLE, "../../../evil"), HostileInputError, "../../../evil"),
-        (noted("base", TITLE, "/etc/evil"), HostileInputError, "/etc/evil"),
-        (noted("file", OWNER, ".."), HostileInputError, "'..'"),
-        (noted("file", "toolchain.bundle.kind", "program"), HostileInputError, "program"),
-        (_no_notes, HostileInputError, "kind"),
-        (noted("blob", "toolchain.bundle.media-type", "x\n/y"), HostileInputError, "media type"),
-        (_extra, HostileInputError, "does not name: stranger"),
-        (_extra_version, HostileInputError, "does not name"),
-        (_stowaway, HostileInputError, "no image in its lock names"),
-        (without("file"), HostileInputError, "lacks the file"),
-        (_missing_blob, HostileInputError, "lacks a part of the image of base debian13"),
-        (without("record"), HostileInputError, "lacks the record"),
-        (without("lock"), HostileInputError, "0 locks"),
-        (lambda value, _: value["layers"].append(entry(value, "lock")), HostileInputError, "2 locks"),
-        (lambda value, _: entry(value, "lock").update(size=1 << 40), HostileInputError, "too large"),
-        (lambda value, _: value.update(artifactType="application/x-picture"), RegistryError, "is not a bundle"),
+        (noted("file", TITLE, "../../../evil"), HostileInputError, "bundle-entry-name"),
+        (noted("base", TITLE, "/etc/evil"), HostileInputError, "bundle-entry-name"),
+        (noted("file", OWNER, ".."), HostileInputError, "bundle-entry-name"),
+        (noted("file", "toolchain.bundle.kind", "program"), HostileInputError, "bundle-entry-kind"),
+        (_no_notes, HostileInputError, "bundle-entry-kind"),
+        (noted("blob", "toolchain.bundle.media-type", "x\n/y"), HostileInputError, "bundle-entry-media-type"),
+        (_extra, HostileInputError, "bundle-entry-unlocked"),
+        (_extra_version, HostileInputError, "bundle-entry-unlocked"),
+        (_stowaway, HostileInputError, "bundle-part-unlocked"),
+        (without("file"), HostileInputError, "bundle-entry-missing"),
+        (_missing_blob, HostileInputError, "bundle-part-missing"),
+        (without("record"), HostileInputError, "bundle-entry-missing"),
+        (without("lock"), HostileInputError, "bundle-lock-count"),
+        (lambda value, _: value["layers"].append(entry(value, "lock")), HostileInputError, "bundle-lock-count"),
+        (lambda value, _: entry(value, "lock").update(size=1 << 40), HostileInputError, "bundle-entry-size"),
+        (lambda value, _: value.update(artifactType="application/x-picture"), RegistryError, "not-a-bundle"),
     ],
 )
-def test_what_does_not_belong_is_refused(place: Place, edit: Edit, error: type[ToolchainError], says: str) -> None:
+def test_what_does_not_belong_is_refused(place: Place, edit: Edit, error: type[ToolchainError], id: str) -> None:
     place.change(edit)
-    refuses(place, error, re.escape(says))
+    refuses(place, error, id)
 
 
 @pytest.mark.parametrize("what", ["index.json", "blobs/sha256", "a blob"])

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.core.errors import KernelError, ResourceError
+from tests.refusals import refused
+from toolchain.core.errors import KernelError
 from toolchain.kernels import worker_process
 from toolchain.kernels.campaign import CampaignResult, Reporting, run_campaign
 from toolchain.kernels.executors import LocalExecutor
@@ -65,7 +66,7 @@ def test_a_link_that_a_worker_left_leads_nowhere(place: Place, kernel: str) -> N
     precious.write_text("mine")
     home.parent.mkdir(parents=True, exist_ok=True)
     home.symlink_to(precious.parent)
-    with pytest.raises(KernelError, match="leads out of"):
+    with refused("kernel-path-escapes"):
         place.run([rule])
     assert precious.read_text() == "mine"
     assert list(precious.parent.iterdir()) == [precious]
@@ -83,7 +84,7 @@ def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> Non
     assert "SIGABRT" in reason["dies"]
     assert "LLVM ERROR: out of registers" in reason["dies"]
     assert "after 3 s" in reason["hangs"]
-    assert "the file is empty" in reason["empty"]
+    assert "empty" in reason["empty"]
     assert "No such file" in reason["absent"]
     assert "SHA-256" in reason["lies"]
     assert "lacks shared" in reason["no_facts"]
@@ -114,7 +115,7 @@ def test_an_answer_of_another_form_fails_its_kernel_alone(place: Place, odd: dic
     (place.workers.folder / "odd").write_text(json.dumps(odd))
     result = place.run([make_rule("odd"), make_rule("good")], workers=1)
     assert {entry.kernel: entry.status for entry in result.entries} == {"odd": FAILED, "good": DONE}
-    assert "the worker's answer is invalid" in next(entry.reason for entry in result.entries if entry.kernel == "odd")
+    assert "invalid" in next(entry.reason for entry in result.entries if entry.kernel == "odd")
 
 
 def test_of_an_answer_only_what_workers_say_is_taken(place: Place) -> None:
@@ -150,7 +151,7 @@ def test_finished_rules_are_not_compiled_again(place: Place) -> None:
 @pytest.mark.parametrize("kernel", ["killed", "starved"])
 def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> None:
     bad = make_rule(kernel)
-    with pytest.raises(ResourceError, match="not the kernel") as caught:
+    with refused("kernel-resources") as caught:
         place.run([make_rule("good"), bad, make_rule("fine")], workers=1, keep_going=True)
     assert bad.out in caught.value.why
     assert not (place.out / bad.out).exists(), "an empty object would count as known bad"
@@ -161,7 +162,7 @@ def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> No
 
 def test_a_full_disk_is_no_bad_kernel_whatever_the_compiler_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "LEAST_FREE", 1 << 62)
-    with pytest.raises(ResourceError, match="the disk is full"):
+    with refused("kernel-resources"):
         place.run([make_rule("fails")])
     assert place.run([make_rule("good")]).counts() == {"done": 1, "failed": 0, "timed_out": 0}
 
@@ -205,10 +206,8 @@ def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:
 def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
     (place.workers.folder / "broken").touch()
 
-    with pytest.raises(KernelError, match="does not start") as caught:
+    with refused("worker-not-started"):
         place.run([make_rule(f"k{number}") for number in range(50)])
-    assert "no module named triton" in caught.value.why
-    assert "exited with 1" in caught.value.why
 
 
 def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cluster_fixtures import LIMITS, Machine, Standin, rules_of
+from tests.refusals import refused
 from tests.request_fixtures import request_of
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
@@ -39,9 +40,8 @@ def test_an_address_of_a_scheduler(text: str) -> None:
     "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
 )
 def test_a_scheduler_that_is_open_to_everyone_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
+    with refused("scheduler-without-tls"):
         check_address(text)
-    assert "any code" in refusal.value.why
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_tls_needs_certificates_and_a_scheduler_the_same_dask() -> None:
     assert security("tcp://127.0.0.1:1", "worker") is None
     for role in ("client", "worker"):
-        with pytest.raises(ConfigError, match="tls"):
+        with refused("scheduler-without-certificate"):
             security("tls://127.0.0.1:1", role)
     check_version("tcp://127.0.0.1:1", {"packages": {"distributed": distributed.__version__}})
     with pytest.raises(ConfigError):

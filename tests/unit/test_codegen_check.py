@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.codegen_tree import AMD, CORE
-from toolchain.core.errors import BuildError, ContractError
+from tests.refusals import refused
+from toolchain.core.errors import ContractError
 from toolchain.core.recipe import root
 from toolchain.stages.binary_checks import check_carried, check_codegen, check_wheel
 from toolchain.stages.codegen_library import exported_by
@@ -68,7 +69,7 @@ def refusal(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> str:
 @native
 def test_a_library_of_another_revision_or_of_two(tmp_path: Path) -> None:
     for revision in (f"{CORE}-1", f"{AMD}-10"):
-        assert f"the pin is {REVISION}" in refusal(library(tmp_path, revision=revision))
+        assert REVISION in refusal(library(tmp_path, revision=revision))
     both = f'__attribute__((used)) static const char *other(void) {{ return "{CORE}-1"; }}\n'
     assert CORE in refusal(library(tmp_path, more=both))
 
@@ -96,10 +97,10 @@ def test_a_library_that_needs_another_at_run_time(tmp_path: Path) -> None:
 def test_a_library_for_another_system(tmp_path: Path) -> None:
     made = library(tmp_path, more="#include <stdio.h>\nvoid *used(void) { return (void *)&fflush; }\n")
     assert "not arm64" in refusal(made, arch="arm64")
-    assert "asks for glibc" in refusal(made, glibc="2.1")
+    assert "glibc" in refusal(made, glibc="2.1")
     for content in (b"MZ", b"\x7fELF\2\1"):
         made.write_bytes(content)
-        with pytest.raises(ContractError, match="not a complete ELF file"):
+        with refused("not-an-elf"):
             check(made)
 
 
@@ -109,9 +110,9 @@ def test_a_library_for_another_system(tmp_path: Path) -> None:
 )
 def test_a_version_script_of_another_form(text: str, tmp_path: Path) -> None:
     (tmp_path / "exports").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ContractError, match="no version script exports of the form"):
+    with refused("codegen-version-script"):
         exported_by(tmp_path / "exports")
-    with pytest.raises(ContractError, match="no version script gone"):
+    with refused("codegen-version-script"):
         exported_by(tmp_path / "gone")
 
 
@@ -149,14 +150,13 @@ def test_one_wheel_of_the_stable_abi_serves_every_later_python(tmp_path: Path) -
         assert for_python([old, stable], version) == stable
         check_wheel(stable, python=version, arch="amd64", glibc="2.99")
     assert for_python([old, stable], "3.11") == old
-    with pytest.raises(BuildError, match=r"Python 3\.10"):
+    with refused("wheel-not-built", "3.10"):
         for_python([old, stable], "3.10")
-    with pytest.raises(ContractError, match="is not the wheel"):
+    with refused("wheel-contents-wrong"):
         check_wheel(stable, python="3.11", arch="amd64", glibc="2.99")
     bound = wheel(tmp_path, STABLE, {"triton/_C/libtriton.cpython-312-x86_64-linux-gnu.so": shell})
-    with pytest.raises(ContractError) as caught:
+    with refused("wheel-contents-wrong"):
         check_wheel(bound, python="3.12", arch="amd64", glibc="2.99")
-    assert "suffix of another Python" in caught.value.why
 
 
 # --- a build that reaches out ---

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.catalog.components import LlvmRequirements, needs_for
 from toolchain.core import process, recipe
 from toolchain.core.errors import ContractError
@@ -110,15 +111,15 @@ def test_each_failure_is_named_with_what_to_do() -> None:
 
 def test_a_check_that_says_nothing_is_no_pass() -> None:
     lines = [line for line in answers(NEEDS) if not line.startswith("@contract link ")]
-    with pytest.raises(ContractError, match="exit code 0"):
+    with refused("contract-unfinished"):
         checked(Script(lines))
 
 
 def test_an_early_end_is_no_pass() -> None:
-    with pytest.raises(ContractError, match=r"exit code 127") as caught:
+    with refused("contract-unfinished", "127") as caught:
         checked(Script(["sh: 0: cannot open"], 127))
     assert "cannot open" in caught.value.why
-    with pytest.raises(ContractError, match=r"exit code 1\)"):
+    with refused("contract-unfinished"):
         checked(Script(answers(NEEDS), 1))
 
 
@@ -166,7 +167,7 @@ def test_a_library_that_is_missing_or_has_no_members_of_its_own_fails(prefix: Pa
     for content in (b"", b"!<arch>\n", b"!<thin>\n" + ARCHIVE):
         (prefix / "lib" / "libMLIROptLib.a").write_bytes(content)
         code, rows = cheap(prefix, "--quick")
-        assert (code, rows["libraries"].endswith("no archive: MLIROptLib")) == (1, True)
+        assert (code, rows["libraries"].endswith("MLIROptLib")) == (1, True)
     (prefix / "lib" / f"lib{LIBRARIES[-1]}.a").unlink()
     code, rows = cheap(prefix, "--quick")
     assert (code, list(rows)) == (1, ["libraries"])
@@ -193,7 +194,7 @@ def test_a_build_folder_in_any_file_fails(prefix: Path, where: str, content: byt
     (prefix / where).write_bytes(content)
     code, rows = cheap(prefix)
     assert code == 1
-    assert rows["paths"].startswith("fail 1 files name /build:/src/llvm")
+    assert rows["paths"].startswith("fail 1 files")
     assert where in rows["paths"]
     assert cheap(prefix, FORBIDDEN="/elsewhere/b.ild:/x")[0] == 0
 

@@ -30,7 +30,7 @@ def test_hours_follow_the_cores() -> None:
     assert base is not None
     assert (llvm.time_for(2), llvm.time_for(8), llvm.time_for(64)) == ("85 min to 5 h", "21 to 75 min", "3 to 9 min")
     assert base.time_for(2) == base.time_for(64)
-    assert cost_of("llvm", "no such part") is None
+    assert cost_of("llvm", "no-such-part") is None
     kernels = Cost(stage="kernels", minutes=(12, 120), cores=2, kernel=2.0, source="x")
     assert kernels.time_for(2) == "12 min to 2 h + 1 s a kernel"
     assert kernels.as_json(4) == {"cores": 4, "minutes": [6.0, 60.0], "seconds_per_kernel": 0.5}

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tests.evidence_fixtures import ed25519_signer
 from tests.places import gather, verify
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
@@ -22,7 +23,7 @@ from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import needs_for
 from toolchain.core.cache import Cache
-from toolchain.core.errors import EngineError, UnsupportedError
+from toolchain.core.errors import UnsupportedError
 from toolchain.core.process import Result
 from toolchain.core.recipe import Mount
 from toolchain.engine.progress import Progress
@@ -85,10 +86,10 @@ def test_this_machine_is_named_as_oci_does(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match="qemu-ppc64le-static is not installed") as caught:
+    with refused("qemu-missing", "qemu-ppc64le-static") as caught:
         emulator("ppc64le")
     assert "--no-contract" in caught.value.fix
-    with pytest.raises(EngineError, match="Triton for arm64 is built by running") as caught:
+    with refused("qemu-missing", "arm64") as caught:
         emulator("arm64", proof=False)
     assert "--no-contract" not in caught.value.fix
     program = tmp_path / "qemu-aarch64-static"
@@ -128,18 +129,18 @@ def test_other_packages_make_another_layer(request_: Request) -> None:
 
 @pytest.mark.parametrize(("target", "arch"), [("triton", "arm64"), ("aotriton", "ppc64le"), ("all", "s390x")])
 def test_what_is_above_llvm_is_refused_for_other_machines(request_: Request, target: str, arch: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{target} is not built for {arch}"):
+    with refused("stage-not-for-architecture", target, arch):
         plan(replace(request_, arch=("amd64", arch)), target)
 
 
 def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert [stage.name for stage in stages_of("llvm", request_)] == ["base", "sysroot", "llvm"]
-    with pytest.raises(UnsupportedError, match="triton is not built for amd64"):
+    with refused("stage-not-for-architecture", "amd64"):
         stages_of("triton", request_)
 
 
-@pytest.mark.parametrize(("base", "says"), [("ubi9", "on base ubi9"), ("oci:somewhere", "on the local image")])
+@pytest.mark.parametrize(("base", "says"), [("ubi9", "ubi9"), ("oci:somewhere", "oci:somewhere")])
 def test_a_base_without_packages_to_compile_against_is_refused(request_: Request, base: str, says: str) -> None:
     with pytest.raises(UnsupportedError, match=says):
         plan(replace(request_, arch=("arm64",), base=parse_base(base)), "base")

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.evidence_fixtures import FINISHED, Stand, ed25519_signer, image_facts
+from tests.evidence_fixtures import FINISHED, Stand, ed25519_signer, image_facts, wrong
 from tests.places import folder, gather, verify
+from tests.refusals import refused
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_bytes
-from toolchain.core.errors import ConfigError, HostileInputError, RegistryError, SourceError
+from toolchain.core.errors import SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE, PlainFile, is_plain_name, read_files, tag_of, write_files
@@ -137,7 +138,7 @@ def test_what_is_signed_is_believed(shop: Shop) -> None:
     good = shop.judge(done.digest, source_only=True, max_age=11, image="triton-3.7.1", allow=("libdevice",),
                       source_repos=("https://github.com/llvm/llvm-project",))  # fmt: skip
     assert (good.verdict, good.problems) == ("trusted", [])
-    assert good.checks["provenance"].startswith("it names every file (2)")
+    assert "(2)" in good.checks["provenance"]
     assert {"digests", "signature", "provenance", "source-repo", "age", "policy"} == good.checks.keys()
     for demands, told in (
         ({"max_age": 9}, "age: the build ended"),
@@ -155,7 +156,7 @@ def test_without_a_key_the_bytes_alone_are_looked_at(shop: Shop) -> None:
     done = shop.publish(signed=False)
     assert (done.evidence.kinds, done.evidence.pushed_bytes) == ((), 0)
     assert shop.judge(done.digest, key=False).verdict == "intact"
-    assert "nothing signed is attached" in shop.judge(done.digest).problems[0]
+    assert shop.judge(done.digest).id == "signature-missing"
 
 
 def test_a_stranger_signs_the_same_files(shop: Shop) -> None:
@@ -164,7 +165,7 @@ def test_a_stranger_signs_the_same_files(shop: Shop) -> None:
     manifest = layout.resolve(done.digest)
     made = [(shop.stand.image_facts, read_files(layout.read_json(manifest), manifest))]
     attach_to_files(made, manifest, shop.place, signer=ed25519_signer(), scratch=shop.request.cache.work)
-    assert "is signed by the key" in shop.judge(done.digest).problems[0]
+    assert shop.judge(done.digest).id == "signature-other-key"
     attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
     assert shop.judge(done.digest).verdict == "trusted", "one good one is enough"
 
@@ -178,7 +179,7 @@ def test_what_is_signed_names_another_file(shop: Shop) -> None:
     for named in ([report], [report, PlainFile("other.whl", wheel.blob)], [report, PlainFile(WHEEL, report.blob)]):
         made = [(shop.stand.image_facts, named)]
         attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
-        assert f"does not name {WHEEL}" in shop.judge(done.digest).problems[0]
+        assert wrong(shop.judge(done.digest), WHEEL) == "artifact-not-named"
     # The rest in a statement of its own, as for another architecture.
     made = [(shop.stand.image_facts, [wheel])]
     attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
@@ -189,9 +190,9 @@ def test_damage_is_seen(shop: Shop) -> None:
     done = shop.publish()
     blob = shop.stand.layout.blob(done.files[1].blob.digest)
     blob.write_bytes(CONTENT[:-1] + b"X")
-    assert "holds other bytes" in shop.judge(done.digest).problems[0]
+    assert shop.judge(done.digest).id == "content-changed"
     blob.unlink()
-    assert "is missing" in shop.judge(done.digest).problems[0]
+    assert shop.judge(done.digest).id == "content-missing"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -199,11 +200,11 @@ def test_a_name_that_is_none(shop: Shop, tmp_path: Path, name: str) -> None:
     assert not is_plain_name(name)
     made = shop.tagged(shop.manifest((name, CONTENT)), (CONTENT,))
     for key in (True, False):
-        assert shop.judge(made, key=key).problems[0].startswith("names: the artifact holds the name")
+        assert shop.judge(made, key=key).id == "artifact-names-unusable"
     assert other_machine(shop, tmp_path) == []
     # In the report that a key has signed, too.
     odd = Shop(tmp_path / "odd", wheels=[{"file": name, "digest": sha256_bytes(CONTENT)}])
-    with pytest.raises(HostileInputError, match="is called"):
+    with refused("wheel-name-unsafe"):
         write_archives(odd.request.cache, [odd.stand.image_facts.record], tmp_path / "out" / "deep")
     assert list((tmp_path / "out" / "deep").iterdir()) == []
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["deep"]
@@ -215,7 +216,7 @@ def test_one_name_twice(shop: Shop, tmp_path: Path) -> None:
     for part in ("a", "b"):
         (tmp_path / part).mkdir()
         (tmp_path / part / WHEEL).write_text(part)
-    with pytest.raises(RegistryError, match="two files are called"):
+    with refused("files-same-name"):
         write_files(shop.stand.layout, shop.stand.index, [tmp_path / "a" / WHEEL, tmp_path / "b" / WHEEL], title="x")
 
 
@@ -274,7 +275,7 @@ def test_the_image_stays_what_a_folder_is_named_for(shop: Shop) -> None:
 
 def test_what_has_no_files_says_so(tmp_path: Path) -> None:
     records: list[Any] = [SimpleNamespace(stage="base")]
-    with pytest.raises(ConfigError, match="--files is for llvm, triton, aotriton"):
+    with refused("option-not-for-stage"):
         deliver(Cache(tmp_path), records, LayoutRef(tmp_path / "to"), files=True)
 
 
@@ -292,4 +293,4 @@ def test_two_architectures_in_one_artifact(shop: Shop, tmp_path: Path) -> None:
     shop.place.attach(layout, shop.stand.index.digest, [first])
     by_build = [(shop.stand.image_facts, [one]) for one in read_files(layout.read_json(first), first)]
     attach_to_files(by_build, first, shop.place, signer=shop.stand.signer, scratch=tmp_path / "scratch")
-    assert shop.judge(first).checks["provenance"].startswith("it names every file (2)")
+    assert "(2)" in shop.judge(first).checks["provenance"]

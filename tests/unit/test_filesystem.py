@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.places import publish
+from tests.refusals import refused
 from tests.registry_fixtures import small_index
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.core.digest import sha256_bytes, write_atomically
-from toolchain.core.errors import DigestError, HostileInputError, RegistryError
+from toolchain.core.errors import HostileInputError, RegistryError
 from toolchain.core.filesystem import NewFile, copy_built, open_regular, read_built, read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
@@ -85,7 +86,7 @@ def test_a_link_inside_the_folder_is_followed_where_that_is_allowed(tmp_path: Pa
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert read_regular(tmp_path / "file", 5) == b"12345"
-    with pytest.raises(OSError, match="more than 4"):
+    with pytest.raises(OSError, match="4"):
         read_regular(tmp_path / "file", 4)
 
 
@@ -150,7 +151,7 @@ def test_what_somebody_puts_in_place_of_a_file_is_seen(
         return target
 
     monkeypatch.setattr(Path, "replace", swapped)
-    with pytest.raises(DigestError, match="not what was written"):
+    with refused("written-file-changed"):
         write_atomically(there, b"new", check=True)
     write_atomically(there, b"new")  # where others may write as well no one can tell
 
@@ -285,11 +286,11 @@ def test_a_library_lays_images_into_its_own_tree_alone(tmp_path: Path, secret: P
     (build / "amd-gfx942").mkdir(parents=True)
     (build / "amd-gfx942" / "__signature__").write_text("x")
     made = SimpleNamespace(packs=["amd-gfx942"], folder=build, archives=(), result=None, partial=False)
-    with pytest.raises(HostileInputError, match="holds a link"):
+    with refused("aotriton-library-link"):
         assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"], of=generation_of("0.13b"))  # type: ignore[arg-type]
     (secret.parent / "lib").mkdir()
     (installed / "usr/rocm6").symlink_to(secret.parent)
-    with pytest.raises(HostileInputError, match="where AOTriton's library is"):
+    with refused("aotriton-library-link"):
         assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"], of=generation_of("0.13b"))  # type: ignore[arg-type]
     (secret.parent / "lib").rmdir()
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.git_server import git
-from toolchain.core.errors import HostileInputError, SourceError, ToolchainError, UnreachableError
+from tests.refusals import refused
+from toolchain.core.errors import SourceError, ToolchainError, UnreachableError
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.part import Part
 from toolchain.sources.store import Store
@@ -61,15 +62,15 @@ def test_only(repository: Path, store: Store) -> None:
     sha = git(repository, "rev-parse", "HEAD")
     tree = fetch_git(str(repository), sha, store, offline=False, part=Part(("llvm", "not-there")))
     assert [path.name for path in tree.iterdir()] == ["llvm"]
-    with pytest.raises(SourceError, match="holds none"):
+    with refused("commit-tree-empty"):
         fetch_git(str(repository), sha, store, offline=False, part=Part(("mlir",)))
 
 
 def test_a_missing_commit_or_repository(repository: Path, tmp_path: Path, store: Store) -> None:
-    with pytest.raises(SourceError, match="has no commit"):
+    with refused("commit-not-found"):
         fetch_git(str(repository), "0123456789" * 4, store, offline=False)
     assert not [path for path in (store.root / "trees").iterdir() if path.is_dir()]
-    with pytest.raises(SourceError, match="no repository"):
+    with refused("repository-not-found"):
         fetch_git(str(tmp_path / "none"), "a" * 40, store, offline=False)
 
 
@@ -81,7 +82,11 @@ def test_unreachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind", "says"),
-    [(403, SourceError, "refuses access"), (404, SourceError, "no repository"), (500, UnreachableError, "fails")],
+    [
+        (403, SourceError, "repository-refused"),
+        (404, SourceError, "repository-not-found"),
+        (500, UnreachableError, "repository-unreachable"),
+    ],
 )
 def test_a_server_that_answers_otherwise(store: Store, status: int, kind: type[ToolchainError], says: str) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -93,14 +98,14 @@ def test_a_server_that_answers_otherwise(store: Store, status: int, kind: type[T
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        with pytest.raises(kind, match=says):
+        with refused(says):
             fetch_git(f"http://127.0.0.1:{server.server_address[1]}/r.git", "a" * 40, store, offline=False)
         server.shutdown()
 
 
 @pytest.mark.parametrize("sha", ["main", "a" * 39, "A" * 40, "--upload-pack=evil", "a" * 41])
 def test_only_whole_commits(repository: Path, store: Store, sha: str) -> None:
-    with pytest.raises(SourceError, match="not a commit"):
+    with refused("not-a-commit"):
         fetch_git(str(repository), sha, store, offline=False)
 
 
@@ -126,7 +131,7 @@ def test_link_that_leaves_the_tree(repository: Path, store: Store) -> None:
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "out")
     commit = git(repository, "rev-parse", "HEAD")
-    with pytest.raises(HostileInputError, match=f"^commit {commit}: the link out leads out"):
+    with refused("link-escapes", commit):
         fetch_git(str(repository), commit, store, offline=False)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
-from toolchain.core.errors import ConfigError, PolicyError
+from toolchain.core.errors import PolicyError
 from toolchain.core.record import Fate
 from toolchain.request.model import Request
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
@@ -53,21 +54,21 @@ def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -
 
 def test_an_unknown_file_goes_by_its_path(triton: Path, tmp_path: Path) -> None:
     (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
-    with pytest.raises(PolicyError, match="2 prebuilt files"):
+    with refused("prebuilt-not-allowed"):
         take_in("triton", triton, request(tmp_path))
     intake, _ = take_in("triton", triton, request(tmp_path, drop=("libdevice",), allow=("kernel.co",)))
     assert [row.path for row in intake.allowed] == ["kernel.co"]
 
 
 def test_the_names_count_for_their_own_source_alone(triton: Path, tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="3 prebuilt files"):
+    with refused("prebuilt-not-allowed"):
         take_in("aotriton", triton, request(tmp_path, allow=("libdevice", "ocml", "ockl")))
 
 
 def test_one_row_names_many_files(triton: Path, tmp_path: Path) -> None:
     for name in ("oclc_isa_version_942.bc", "oclc_daz_opt_on.bc", "cuda2gcn.bc"):
         (triton / AMD / name).write_bytes(BITCODE)
-    with pytest.raises(PolicyError, match="2 prebuilt files") as caught:
+    with refused("prebuilt-not-allowed") as caught:
         take_in("triton", triton, request(tmp_path))
     assert "--allow-binary cuda2gcn --allow-binary libdevice" in caught.value.fix
     intake, _ = take_in("triton", triton, request(tmp_path, allow=("libdevice",), drop=("cuda2gcn",)))
@@ -88,7 +89,7 @@ def test_a_name_that_the_recipe_would_not_read_is_not_said_to_be_dropped(
     triton: Path, tmp_path: Path, name: str
 ) -> None:
     (triton / name).write_bytes(b"\x7fELF" + bytes(40))
-    with pytest.raises(PolicyError, match="cannot be passed on"):
+    with refused("prebuilt-names-unsafe"):
         take_in("triton", triton, request(tmp_path, allow=("libdevice",), drop=(name,)))
 
 
@@ -103,10 +104,10 @@ def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path:
     fates = {row["path"]: row["fate"] for row in intake.rows(findings)}
     assert fates["llvm/unittests/b.bc"] == Fate.OF_TESTS
     assert fates["llvm/lib/test.bc"] == Fate.ALLOWED
-    with pytest.raises(PolicyError, match="2 prebuilt files"):  # a file called test is not a folder of tests
+    with refused("prebuilt-not-allowed"):  # a file called test is not a folder of tests
         take_in("triton", triton, request(tmp_path), tests=("test", "unittests"))
 
 
 def test_a_binary_is_not_allowed_and_dropped_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--allow-binary libdevice and --drop-binary libdevice exclude each other"):
+    with refused("options-exclude"):
         make_request(allow_binary=["libdevice"], drop_binary=["libdevice", "ocml"], cache=tmp_path / "cache")

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kernel_fixtures import make_rule
+from tests.refusals import refused
 from tests.unit.test_kernel_store import Machine, PlainKey
 from toolchain.cli.app import app
-from toolchain.core.errors import ConfigError, KernelError, ToolchainError
+from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
@@ -74,7 +75,7 @@ def test_each_cluster_is_in_one_shard_and_the_shards_are_alike() -> None:
 
 
 def test_more_shards_than_clusters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="5 clusters") as caught:
+    with refused("too-many-shards") as caught:
         cut(RULES, 6)
     assert "K/5" in caught.value.fix
 
@@ -103,7 +104,7 @@ def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
         run(machine, [store], (number, 2))
     name = name_of(machine.naming().inputs(RULES[3]))
     (tmp_path / "store" / "results" / name[:2] / name[2:]).unlink()
-    with pytest.raises(KernelError, match="1 kernels are in none of") as caught:
+    with refused("kernels-missing") as caught:
         merge(Machine(tmp_path / "joined"), [store])
     assert caught.value.why == RULES[3].out
 
@@ -113,7 +114,7 @@ def test_shards_of_other_inputs_are_refused(tmp_path: Path) -> None:
     run(Machine(tmp_path / "machine"), [store], (1, 2))
     other_triton = Machine(tmp_path / "other", layers=("sha256:" + "b" * 64,))
     for joined, rules in ((other_triton, RULES), (Machine(tmp_path / "joined"), RULES[:8])):
-        with pytest.raises(ConfigError, match="holds no shard of this campaign"):
+        with refused("shards-other-options"):
             merge(joined, [store], rules)
 
 
@@ -135,9 +136,8 @@ def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> Non
     (mark, *_) = (tmp_path / "store" / "notes").glob("shard-*")
     unsigned = {name: value for name, value in json.loads(mark.read_bytes()).items() if name != "sig"}
     mark.write_text(json.dumps(unsigned))
-    with pytest.raises(ConfigError, match="is invalid") as caught:
+    with refused("shard-mark-invalid"):
         merge(Machine(tmp_path / "other"), [store], key=key)
-    assert "not signed" in caught.value.why
 
 
 def test_what_others_left_in_the_store_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ class FullStore(KernelStore):
 
 
 def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Path) -> None:
-    with pytest.raises(ToolchainError, match="the disk is full"):
+    with refused("test-error"):
         run(Machine(tmp_path / "machine"), [FullStore(tmp_path / "store")], (1, 2))
     assert folder(tmp_path / "store").notes("shard-") == {}
     run(Machine(tmp_path / "machine"), [folder(tmp_path / "store")], (1, 2))

@@ -17,10 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
+from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.cli.kernels_view import screen
 from toolchain.core.cache import LEDGER
-from toolchain.core.errors import ConfigError, KernelError
+from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.campaign import CampaignResult, Reporting, run_campaign
 from toolchain.kernels.executors import LocalExecutor
@@ -150,7 +151,7 @@ def test_looking_changes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
     content = (tmp_path / LEDGER).read_bytes()
     assert counts(look(tmp_path / LEDGER).entries)["done"] == 0
     assert (tmp_path / LEDGER).read_bytes() == content, "who opens it as a campaign does empties it"
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with refused("ledger-unusable"):
         look(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
-from toolchain.core.errors import ConfigError
+from tests.refusals import refused
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
@@ -241,5 +241,5 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not a kernel store"):
+    with refused("not-a-kernel-store"):
         KernelStore(tmp_path / "letters")

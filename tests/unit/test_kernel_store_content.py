@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import refused
 from tests.unit.test_kernel_shards import RULES, folder, merge, run
 from tests.unit.test_kernel_store import Machine
-from toolchain.core.errors import ConfigError
 from toolchain.kernels.result_store import DamagedError, Result, read_record, read_seconds
 
 DEEP = "[" * 100_000
@@ -42,7 +42,7 @@ def test_a_result_of_an_equal_constant_of_another_type_is_not_taken(value: Any) 
     """Its name differs, but an edited store can give it under the name of the other, with its signature."""
     made = Result(inputs={"rule": {"constexprs": {"BLOCK": value}}}, code=b"object", metadata=b"{}").record()
     assert read_record(made, {"rule": {"constexprs": {"BLOCK": value}}}).code == b"object"
-    with pytest.raises(DamagedError, match="by another rule"):
+    with pytest.raises(DamagedError, match="rule"):
         read_record(made, {"rule": {"constexprs": {"BLOCK": 1}}})
 
 
@@ -62,5 +62,5 @@ def test_a_mark_of_a_shard_that_there_is_not(tmp_path: Path, changes: dict[str, 
     statement = json.dumps({**json.loads(json.loads(path.read_bytes())["statement"]), **changes})
     check = hashlib.sha256(statement.encode()).hexdigest()
     path.write_text(json.dumps({"statement": statement, "check": check}))
-    with pytest.raises(ConfigError, match="is invalid"):
+    with refused("shard-mark-invalid"):
         merge(Machine(tmp_path / "other"), [store], RULES)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_base
+from tests.refusals import refused
 from tests.unit.test_kernel_store import Machine, forge, rules_of
 from toolchain.cli import build_cmd
 from toolchain.core.cache import Cache
@@ -25,7 +26,7 @@ from toolchain.trust.keys import new_key
 @pytest.mark.parametrize("text", ["", "0/4", "5/4", "1", "1/0", "a/b", "1/2/3", "-1/2"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
     assert shard("4/4") == (4, 4)
-    with pytest.raises(ConfigError, match="is not K/N"):
+    with refused("not-a-shard", "K/N"):
         shard(text)
 
 
@@ -56,12 +57,12 @@ def test_a_folder_that_is_no_store_is_refused_before_the_build(tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     request = Request(cache=Cache(tmp_path / "cache"))
     build_cmd._check_kernel_store(replace(request, kernel_store=tmp_path / "empty"))
-    with pytest.raises(ConfigError, match="is not a kernel store"):
+    with refused("not-a-kernel-store"):
         build_cmd._check_kernel_store(replace(request, kernel_store=tmp_path))
-    with pytest.raises(ConfigError, match="cannot be a kernel store"):
+    with refused("store-unusable"):
         build_cmd._check_kernel_store(replace(request, kernel_store=tmp_path / "file"))
     for place in ("empty", "nothing"):
-        with pytest.raises(ConfigError, match=f"no kernel store at .*{place}"):
+        with refused("kernel-store-missing", place):
             build_cmd._check_kernel_store(replace(request, shards=(tmp_path / place,)))
 
 
@@ -73,7 +74,7 @@ def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> Non
     record = Result(inputs=inputs, code=b"code", metadata=b"{}").record(ours)
     assert read_record(record, inputs, public).code == b"code"
     assert b'"sig"' not in Result(inputs=inputs, code=b"code", metadata=b"{}").record(public)
-    with pytest.raises(UnsignedError, match="another key"):
+    with pytest.raises(UnsignedError, match="key"):
         read_record(record, inputs, result_key(tmp_path / "theirs.pub"))
     line, _, _ = record.partition(b"\n")
     with pytest.raises(UnsignedError):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import BuildError, ConfigError, HostileInputError, SourceError
 from toolchain.oci import tar
@@ -154,7 +155,7 @@ def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "t.tar") as got:
         assert got.getmember("x").mode == 0o755
     os.mkfifo(tree / "pipe")
-    with pytest.raises(HostileInputError, match="pipe"):
+    with refused("special-file-in-tree"):
         write_layer(tree, tmp_path / "u.tar")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.tar"]
 
@@ -162,7 +163,7 @@ def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "normalise"), [("usr/.wh.lib", True), (".wh..wh..opq", False), ("usr/.wh.d/x", True)])
 def test_a_tree_that_deletes_files_of_the_layers_below(tmp_path: Path, name: str, normalise: bool) -> None:
     fill(tmp_path / "t", [name, "usr/a.wh.b"])
-    with pytest.raises(HostileInputError, match="layers below"):
+    with refused("whiteout-in-tree"):
         write_layer(tmp_path / "t", tmp_path / "t.tar", normalise=normalise)
     assert not (tmp_path / "t.tar").exists()
     write_layer(tmp_path / "t", tmp_path / "t.tar", normalise=normalise, whiteouts=True)
@@ -207,7 +208,7 @@ def test_capabilities_of_a_user_namespace_are_plain_ones() -> None:
 
 
 def test_a_file_that_shrinks_is_an_error() -> None:
-    with pytest.raises(BuildError, match="became shorter"):
+    with refused("file-shrank"):
         tar.copy_content(io.BytesIO(b"abc"), io.BytesIO(), 5, name="lib.a")
 
 
@@ -279,7 +280,7 @@ def test_normalise_tar_keeps_what_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../etc/passwd", "/etc/passwd", "a/../../b"])
 def test_normalise_tar_refuses_names_outside(tmp_path: Path, name: str) -> None:
     write_foreign(tmp_path / "in.tar", [(entry(name), b"x")])
-    with pytest.raises(HostileInputError, match="leaves the root"):
+    with refused("tar-name-escapes"):
         normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
     assert not (tmp_path / "out.tar").exists()
 

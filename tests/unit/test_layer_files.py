@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, small_image
+from tests.refusals import refused
 from toolchain.core.digest import canonical
 from toolchain.core.errors import UntrustedError
 from toolchain.oci import descriptor as media
@@ -75,34 +76,34 @@ def test_nothing_hides_in_a_layer(tmp_path: Path) -> None:
         ("far behind", first + b"\0" * 100_000 + second),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UntrustedError, match="after its end mark"):
+        with refused("layer-trailing-data"):
             layer_files(tmp_path / name, media.LAYER)
     (tmp_path / "garbage").write_bytes(first[:end] + b"\xff" * 512 + second)
-    with pytest.raises(UntrustedError, match="garbage"):
+    with refused("layer-garbage"):
         layer_files(tmp_path / "garbage", media.LAYER)
     (tmp_path / "padded").write_bytes(first + b"\0" * 100_000)
     assert len(layer_files(tmp_path / "padded", media.LAYER)) == 1
 
 
 def test_layers_that_lie(tmp_path: Path) -> None:
-    with pytest.raises(UntrustedError, match="twice"):
+    with refused("layer-member-twice"):
         layer_files(tar(tmp_path / "twice", ("a", b"x"), ("./a", b"y")), media.LAYER)
     lost = tarfile.TarInfo("b")
     lost.type, lost.linkname = tarfile.LNKTYPE, "nowhere"
-    with pytest.raises(UntrustedError, match="leads nowhere"):
+    with refused("layer-hard-link"):
         layer_files(tar(tmp_path / "lost", extra=(lost,)), media.LAYER)
     whole = tar(tmp_path / "whole", ("a", b"x" * 5000)).read_bytes()
     (tmp_path / "short").write_bytes(whole[:3000])
-    with pytest.raises(UntrustedError, match="cannot be read"):
+    with refused("layer-unreadable"):
         layer_files(tmp_path / "short", media.LAYER)
-    with pytest.raises(UntrustedError, match="cannot be read"):
+    with refused("layer-unreadable"):
         layer_files(tmp_path / "whole", media.LAYER_GZIP)
-    with pytest.raises(UntrustedError, match="unknown media type"):
+    with refused("layer-media-type"):
         layer_files(tmp_path / "whole", "application/x-else")
     big = tarfile.TarInfo("././@LongLink")
     big.type, big.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     (tmp_path / "bomb").write_bytes(big.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
-    with pytest.raises(UntrustedError, match="impossible size"):
+    with refused("layer-header-size"):
         layer_files(tmp_path / "bomb", media.LAYER)
 
 
@@ -114,8 +115,9 @@ def test_more_names_than_any_layer_has_are_refused(
     monkeypatch.setattr("toolchain.oci.layer_files.MOST", 5)
     monkeypatch.setattr("toolchain.oci.layer_files._LARGEST_NAMES", 79)
     path = tar(tmp_path / "t", *((name, b"") for name in names))
-    with pytest.raises(UntrustedError, match=r"a layer holds (more members|a name that is longer)"):
+    with pytest.raises(UntrustedError) as caught:
         layer_files(path, media.LAYER)
+    assert caught.value.id in {"layer-too-many-members", "layer-name-too-long"}
     assert len(layer_files(tar(tmp_path / "u", *((f"{at}", b"") for at in range(5))), media.LAYER)) == 5
 
 
@@ -136,26 +138,32 @@ _GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
     [
         (
             tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"}) + _member("etc/evil", content=b"x"),
-            "kind b'g'",
+            "layer-member-kind",
         ),
-        (_TOOL + _member("etc/evil", b"Z", b"evil"), "kind b'Z'"),
-        (_TOOL + _member("etc/evil", tarfile.CONTTYPE, b"evil"), "kind b'7'"),
-        (_TOOL + _member("etc/evil", tarfile.GNUTYPE_SPARSE, b"evil"), "kind b'S'"),
-        (_member("usr/tool", content=b"evil", pax={"GNU.sparse.name": "etc/evil", "GNU.sparse.size": "4"}), "sparse"),
-        (_TOOL + _member("usr//tool", content=b"evil"), "not a plain path"),
-        (_TOOL + _member("usr/./tool", content=b"evil"), "not a plain path"),
-        (_TOOL + _member("usr/x/../tool", content=b"evil"), "not a plain path"),
-        (_TOOL + _member("././usr/tool", content=b"evil"), "not a plain path"),
-        (_TOOL + _member("/usr/tool", content=b"evil"), "not a plain path"),
-        (_TOOL + _member("usr/tool", tarfile.FIFOTYPE), "twice"),
-        (_TOOL + _member("usr/tool/", tarfile.DIRTYPE), "twice"),
-        (_TOOL + _member("lib", tarfile.SYMTYPE, to="usr") + _member("lib/tool", content=b"evil"), "not a folder"),
-        (_TOOL + _member("lib/a/tool", content=b"evil") + _member("lib", tarfile.SYMTYPE, to="usr"), "not a folder"),
+        (_TOOL + _member("etc/evil", b"Z", b"evil"), "layer-member-kind"),
+        (_TOOL + _member("etc/evil", tarfile.CONTTYPE, b"evil"), "layer-member-kind"),
+        (_TOOL + _member("etc/evil", tarfile.GNUTYPE_SPARSE, b"evil"), "layer-member-kind"),
+        (
+            _member("usr/tool", content=b"evil", pax={"GNU.sparse.name": "etc/evil", "GNU.sparse.size": "4"}),
+            "layer-sparse-file",
+        ),
+        (_TOOL + _member("usr//tool", content=b"evil"), "layer-name-unsafe"),
+        (_TOOL + _member("usr/./tool", content=b"evil"), "layer-name-unsafe"),
+        (_TOOL + _member("usr/x/../tool", content=b"evil"), "layer-name-unsafe"),
+        (_TOOL + _member("././usr/tool", content=b"evil"), "layer-name-unsafe"),
+        (_TOOL + _member("/usr/tool", content=b"evil"), "layer-name-unsafe"),
+        (_TOOL + _member("usr/tool", tarfile.FIFOTYPE), "layer-member-twice"),
+        (_TOOL + _member("usr/tool/", tarfile.DIRTYPE), "layer-member-twice"),
+        (_TOOL + _member("lib", tarfile.SYMTYPE, to="usr") + _member("lib/tool", content=b"evil"), "layer-below-file"),
+        (
+            _TOOL + _member("lib/a/tool", content=b"evil") + _member("lib", tarfile.SYMTYPE, to="usr"),
+            "layer-below-file",
+        ),
     ],
 )
 def test_layers_that_two_readers_unpack_differently(tmp_path: Path, members: bytes, says: str) -> None:
     (tmp_path / "t").write_bytes(members + b"\0" * 1024)
-    with pytest.raises(UntrustedError, match=says):
+    with refused(says):
         layer_files(tmp_path / "t", media.LAYER)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import make_rule
+from tests.refusals import refused
 from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, counts, look, reproducible
 
@@ -51,7 +52,7 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger._db.execute("PRAGMA max_page_count = 3")
         long = Entry.of(make_rule("k"), FAILED, reason="x" * 100_000)
-        with pytest.raises(ResourceError, match="cannot be written") as caught:
+        with refused("ledger-unwritable") as caught:
             ledger.record(long)
         assert "full" in caught.value.why
 
@@ -80,7 +81,7 @@ def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(b"not a database, but long enough to be read as one" * 20)
 
-    with pytest.raises(ConfigError, match="ledger") as caught:
+    with refused("ledger-unusable") as caught:
         Ledger(tmp_path / "l")
     assert caught.value.fix == f"remove {tmp_path / 'l'}"
 
@@ -93,7 +94,7 @@ def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeyp
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         for use in (Ledger, look):
-            with pytest.raises(ConfigError, match="cannot be used") as caught:
+            with refused("ledger-unusable") as caught:
                 use(path)
             assert "process" in caught.value.why
             assert "remove" not in caught.value.fix
@@ -106,7 +107,7 @@ def test_damage_that_shows_when_it_is_read_is_told(tmp_path: Path) -> None:
             ledger.record(Entry.of(make_rule(f"k{number}"), FAILED, reason="x" * 500))
     content = path.read_bytes()
     path.write_bytes(content[:16384] + bytes(len(content) - 16384))
-    with Ledger(path) as ledger, pytest.raises(ConfigError, match="cannot be used") as caught:
+    with Ledger(path) as ledger, refused("ledger-unusable") as caught:
         ledger.entries([make_rule(f"k{number}") for number in range(40)])
     assert caught.value.fix == f"remove {path}"
 

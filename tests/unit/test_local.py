@@ -50,7 +50,7 @@ def refused(source: str, target: str = "base") -> SourceError:
 def test_what_is_no_path_is_told_with_what_to_write(source: str, write: list[str]) -> None:
     for target in ("base", "llvm", "triton"):
         error = refused(source, target)
-        assert "nothing lies at" in error.why
+        assert error.id == "not-a-source"
         assert all(text in error.fix for text in write), error.fix
 
 
@@ -72,14 +72,14 @@ def test_a_database_may_be_a_source(here: Path) -> None:
         given = make_request(cache=here / "cache", source=["aotriton-database=a.sqlite3"]).sources
         assert given["aotriton-database"].path == Path("a.sqlite3")
     (here / "a.sqlite3").write_bytes(b"version https://git-lfs")
-    assert "is not one" in refused("aotriton-database=a.sqlite3").why
+    assert refused("aotriton-database=a.sqlite3").id == "not-a-source"
 
 
 def test_links_and_pipes(here: Path) -> None:
     (here / "link").symlink_to("nowhere")
-    assert "link to nothing" in refused("triton=link").why
+    assert "link" in refused("triton=link").why
     os.mkfifo(here / "pipe.tar")
-    assert "neither a file nor a folder" in refused("triton=pipe.tar").why
+    assert refused("triton=pipe.tar").id == "not-a-source"
 
 
 @pytest.mark.parametrize("how", ["w", "w:gz", "w:xz", "w:bz2"])

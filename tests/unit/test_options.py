@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from tests.small_llvm import small_llvm
 from toolchain.cli.app import app
 from toolchain.cli.build_options import make_request, with_request
@@ -91,7 +92,7 @@ def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
 
 def test_a_lock_cannot_make_options_that_none_keeps() -> None:
     for name in ("flavour", "cache", "offline", "lock-file", "contract", "json"):
-        with pytest.raises(ConfigError, match="nothing that can be asked for"):
+        with refused("lock-malformed"):
             lockfile.parse(lockfile.render(Lock(toolchain="1", epoch=1, format=1, request={name: "x"})), "a")
 
 
@@ -183,22 +184,23 @@ def test_paths_are_relative_to_the_file(here: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('jobs = "4"', "bad value for jobs"),
-        ("jobs = true", "bad value for jobs"),
-        ("jobs = -1", "jobs is -1"),
-        ('gpu = ["gfx942", 5]', "bad value for gpu.1"),
-        ("kernel-timeout = nan", "bad value for kernel-timeout"),
-        ('offline = "yes"', "bad value for offline"),
-        ('source = "llvm=x"', "bad value for source"),
-        ("triton = 3.7", "bad value for triton"),
-        ('[sources]\nllvm = "x"', "unknown key 'sources'; did you mean source?"),
+        ('jobs = "4"', "jobs"),
+        ("jobs = true", "jobs"),
+        ("jobs = -1", "jobs"),
+        ('gpu = ["gfx942", 5]', "gpu.1"),
+        ("kernel-timeout = nan", "kernel-timeout"),
+        ('offline = "yes"', "offline"),
+        ('source = "llvm=x"', "source"),
+        ("triton = 3.7", "triton"),
+        ('[sources]\nllvm = "x"', "'sources'"),
     ],
 )
 def test_a_value_of_another_type_is_refused(here: Path, line: str, says: str) -> None:
     (here / "toolchain.toml").write_text(line)
     with pytest.raises(ConfigError) as caught:
         read_config("toolchain.toml")
-    assert caught.value.what.startswith(f"toolchain.toml: {says}")
+    assert caught.value.id in {"config-bad-value", "config-unknown-key"}
+    assert says in caught.value.what.removeprefix("toolchain.toml: ")
     assert caught.value.why
     assert caught.value.fix
 

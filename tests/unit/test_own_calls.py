@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.cli.cached_cmd import _variables
-from toolchain.core.errors import ConfigError
 from toolchain.kernels.calls import Call, calls_of, listed, with_calls
 from toolchain.request import option_values
 
@@ -42,19 +42,19 @@ def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ('direction = "forward"\n', "", "call 1 of --calls has no direction, only dtype, head"),
-        ('"forward"', '"sideways"', "no such direction: 'sideways'"),
-        ("[96]", "[9.5]", "(?s)head = 9.5 is not possible.*head is a whole number from 1 to 16777216"),
-        ("[512, 2048, 512]", "[" * 5000, "cannot be read"),
-        ("[[16, 4]]", "[[16, -4]]", r"heads = \[16, -4\] is not possible"),
-        ("batch = [2]", "batch = [2]\nlength = 3", "length is not one of its arguments"),
-        ("[2]", "[2025-01-01]", "a value that no call takes"),
-        ("[[call]]", "[[call", "cannot be read"),
-        ("[512, 2048, 512]", str(list(range(1, 10002))), "has 10001 calls"),
+        ('direction = "forward"\n', "", "calls-invalid"),
+        ('"forward"', '"sideways"', "calls-invalid"),
+        ("[96]", "[9.5]", "calls-invalid"),
+        ("[512, 2048, 512]", "[" * 5000, "calls-unreadable"),
+        ("[[16, 4]]", "[[16, -4]]", "calls-invalid"),
+        ("batch = [2]", "batch = [2]\nlength = 3", "calls-invalid"),
+        ("[2]", "[2025-01-01]", "calls-invalid"),
+        ("[[call]]", "[[call", "calls-unreadable"),
+        ("[512, 2048, 512]", str(list(range(1, 10002))), "calls-invalid"),
     ],
 )
 def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=what) as raised:
+    with refused(what) as raised:
         of_user(OWN.replace(old, new), tmp_path, "gfx942")
     assert raised.value.fix
 
@@ -66,10 +66,10 @@ def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> No
     assert option_values.calls(os.fspath(tmp_path / "link.toml")) == option_values.calls(
         os.fspath(tmp_path / "own.toml")
     )
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with refused("calls-unreadable"):
         option_values.calls(os.fspath(tmp_path / "pipe.toml"))
 
 
 def test_a_name_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--env gives A twice"):
+    with refused("option-twice"):
         _variables(["A=1", "A=2"])

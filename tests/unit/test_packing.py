@@ -15,12 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, finished_llvm
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.cli.app import app
 from toolchain.core.amounts import reporting_to
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import ConfigError, DigestError, ResourceError
+from toolchain.core.errors import DigestError, ResourceError
 from toolchain.core.record import Record
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import LayerBlob, read_layers
@@ -226,6 +227,6 @@ def test_large_layers_are_reported_while_they_are_compressed_and_sent(tmp_path: 
 def test_a_triton_cache_is_published_as_gzip_alone(llvm: tuple[Request, Built], tmp_path: Path) -> None:
     request, built = llvm
     record = replace(read_record(request.cache, built.input_digest), stage="triton-cache")
-    with pytest.raises(ConfigError, match="not published as zstd"):
+    with refused("compression-not-for-cache"):
         deliver(request.cache, [record], parse(f"oci:{tmp_path}/out"), compression="zstd")
     assert not (tmp_path / "out").exists()

@@ -18,17 +18,13 @@ from filelock import FileLock
 from rich.console import Console
 
 from tests.evidence_fixtures import finished_base, record
+from tests.refusals import refused
 from toolchain.core import process
 from toolchain.core.cache import Cache
 from toolchain.core.errors import (
-    BuildError,
-    ConfigError,
     ContractError,
     DigestError,
     EngineError,
-    LockHeldError,
-    PolicyError,
-    ResourceError,
     UnreachableError,
 )
 from toolchain.engine import probe as engine_probe
@@ -99,7 +95,7 @@ def test_too_little_disk_for_a_later_stage_is_told_first(
 ) -> None:
     monkeypatch.setattr(resources, "disk_free", lambda _: 6_000_000_000)
     dependencies = Fake("base", lambda: planned("base", disk=5_000_000_000))
-    with pytest.raises(ResourceError, match="too little disk"):
+    with refused("disk-too-small"):
         run(dependencies, Fake("llvm", lambda: planned("llvm", disk=14_000_000_000)))
     assert dependencies.built == []
     run(dependencies)
@@ -121,9 +117,9 @@ def test_no_engine_is_told_before_a_base_that_needs_none(
     assert len(dependencies.built) == 1
 
 
-@pytest.mark.parametrize(("contract", "refused"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("contract", "told"), [(True, True), (False, False)])
 def test_no_emulator_is_told_before_another_machine_s_hours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contract: bool, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contract: bool, told: bool
 ) -> None:
     """Not inside the build of the second architecture, when that of the first one has taken hours."""
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -132,8 +128,8 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
     for module in (planning, pipeline):
         monkeypatch.setattr(module, "stages_of", lambda target, request: (both[request.arch[0]],))
     request = Request(cache=Cache(tmp_path / "cache"), arch=("amd64", "arm64"), contract=contract)
-    if refused:
-        with pytest.raises(EngineError, match="qemu-aarch64-static is not installed"):
+    if told:
+        with refused("qemu-missing", "qemu-aarch64-static"):
             pipeline.build(request, "llvm")
         assert [stage.built for stage in both.values()] == [[], []]
         pipeline.build(replace(request, arch=("amd64",)), "llvm")
@@ -181,7 +177,7 @@ def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
 
     dependencies = Fake("base", lambda: planned("base"), hours)
     above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
-    with pytest.raises(DigestError, match="wrong digest"):
+    with pytest.raises(DigestError, match="digest"):
         run(dependencies, above)
     assert above.built == []
 
@@ -230,10 +226,10 @@ def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, mon
     locks.mkdir(parents=True)
     with FileLock(locks / "base-image-of-base.lock"):
         monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0.1")
-        with pytest.raises(LockHeldError, match=rf"image-of-base is held by pid {os.getpid()} \(this process\)"):
+        with refused("work-locked", os.getpid()):
             run(stage)
         monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "soon")
-        with pytest.raises(ConfigError, match="TOOLCHAIN_LOCK_TIMEOUT"):
+        with refused("lock-timeout-invalid"):
             run(stage)
     assert stage.built == []
     monkeypatch.delenv("TOOLCHAIN_LOCK_TIMEOUT")
@@ -329,7 +325,7 @@ def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, mon
         monkeypatch.setattr(module, "stages_of", lambda target, request: (stage,))
     request = Request(cache=Cache(tmp_path))
     recorded(request.cache, planned("llvm"), binaries=["lib/x.o"])
-    with pytest.raises(PolicyError, match=r"needs the prebuilt lib/x\.o"):
+    with refused("prebuilt-not-allowed", "lib/x.o"):
         pipeline.build(request, "llvm")
     (row,) = plan(request, "llvm")
     assert row.as_json()["binaries"] == ["lib/x.o"]
@@ -359,7 +355,6 @@ def test_a_program_that_fails_is_a_build_that_failed(run: Callable[..., list[Bui
     def work(_: Workspace) -> None:
         raise process.CommandError(["tar", "--extract"], 2, ["tar: no such file"])
 
-    with pytest.raises(BuildError, match="tar exited with 2") as caught:
+    with refused("build-failed") as caught:
         run(Fake("llvm", lambda: planned("llvm"), work))
-    assert "full log:" in caught.value.to_do
     assert "run: tar" not in caught.value.fix, "in a container that is gone"

@@ -29,7 +29,7 @@ def test_a_signal_without_a_name_is_told_by_its_number() -> None:
 def test_a_log_that_cannot_be_written_ends_the_program() -> None:
     """No one would read its pipe, and it would wait for ever."""
     begun = time.monotonic()
-    with pytest.raises(OSError, match="No space left") as caught:
+    with pytest.raises(OSError, match="space") as caught:
         process.run(["sh", "-c", "echo one; head -c 1000000 /dev/zero; sleep 60"], log=FULL)
     assert caught.value.errno == errno.ENOSPC
     assert time.monotonic() - begun < 50

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from tests.small_triton import small_triton
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_range, python_of
 from toolchain.core.cache import Cache
-from toolchain.core.errors import ConfigError, ContractError, PinError, UnsupportedError
+from toolchain.core.errors import PinError
 from toolchain.pipeline.plan import plan
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, unpacked
@@ -76,7 +77,7 @@ def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled
     setup = "setup(python_requires='>=3.9', install_requires=[\"importlib-metadata; python_version < '3.10'\"])\n"
     (tmp_path / "setup.py").write_text(setup)
     check_pythons(["3.11", "3.13"], tmp_path, "3.4.0")
-    with pytest.raises(UnsupportedError, match=r"3\.4\.0 is built for CPython 3\.9"):
+    with refused("python-not-built", "3.4.0", "3.9"):
         check_pythons(["3.9", "3.13"], tmp_path, "3.4.0")
     (tmp_path / "setup.py").write_text("setup(python_requires='>=3.8')\n")
     check_pythons(["3.9", "3.13"], tmp_path, "3.0.0")
@@ -84,12 +85,12 @@ def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled
 
 @pytest.mark.parametrize("version", ["3.13.1", "\uff13.13", "3.13\n"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    with pytest.raises(ConfigError, match="is not a Python version"):
+    with refused("not-a-python-version"):
         python_of(version)
 
 
 def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> None:
-    with pytest.raises(UnsupportedError, match=r"Python 3\.12") as caught:
+    with refused("python-not-built", "3.12") as caught:
         python_of("3.12")
     assert "3.9, 3.11, 3.13" in caught.value.why
 
@@ -119,10 +120,10 @@ def test_what_setup_py_says_is_read_and_not_run(tmp_path: Path, text: str, says:
 def test_a_python_outside_of_the_range_is_refused() -> None:
     check_range("3.13", ">=3.10,<3.15", name="Triton x")
     check_range("3.13", "", name="Triton x")
-    with pytest.raises(UnsupportedError, match=r"Triton x does not support Python 3\.9") as caught:
+    with refused("python-not-supported", "3.9") as caught:
         check_range("3.9", ">=3.10,<3.15", name="Triton x")
     assert ">=3.10,<3.15" in caught.value.why
-    with pytest.raises(PinError, match="no range of Pythons"):
+    with refused("python-range-unreadable"):
         check_range("3.9", "three", name="Triton x")
 
 
@@ -174,12 +175,12 @@ def test_a_base_of_one_s_own_does_not_tell_its_python(request_: Request) -> None
 def test_a_tree_s_range_is_asked_before_anything_is_built(request_: Request, tmp_path: Path) -> None:
     tree = checkout(tmp_path / "other", 'setup(python_requires=">=3.12")\n')
     request = replace(request_, sources={**request_.sources, **specs({"triton": str(tree)})})
-    with pytest.raises(UnsupportedError, match=r"does not support Python 3\.11"):
+    with refused("python-not-supported", "3.11"):
         plan(request, "triton")
 
 
 def test_the_bases_own_python_is_among_them(request_: Request) -> None:
-    with pytest.raises(UnsupportedError, match=r"leaves out Python 3\.13") as caught:
+    with refused("python-left-out", "3.13") as caught:
         plan(replace(request_, pythons=("3.11",)), "triton")
     assert "--python 3.11,3.13" in caught.value.fix
 
@@ -202,16 +203,16 @@ def a_wheel(folder: Path, name: str, tag: str, *, elf: bytes = b"", inside: str 
 @pytest.mark.parametrize(
     ("name", "tag", "inside", "says"),
     [
-        ("cp313-cp313-manylinux_2_99_x86_64", "", "a.so", "is not that of glibc"),
+        ("cp313-cp313-manylinux_2_99_x86_64", "", "a.so", "glibc"),
         ("cp311-cp311-manylinux_2_31_x86_64", "", "a.so", "not for cp313"),
         ("cp313-cp313-manylinux_2_31_x86_64", "cp313-cp313-linux_x86_64", "a.so", "not for cp313"),
-        ("cp313-cp313-linux_x86_64", "", "a.so", "is not that of glibc"),
-        ("cp313-cp313-manylinux_2_31_x86_64", "", "a/b.cpython-311-x86_64-linux-gnu.so", "suffix of another Python"),
+        ("cp313-cp313-linux_x86_64", "", "a.so", "glibc"),
+        ("cp313-cp313-manylinux_2_31_x86_64", "", "a/b.cpython-311-x86_64-linux-gnu.so", "suffix"),
     ],
 )
 def test_a_wheel_that_is_another_one_is_refused(tmp_path: Path, name: str, tag: str, inside: str, says: str) -> None:
     wheel = a_wheel(tmp_path, f"triton-1-{name}.whl", tag or name, inside=inside)
-    with pytest.raises(ContractError, match="is not the wheel") as caught:
+    with refused("wheel-contents-wrong") as caught:
         check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")
     assert says in caught.value.why
 
@@ -219,9 +220,8 @@ def test_a_wheel_that_is_another_one_is_refused(tmp_path: Path, name: str, tag: 
 def test_a_wheel_without_a_program_or_with_half_of_one_is_refused(tmp_path: Path) -> None:
     tag = "cp313-cp313-manylinux_2_31_x86_64"
     wheel = a_wheel(tmp_path, f"triton-1-{tag}.whl", tag, elf=b"no program")
-    with pytest.raises(ContractError) as caught:
+    with refused("wheel-contents-wrong"):
         check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")
-    assert "no program or library" in caught.value.why
     wheel = a_wheel(tmp_path, f"triton-1-{tag}.whl", tag, elf=b"\x7fELF\2")
-    with pytest.raises(ContractError, match="not a complete ELF file"):
+    with refused("not-an-elf"):
         check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")

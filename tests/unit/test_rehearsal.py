@@ -72,7 +72,7 @@ def test_a_library_that_is_linked_by_its_name_alone(tree: Path) -> None:
     config.write_text(config.read_text() + "target_link_libraries(MLIRPass INTERFACE LLVMAMDGPUDisassembler)\n")
     done = rehearse(tree)
     assert done.returncode != 0
-    assert "does not hold: -lLLVMAMDGPUDisassembler" in done.stderr
+    assert "-lLLVMAMDGPUDisassembler" in done.stderr
 
 
 def test_a_package_that_names_the_build(tree: Path) -> None:

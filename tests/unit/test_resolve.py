@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.core import digest
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file, sha256_json
-from toolchain.core.errors import DigestError, HostileInputError, SourceError, UnreachableError, UnsupportedError
+from toolchain.core.errors import DigestError, SourceError
 from toolchain.pipeline.fetching import patches_as_they_are
 from toolchain.request import model as request_module
 from toolchain.request.model import Request
@@ -90,7 +91,7 @@ def test_locate_needs_no_network(cache: Cache, monkeypatch: pytest.MonkeyPatch) 
     wheel = locate("triton", parse_source_spec("pypi:triton"), cache=cache)
     assert wheel.ref == "pypi:triton==3.7.1"
     assert wheel.digest is not None
-    with pytest.raises(SourceError, match="no digest is known"):
+    with refused("wheel-digest-unknown"):
         locate("x", parse_source_spec("pypi:triton==1.0"), cache=cache)
     assert not cache.root.exists()
 
@@ -122,7 +123,7 @@ def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
     wheel.write_bytes(b"wheel")
     request = request_module.Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(wheel)}))
     assert not from_source(request), "a wheel is not a source tree"
-    with pytest.raises(UnsupportedError, match="is not a wheel of the Python index"):
+    with refused("not-a-wheel-of-index"):
         wheel_source(request)
     row = dataclasses.replace(known_files()[1], sha256=hashlib.sha256(b"wheel").hexdigest())
     for module in (pypi, resolve):
@@ -154,7 +155,7 @@ def test_local_checkout(checkout: Path, cache: Cache) -> None:
 def test_edited_between_plan_and_fetch(checkout: Path, cache: Cache) -> None:
     source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
     (checkout / "docs" / "x").write_text("y")
-    with pytest.raises(SourceError, match="was changed"):
+    with refused("source-changed"):
         fetch_source(source, cache=cache, offline=True)
 
 
@@ -202,7 +203,7 @@ def test_a_local_file_that_changes_meanwhile(tmp_path: Path, cache: Cache) -> No
     wheel.write_bytes(b"PK\x03\x04")
     source = locate("thing", parse_source_spec(str(wheel)), cache=cache)
     wheel.write_bytes(b"PK\x03\x04 and more")
-    with pytest.raises(SourceError, match="was changed while it was copied"):
+    with refused("source-changed"):
         fetch_source(source, cache=cache, offline=True)
     assert wheel.exists()
 
@@ -210,9 +211,8 @@ def test_a_local_file_that_changes_meanwhile(tmp_path: Path, cache: Cache) -> No
 def test_a_checkout_with_a_link_out_of_it(checkout: Path, cache: Cache) -> None:
     """A virtual environment in it has such. The message names the user's folder, not where its copy was."""
     (checkout / "python").symlink_to("/usr/bin/python3")
-    with pytest.raises(HostileInputError, match=f"{checkout}: the link python leads to an absolute path") as refused:
+    with refused("link-escapes", checkout):
         fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
-    assert refused.value.fix.startswith("remove the link")
     assert not list((cache.store / "trees").iterdir())
 
 
@@ -220,9 +220,9 @@ def test_a_misspelt_suite_is_refused_before_anything_is_fetched(cache: Cache) ->
     def suite(name: str) -> str:
         return locate("llvm", parse_source_spec(f"distro:llvm-toolchain-22@{name}", project="llvm"), cache=cache).suite
 
-    with pytest.raises(SourceError, match="unknown suite 'trixi'; did you mean trixie") as refused:
+    with refused("unknown-suite") as refusal:
         suite("trixi")
-    assert refused.value.fix == "write distro:llvm-toolchain-22@trixie"
+    assert "distro:llvm-toolchain-22@trixie" in refusal.value.fix
     for name in ("trixie", "trixie-backports", "unstable", "jammy", "buster-security"):
         assert suite(name) == name
 
@@ -255,7 +255,7 @@ def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.
     distro.fetch_distro(source, store, cache=cache, offline=False)
     distro.fetch_distro(source, store, cache=cache, offline=False)
     assert asked == [("xy", "1", digest)], "once it agreed it counts"
-    with pytest.raises(SourceError, match="not a package"):
+    with refused("not-a-package"):
         distro.note(dataclasses.replace(row, name="../../evil"), cache)
 
 
@@ -309,7 +309,7 @@ def test_a_patch_that_changes_before_it_is_applied(
             return sha256_json(what)
 
         meanwhile.setattr(resolve, "sha256_json", edited)
-        with pytest.raises(SourceError, match="was changed while it was copied"):
+        with refused("source-changed"):
             fetch_source(source, cache=cache, offline=True, patches=[patch])
     patch.write_text(text)
     got = fetch_source(source, cache=cache, offline=True, patches=[patch])
@@ -338,7 +338,7 @@ def test_offline_names_what_is_missing(cache: Cache) -> None:
         "distro:llvm-toolchain-22",
         "pypi:triton",
     ):
-        with pytest.raises(UnreachableError, match="offline"):
+        with refused("offline-missing"):
             fetch_source(locate("x", parse_source_spec(text), cache=cache), cache=cache, offline=True)
 
 
@@ -356,5 +356,5 @@ def test_stored_files_are_checked_before_use(tmp_path: Path, checkout: Path, cac
     assert fetch_source(source, cache=cache, offline=True).path is not None
     with stored.open("ab") as stream:
         stream.write(b"\0")
-    with pytest.raises(UnreachableError, match="offline"):
+    with refused("offline-missing"):
         fetch_source(source, cache=cache, offline=True)

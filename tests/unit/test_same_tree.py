@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import SourceError
 from toolchain.sources import commit_archives
 from toolchain.sources.commit_archives import CommitArchive
 from toolchain.sources.resolve import fetch_source, locate
@@ -130,6 +130,6 @@ def test_its_file_is_that_commit_however_it_came(on_record: str, tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["archive:", "archive:1f126a6d", f"archive:{'a' * 40}", "archive:v3.7.1"])
 def test_a_commit_without_an_archive_on_record_is_refused_with_those_that_have_one(text: str) -> None:
-    with pytest.raises(SourceError, match="no archive of a commit is on record") as caught:
+    with refused("archive-unknown") as caught:
         parse_source_spec(text)
     assert "1f126a6dea50d185c0781743a667390037ae88bd" in caught.value.why

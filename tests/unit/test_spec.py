@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.cli.build_options import make_request
-from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.errors import SourceError
 from toolchain.pipeline.lockfile import LockedSource
 from toolchain.request.model import options
 from toolchain.sources.spec import SourceSpec, of_github, parse_source_spec
@@ -58,16 +59,16 @@ def test_what_is_no_source_is_refused_before_a_verb_begins(text: str, tmp_path: 
     [
         (f"https://host:99999/x@{SHA}", "port"),
         (f"https://host:0/x#sha256={HEX}", "port"),
-        (f"https:///x@{SHA}", "names no host"),
-        (f"https://host/x y@{SHA}", "white space"),
-        (f"git://host/x@{SHA}", "only https"),
-        (f"HTTP://host/x#sha256={HEX}", "without TLS"),
-        ("HTTPS://host/x@main", "can change"),
-        ("distro:", "the name of the package is missing"),
-        ("distro:Foo", "'Foo' is no name of a package"),
-        ("distro:llvm-toolchain-22=", "the version after = is missing"),
-        ("pypi:triton=3.7.1", "'triton=3.7.1' is no name of a project"),
-        ("pypi:triton==3 7", "'3 7' is no version"),
+        (f"https:///x@{SHA}", "host"),
+        (f"https://host/x y@{SHA}", "space"),
+        (f"git://host/x@{SHA}", "https"),
+        (f"HTTP://host/x#sha256={HEX}", "TLS"),
+        ("HTTPS://host/x@main", "change"),
+        ("distro:", "missing"),
+        ("distro:Foo", "'Foo'"),
+        ("distro:llvm-toolchain-22=", "version after ="),
+        ("pypi:triton=3.7.1", "'triton=3.7.1'"),
+        ("pypi:triton==3 7", "'3 7'"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_told(text: str, says: str) -> None:
@@ -94,7 +95,7 @@ def test_what_is_nearly_a_source_is_no_path(text: str, write: str, tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["oci:", "oci:dir@sha256:12", "oci:dir:no tag"])
 def test_what_is_no_base_is_refused_before_a_verb_begins(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a reference"):
+    with refused("not-a-reference"):
         make_request(cache=tmp_path, base=text)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.core import console
 from toolchain.core import locks as lock_module
 from toolchain.core.digest import sha256_bytes
@@ -132,7 +133,7 @@ def test_failure_leaves_nothing(store: Store) -> None:
     with pytest.raises(SourceError):
         store.tree(DIGEST, unpack)
     assert not [path for path in (store.root / "trees").iterdir() if path.is_dir()]
-    with pytest.raises(SourceError, match="empty"):
+    with refused("source-empty"):
         store.tree(DIGEST, lambda _dest: None)
 
 
@@ -208,7 +209,7 @@ def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pyt
         assert other.stdout.readline() == "in\n"
         monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
         with (
-            pytest.raises(LockHeldError, match=rf"the work is held by pid {other.pid} \(build llvm\)"),
+            refused("work-locked", other.pid),
             held(path, what="the work"),
         ):
             pass

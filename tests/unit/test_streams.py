@@ -37,8 +37,7 @@ def test_a_reader_that_has_gone_is_no_error(words: list[str], tmp_path: Path) ->
 def test_a_full_disk_behind_standard_output_is_told(words: list[str], tmp_path: Path) -> None:
     done = shell('"$@" >/dev/full', words, tmp_path)
     assert done.returncode == 9
-    assert "standard output cannot be written" in done.stderr
-    assert "No space left on device" in done.stderr
+    assert "[output-incomplete]" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.git_server import git, served, triton_repository
+from tests.refusals import refused
 from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
-from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.errors import SourceError
 from toolchain.pipeline import lockfile
 from toolchain.sources.network import mirrored, parse_mirrors
 
@@ -171,7 +172,8 @@ def test_a_server_that_is_silent_stops_only_what_is_not_here(place: Place, monke
 def test_a_tag_that_upstream_lacks(place: Place) -> None:
     code, _, said = place.call("fetch", "triton", "--triton", "3.5.0")
     assert code == 5
-    assert "no tag v3.5.0" in said
+    assert "[tag-not-found]" in said
+    assert "v3.5.0" in said
 
 
 @pytest.mark.usefixtures("no_wheels")
@@ -188,7 +190,8 @@ def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
     assert (code, begun) == (4, []), said
     assert OTHER in said
     assert LLVM in said
-    assert f"--source llvm=https://github.com/triton-lang/llvm-project@{OTHER}" in said
+    assert "[pin-differs]" in said
+    assert str(OTHER) in said
     # With an LLVM of one's own there is nothing to hold it against.
     llvm = f"llvm=https://github.com/triton-lang/llvm-project@{OTHER}"
     code, planned, _ = place.call("plan", "triton", "--triton", "3.6.0", "--source", llvm, "--json")
@@ -212,13 +215,13 @@ def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
     assert mirrored("https://github.company/x", mirrors) == "https://github.company/x"
     assert mirrored("https://a.example/x/y.tar", mirrors) == "/m/y.tar"
     for wrong in ("https://github.com", "https://github.com=", "=https://x.example/", "a=b"):
-        with pytest.raises(ConfigError, match="not of the form URL=URL"):
+        with refused("mirror-invalid", "URL=URL"):
             parse_mirrors([wrong])
     for wrong in ("https://github.com=https://x.example:99999/", "https:///=https://x.example/"):
-        with pytest.raises(SourceError, match="not a URL"):
+        with refused("not-a-url"):
             parse_mirrors([wrong])
     assert parse_mirrors(["HTTPS://github.com=HTTPS://x.example"]) == (("https://github.com", "https://x.example"),)
-    with pytest.raises(ConfigError, match="more than once"):
+    with refused("option-twice"):
         parse_mirrors(["https://github.com=https://x.example/", "https://github.com/=https://y.example/"])
     with pytest.raises(SourceError) as caught:
         parse_mirrors(["https://github.com=https://me:hunter2@x.example/"])

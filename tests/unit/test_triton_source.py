@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
-from toolchain.core.errors import BuildError, PinError, SourceError, UnsupportedError
+from toolchain.core.errors import BuildError, PinError
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
@@ -51,9 +52,9 @@ def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where
         source = triton_source(replace(request_, triton=version))
         assert (source.ref, source.tag, source.digest) == (tag, tag, None)
         assert source.repository == "https://github.com/triton-lang/triton"
-    with pytest.raises(PinError, match=r"unknown source of Triton 3\.8\.0\+rhaiv\.1"):
+    with refused("triton-source-unknown"):
         triton_source(replace(request_, triton="3.8.0+rhaiv.1"))
-    with pytest.raises(UnsupportedError, match="not on record"):
+    with refused("unknown-triton"):
         triton_source(replace(request_, triton="3.6.7"))
 
 
@@ -111,11 +112,11 @@ def test_a_source_as_a_file(tmp_path: Path, request_: Request) -> None:
     package = tmp_path / "x.deb"
     package.write_bytes(b"!<arch>")
     for name, what in (("triton", "Triton"), ("llvm", "LLVM")):
-        with pytest.raises(SourceError, match=f"local:x[.]deb is not a source tree of {what}"):
+        with refused("not-a-source-tree", what):
             plan(replace(request_, sources=specs({**on, name: str(package)})), "triton")
-    with pytest.raises(SourceError, match=r"x\.deb is not a source tree of LLVM"):
+    with refused("not-a-source-tree"):
         plan(replace(request_, glibc="2.31", sources=specs({"llvm-amdgpu": str(package)}), triton="3.9.0"), "triton")
-    with pytest.raises(SourceError, match=r"pypi:triton==3\.7\.1 is not a source tree of LLVM"):
+    with refused("not-a-source-tree", "pypi:triton==3.7.1"):
         plan(replace(request_, sources=specs({"llvm": "pypi:triton"})), "llvm")
 
 
@@ -128,7 +129,7 @@ def test_a_folder_that_is_no_llvm_is_not_read_whole(
         raise AssertionError("read")
 
     monkeypatch.setattr("toolchain.sources.resolve.tree_digest", read)
-    with pytest.raises(SourceError, match=r"lacks llvm/CMakeLists\.txt"):
+    with refused("source-incomplete", "llvm/CMakeLists.txt"):
         plan(replace(request_, sources=specs({"llvm": str(tmp_path)})), "llvm")
 
 
@@ -151,7 +152,7 @@ def test_setup_py_lies_at_the_top_or_in_its_old_place(tmp_path: Path, request_: 
     assert python_requires(tree) == ">=3.10"
     (tree / "setup.py").unlink()
     (tree / "python/setup.py").unlink()
-    with pytest.raises(SourceError, match=r"no setup\.py") as caught:
+    with refused("source-incomplete") as caught:
         plan(request, "triton")
     assert caught.value.code == 5
 
@@ -167,18 +168,17 @@ def test_an_llvm_far_from_what_the_tree_calls_itself_is_refused(tmp_path: Path, 
     for number in (18, 19, 20):  # main is ahead of the version that it has
         assert plan(on[number], "triton")[-1].planned.name == "triton"
     for number, how in ((17, "old"), (22, "new")):
-        with pytest.raises(UnsupportedError, match=f"too {how} for this Triton: LLVM {number}, not 18 or 19"):
+        with refused("llvm-unfit", how, number):
             plan(on[number], "triton")
 
 
 def test_a_backend_that_is_a_submodule_must_be_checked_out(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     (tree / "third_party/amd/backend").rmdir()
-    with pytest.raises(SourceError, match="third_party/amd") as caught:
+    with refused("submodules-missing", "third_party/amd"):
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
-    assert "git submodule update --init" in caught.value.fix
     (tree / "third_party/amd").rmdir()
-    with pytest.raises(UnsupportedError, match="third_party/amd"):
+    with refused("triton-too-old", "third_party/amd"):
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
 
 
@@ -192,7 +192,7 @@ def test_a_submodule_that_the_build_reads_must_be_checked_out(tmp_path: Path, re
     plan(request, "triton")
     with (tree / "CMakeLists.txt").open("a") as file:
         file.write("add_subdirectory(third_party/sleef)\n")
-    with pytest.raises(SourceError, match="third_party/sleef") as caught:
+    with refused("submodules-missing", "third_party/sleef") as caught:
         plan(request, "triton")
     assert "third_party/other" not in caught.value.what
     (tree / "third_party/sleef").mkdir()
@@ -264,7 +264,7 @@ def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Pat
     tree = old_tree(tmp_path / "triton")
     setup = tree / "python/setup.py"
     setup.write_text('Package("json", "JSON_SYSPATH")\nPackage("boost", "BOOST_SYSPATH")\n')
-    with pytest.raises(SourceError, match="download boost"):
+    with refused("build-would-download"):
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
 
 
@@ -286,13 +286,13 @@ def test_lit_totals(tmp_path: Path) -> None:
     with pytest.raises(BuildError):
         lit_totals(report)
     report.write_text("<testsuites/>")
-    with pytest.raises(BuildError, match="ran none"):
+    with refused("lit-report-unusable"):
         lit_totals(report)
 
 
 def test_lit_tests_that_did_not_run_are_no_success(tmp_path: Path) -> None:
     assert lit(tmp_path, required=False) == {}
-    with pytest.raises(BuildError, match="left no report"):
+    with refused("lit-report-unusable"):
         lit(tmp_path, required=True)
 
 
@@ -303,15 +303,14 @@ def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
     (tmp_path / "checkout" / "f").write_text("f")
     local = aotriton_source(replace(request_, sources=specs({"aotriton": str(tmp_path / "checkout")})))
     assert len(commit_of(local)) == 40
-    with pytest.raises(PinError, match="no AOTriton"):
+    with refused("aotriton-not-named"):
         aotriton_source(request_)
-    with pytest.raises(UnsupportedError, match="hipStreamGetDevice"):
+    with refused("base-without-hip"):
         aotriton_source(replace(request_, aotriton="0.10b", base=parse_base("debian12")))
 
 
 def test_a_release_older_than_the_two_backends_is_refused_by_the_plan(request_: Request) -> None:
     request = replace(request_, triton="2.1.0", sources=specs({"llvm": "distro:llvm-toolchain-17"}))
-    with pytest.raises(UnsupportedError, match="older than the two backends") as refused:
+    with refused("triton-too-old"):
         plan(request, "triton")
-    assert "toolchain build llvm" in refused.value.fix
     assert plan(request, "llvm"), "its LLVM alone can be built"

@@ -69,5 +69,5 @@ def test_what_is_no_table_is_refused(value: Any) -> None:
 
 
 def test_a_number_without_an_end_is_not_said_to_be_no_number() -> None:
-    with pytest.raises(TypedError, match="must be a finite number, and is nan"):
+    with pytest.raises(TypedError, match="nan"):
         typed(float, float("nan"))

@@ -16,11 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, record
+from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_bytes
-from toolchain.core.errors import ConfigError, LockHeldError
+from toolchain.core.errors import LockHeldError
 from toolchain.core.locks import alone, in_use
 from toolchain.core.record import VERSION
 from toolchain.engine.resources import disk_bytes
@@ -339,7 +340,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> 
     said = CliRunner().invoke(app, ["cache", "prune", "--cache", str(tmp_path)])
     assert (said.exit_code, cache.locks.exists()) == (3, False)
     for dry in (True, False):
-        with pytest.raises(ConfigError, match="is not a cache of this tool"):
+        with refused("not-our-cache"):
             prune(cache, unused_for=DAY, dry=dry, unfinished=True)
         cache.make()
         assert not cache.is_ours
@@ -400,7 +401,7 @@ def test_what_is_young_and_has_no_name_yet_stays(cache: Cache) -> None:
     assert not layout.has(blob.digest)
 
 
-def refused(cache: Cache) -> bool:
+def held(cache: Cache) -> bool:
     """Whether no one may have the folder alone."""
     try:
         with alone(cache):
@@ -411,8 +412,8 @@ def refused(cache: Cache) -> bool:
 
 def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
     with in_use(cache), in_use(cache):
-        assert refused(cache)
-    assert not refused(cache)
+        assert held(cache)
+    assert not held(cache)
     code = (
         "import sys; from pathlib import Path; from toolchain.core.cache import Cache\n"
         "from toolchain.core.locks import in_use\n"

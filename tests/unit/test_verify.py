@@ -28,8 +28,8 @@ from tests.evidence_fixtures import (
 )
 from tests.fake_registry import fake_registry
 from tests.places import attach, fetch_image, publish, referrers, verify
+from tests.refusals import refused
 from toolchain.core.digest import canonical
-from toolchain.core.errors import ConfigError
 from toolchain.core.record import STORED_KERNELS
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -65,15 +65,15 @@ def test_without_a_key_nothing_is_trusted(stand: Stand) -> None:
 
 
 def test_nothing_signed(stand: Stand) -> None:
-    assert wrong(look(stand)).startswith("signature: nothing signed is attached")
+    assert wrong(look(stand)) == "signature-missing"
     stand.attach(canonical(stand.sbom()), sbom.SPDX.media_type)
-    assert wrong(look(stand)).startswith("signature: nothing signed is attached")
+    assert wrong(look(stand)) == "signature-missing"
     assert look(stand, None).verdict == "intact"
 
 
 def test_another_key(stand: Stand) -> None:
     stand.say_all()
-    assert "is signed by the key" in wrong(look(stand, ed25519_signer().public))
+    assert wrong(look(stand, ed25519_signer().public)) == "signature-other-key"
 
 
 def test_a_changed_payload(stand: Stand) -> None:
@@ -81,15 +81,15 @@ def test_a_changed_payload(stand: Stand) -> None:
     other = dsse.sign({**stand.provenance(), "predicateType": "x"}, stand.signer)
     value["payload"] = json.loads(other.as_bytes())["payload"]
     stand.attach(canonical(value))
-    assert "none of 1 envelopes is signed by the key" in wrong(look(stand))
+    assert wrong(look(stand)) == "signature-other-key"
 
 
 def test_one_of_the_two_is_missing(stand: Stand, tmp_path: Path) -> None:
     stand.say(stand.sbom_statement())
-    assert wrong(look(stand)) == "provenance: none is signed by this key"
+    assert wrong(look(stand), "provenance") == "statement-other-key"
     other = Stand(Layout(tmp_path / "other"), tmp_path / "w", stand.image_facts, stand.signer)
     other.say(other.provenance())
-    assert wrong(look(other)) == "sbom: none is signed by this key"
+    assert wrong(look(other), "sbom") == "statement-other-key"
 
 
 def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
     other.manifest, other.index = changed, write_index(other.layout, [changed])
     stand.say(other.provenance())
     stand.say(other.sbom_statement())
-    assert wrong(look(stand)).startswith("provenance: what is signed is about other images, not about sha256:")
+    assert wrong(look(stand), "provenance") == "statement-other-image"
 
 
 def test_an_index_that_was_not_published(stand: Stand) -> None:
     stand.say_all()
     again = write_index(stand.layout, [stand.manifest], {"somebody": "else"})
     verdict = verify(stand.ref, stand.layout, again, key=stand.signer.public, now=NOW)
-    assert wrong(verdict) == f"provenance: what is signed is about other images, not about {again.digest}"
+    assert wrong(verdict, "provenance", again.digest) == "statement-other-image"
 
 
 def _add(files: list[dict[str, Any]]) -> None:
@@ -127,23 +127,23 @@ def _broken(files: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "file", "id"),
     [
-        (drop_file, f"sbom: /{TOOL} is in the layer but not in the SBOM"),
-        (_add, "sbom: /usr/lib64/thing/more is in the SBOM but not in the layer"),
-        (_change, f"sbom: /{TOOL} has another content than the SBOM says"),
-        (_twice, "sbom: it lists a file twice"),
-        (_broken, "sbom: it is malformed"),
+        (drop_file, TOOL, "sbom-lacks-file"),
+        (_add, "/usr/lib64/thing/more", "sbom-extra-file"),
+        (_change, TOOL, "sbom-other-content"),
+        (_twice, "", "sbom-file-twice"),
+        (_broken, "", "sbom-malformed"),
     ],
 )
 @pytest.mark.parametrize("signed", [True, False])
-def test_files_that_differ(stand: Stand, change: Any, says: str, signed: bool) -> None:
+def test_files_that_differ(stand: Stand, change: Any, file: str, id: str, signed: bool) -> None:
     document = lie(stand, change)
     if signed:
         stand.say_all(sbom=document)
     else:
         stand.attach(canonical(document), sbom.SPDX.media_type)
-    assert wrong(look(stand) if signed else look(stand, None)).startswith(says)
+    assert wrong(look(stand) if signed else look(stand, None), file) == id
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -157,8 +157,7 @@ def test_a_false_cyclonedx_is_refused_beside_a_true_spdx(stand: Stand, signed: b
         stand.say(attest.statement(stand.subjects(), sbom.CYCLONEDX.predicate, document))
     else:
         stand.attach(canonical(document), sbom.CYCLONEDX.media_type)
-    says = wrong(look(stand) if signed else look(stand, None))
-    assert says == f"sbom: /{TOOL} is in the layer but not in the SBOM"
+    assert wrong(look(stand) if signed else look(stand, None), TOOL) == "sbom-lacks-file"
     # One true document is enough, whoever attached the other.
     true = canonical(stand.cyclonedx())
     if signed:
@@ -175,21 +174,21 @@ def test_a_cyclonedx_that_hides_a_prebuilt_input_is_refused(tmp_path: Path) -> N
     for row in document["components"]:
         row.pop("properties", None)
     stand.say(attest.statement(stand.subjects(), sbom.CYCLONEDX.predicate, document))
-    assert wrong(look(stand)).startswith("policy: provenance and SBOM disagree")
+    assert wrong(look(stand)) == "prebuilt-lists-differ"
 
 
 def test_an_sbom_of_another_image(stand: Stand) -> None:
     document = stand.sbom()
     document["packages"][0]["checksums"][0]["checksumValue"] = "3" * 64
     stand.say_all(sbom=document)
-    assert wrong(look(stand)) == f"sbom: it describes sha256:{'3' * 64}, not {stand.manifest.digest}"
+    assert wrong(look(stand), f"sha256:{'3' * 64}", stand.manifest.digest) == "sbom-other-image"
 
 
 def test_an_sbom_of_another_layer(stand: Stand) -> None:
     document = stand.sbom()
     document["packages"][0]["sourceInfo"] = f"files are those of the layer with diff_id sha256:{'3' * 64}"
     stand.say_all(sbom=document)
-    assert "the image's top layer is" in wrong(look(stand))
+    assert wrong(look(stand)) == "sbom-other-layer"
 
 
 def test_what_was_built_from_elsewhere(stand: Stand) -> None:
@@ -200,8 +199,7 @@ def test_what_was_built_from_elsewhere(stand: Stand) -> None:
         "llvm/llvm-project-evil", "evil/llvm-project", "https://github.com.evil/llvm/llvm-project",
         "https://evil/github.com/llvm/llvm-project", "debian", "http://github.com/llvm/llvm-project",
     ):  # fmt: skip
-        said = wrong(look(stand, source_repos=(normal_repository(bad),)))
-        assert said.startswith(f"source-repo: the source llvm comes from {LLVM}, not from")
+        assert wrong(look(stand, source_repos=(normal_repository(bad),)), "llvm", LLVM) == "source-other-repository"
 
 
 def test_every_source_counts(stand: Stand) -> None:
@@ -209,7 +207,7 @@ def test_every_source_counts(stand: Stand) -> None:
     rows = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     rows.insert(0, {**rows[0], "name": "more", "annotations": {**rows[0]["annotations"], "repository": "local"}})
     stand.say_all(provenance=statement)
-    assert "the source more comes from local" in wrong(look(stand, source_repos=(LLVM,)))
+    assert wrong(look(stand, source_repos=(LLVM,)), "more", "local") == "source-other-repository"
 
 
 def test_a_tool_is_no_source(stand: Stand) -> None:
@@ -229,21 +227,21 @@ def inner(stand: Stand, **changes: Any) -> dict[str, Any]:
 
 def test_a_provenance_that_contradicts_itself(stand: Stand) -> None:
     stand.say_all(provenance=inner(stand, inputs={"stage": "other"}))
-    assert wrong(look(stand)) == "provenance: input digest mismatch: its inputs have another digest than it names"
+    assert wrong(look(stand)) == "provenance-digest-mismatch"
 
 
 def test_a_provenance_of_other_inputs(stand: Stand, tmp_path: Path) -> None:
     other = Stand(Layout(tmp_path / "o"), tmp_path / "w", image_facts(inputs={"stage": "llvm", "sources": []}))
     said = other.provenance()["predicate"]["buildDefinition"]["internalParameters"]
     stand.say_all(provenance=inner(stand, inputs=said["inputs"], inputDigest=said["inputDigest"]))
-    assert wrong(look(stand)).startswith("provenance: it is about the inputs sha256:")
+    assert wrong(look(stand)) == "provenance-label-mismatch"
 
 
 def test_a_provenance_of_another_kind(stand: Stand) -> None:
     statement = stand.provenance()
     statement["predicate"]["buildDefinition"]["buildType"] = "https://else.example/build"
     stand.say_all(provenance=statement)
-    assert "another kind of build" in wrong(look(stand))
+    assert wrong(look(stand)) == "provenance-build-type"
 
 
 @pytest.mark.parametrize("gone", ["buildDefinition", "runDetails"])
@@ -251,17 +249,17 @@ def test_a_malformed_provenance(stand: Stand, gone: str) -> None:
     statement = stand.provenance()
     del statement["predicate"][gone]
     stand.say_all(provenance=statement)
-    assert "the statement is malformed" in wrong(look(stand))
+    assert wrong(look(stand)) == "statement-malformed"
 
 
 def test_age(stand: Stand) -> None:
     stand.say_all()
     assert look(stand, max_age=11).verdict == "trusted"
-    assert "longer ago than 9 days" in wrong(look(stand, max_age=9))
+    assert wrong(look(stand, max_age=9)) == "build-too-old"
     assert look(stand, max_age=1e9).verdict == look(stand, max_age=float("inf")).verdict == "trusted"
     early = datetime.fromtimestamp(FINISHED, UTC) - timedelta(days=1)
     verdict = verify(stand.ref, stand.layout, stand.index, key=stand.signer.public, now=early)
-    assert "in the future" in wrong(verdict)
+    assert wrong(verdict) == "build-in-future"
 
 
 def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
@@ -269,14 +267,13 @@ def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
     stand.say_all()
     assert look(stand).verdict == "trusted"
     assert look(stand, source_only=True, allow=("triton-wheel",)).verdict == "trusted"
-    said = wrong(look(stand, source_only=True, allow=("other",)))
-    assert said.startswith("policy: it was made with the prebuilt triton-wheel")
+    assert wrong(look(stand, source_only=True, allow=("other",)), "triton-wheel") == "prebuilt-forbidden"
 
 
 def test_prebuilt_things_cannot_be_hidden_in_one_place(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
     stand.say_all(provenance=inner(stand, binaries=[]))
-    assert "disagree about prebuilt inputs" in wrong(look(stand, source_only=True))
+    assert wrong(look(stand, source_only=True)) == "prebuilt-lists-differ"
 
 
 def test_an_image_without_layers(stand: Stand) -> None:
@@ -287,7 +284,7 @@ def test_an_image_without_layers(stand: Stand) -> None:
     checksum = {"algorithm": "SHA256", "checksumValue": empty.digest.removeprefix("sha256:")}
     document = {"packages": [{"SPDXID": "SPDXRef-Image", "checksums": [checksum], "sourceInfo": ""}], "files": []}
     stand.attach(canonical(document), sbom.SPDX.media_type, to=empty)
-    assert "sbom" in wrong(verify(stand.ref, stand.layout, empty, now=NOW))
+    assert wrong(verify(stand.ref, stand.layout, empty, now=NOW)) == "sbom-without-layer"
 
 
 def test_another_image_under_this_name(stand: Stand) -> None:
@@ -306,7 +303,7 @@ def test_another_image_under_this_name(stand: Stand) -> None:
     del other["predicate"]["buildDefinition"]["externalParameters"]  # another tool's, say
     assert said == {**policy.summary(other), "contract": True, "command": said["command"]}
     assert policy.summary(other)["command"] == ""
-    assert wrong(look(stand, image="aotriton-gfx942")) == f"provenance: it is about {name}, not about aotriton-gfx942"
+    assert wrong(look(stand, image="aotriton-gfx942"), name, "aotriton-gfx942") == "provenance-other-image"
     assert "provenance" not in look(stand, image="aotriton-gfx942").as_json()
 
 
@@ -333,10 +330,7 @@ STORED = {"store": "registry.example/kernels", "signer": "sha256:" + "c" * 64, "
 def test_kernels_from_a_store_can_be_refused(tmp_path: Path, row: dict[str, Any]) -> None:
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(facts={STORED_KERNELS: [row]}))
     stand.say_all()
-    said = wrong(look(stand, no_kernel_store=True))
-    assert said.startswith("policy: 3 kernels")
-    assert row["store"] in said
-    assert row["signer"] in said
+    assert wrong(look(stand, no_kernel_store=True), "3", row["store"], row["signer"]) == "kernel-store-used"
     trusted = look(stand, fresh=True)
     assert trusted.verdict == "trusted"
     assert trusted.as_json()["provenance"]["kernel_stores"] == [row]
@@ -347,7 +341,7 @@ def test_kernel_stores_in_another_form_are_refused(stand: Stand, rows: Any) -> N
     other = stand.provenance()
     other["predicate"]["buildDefinition"]["internalParameters"]["kernelStores"] = rows
     stand.say_all(provenance=other)
-    assert wrong(look(stand)).startswith("provenance: the statement is malformed")
+    assert wrong(look(stand), "provenance") == "statement-malformed"
 
 
 def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:
@@ -355,10 +349,10 @@ def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:
     isolated = image_facts(facts={"compiler_cache": "0123456789abcdef"})
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", isolated)
     stand.say_all()
-    assert "compiler cache 0123456789abcdef" in wrong(look(stand, fresh=True))
+    assert wrong(look(stand, fresh=True), "0123456789abcdef") == "compiler-cache-used"
     stand.say(attest.provenance(image_facts(isolation=None), stand.subjects()))
     assert [look(stand, **demand).verdict for demand in ({"fresh": True}, {"isolated": True}, {})] == ["trusted"] * 3
-    assert "policy" in wrong(look(stand, fresh=True, isolated=True)), "no build was both"
+    assert wrong(look(stand, fresh=True, isolated=True), "policy"), "no build was both"
 
 
 def test_bytes_come_first(stand: Stand) -> None:
@@ -368,7 +362,7 @@ def test_bytes_come_first(stand: Stand) -> None:
     content[-20] ^= 1
     stand.layout.blob(layer.digest).write_bytes(content)
     verdict = look(stand)
-    assert verdict.problems[0].startswith(f"digests: {layer.digest} holds other bytes")
+    assert wrong(verdict, layer.digest) == "content-changed"
     assert verdict.checks == {}
 
 
@@ -379,7 +373,7 @@ def test_an_image_that_is_listed_as_something_else_too(stand: Stand) -> None:
     listed = [replace(stand.manifest, media_type="application/octet-stream"), stand.manifest, other]
     value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [entry.as_json() for entry in listed]}
     index = stand.layout.put_json(value, media.INDEX)
-    assert "sbom" in wrong(verify(stand.ref, stand.layout, index, now=NOW))
+    assert wrong(verify(stand.ref, stand.layout, index, now=NOW), "sbom")
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])
@@ -397,8 +391,7 @@ def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:
     other = small_image(stand.layout, stand.work, arch="arm64", label=stand.image_facts.record.input_digest)
     stand.index = write_index(stand.layout, [stand.manifest, other])
     stand.say_all()
-    said = wrong(look(stand))
-    assert other.digest in said or "nothing signed" in said
+    assert wrong(look(stand)) in {"statement-other-image", "signature-missing"}
 
 
 def test_policies_from_options() -> None:
@@ -409,15 +402,15 @@ def test_policies_from_options() -> None:
         source_only=True, allow=("a",), source_repos=("https://github.com/triton-lang/triton",), max_age=1
     )
     assert make_policy(None).empty
-    with pytest.raises(ConfigError, match="no such policy"):
+    with refused("unknown-policy"):
         make_policy("everything")
     assert make_policy(None, allow=["a"]).empty
     assert not make_policy(None, image="a").empty
     assert normal_repository("https://h/cgi?p=a.git") != normal_repository("https://h/cgi?p=b.git")
-    with pytest.raises(ConfigError, match="not a repository"):
+    with refused("not-a-repository"):
         normal_repository("https://h/a#b")
     for bad in ("", "a b", "../x", "https://", "ftp://h/x", "file:///x", "a/b/c"):
-        with pytest.raises(ConfigError, match="not a repository"):
+        with refused("not-a-repository"):
             normal_repository(bad)
 
 
@@ -454,8 +447,8 @@ def test_an_older_image_under_a_tag(stand: Stand, tmp_path: Path) -> None:
     other.say_all()
     assert look(other, max_age=5, input_digest=newer.record.input_digest).verdict == "trusted"
     assert look(stand).verdict == "trusted", "it is what the key says that it is"
-    assert "longer ago than 5 days" in wrong(look(stand, max_age=5))
-    assert newer.record.input_digest in wrong(look(stand, input_digest=newer.record.input_digest))
+    assert wrong(look(stand, max_age=5)) == "build-too-old"
+    assert wrong(look(stand, input_digest=newer.record.input_digest)) == "provenance-other-inputs"
     assert look(stand, image=newer.record.image).verdict == "trusted", "two builds of one name differ in their inputs"
 
 
@@ -478,6 +471,5 @@ def test_referrers_that_change_while_an_image_is_verified(stand: Stand) -> None:
         verdict = verify(ref, stand.layout, stand.index, key=stand.signer.public, registry=registry, now=NOW)
         assert verdict.verdict == "trusted"
         assert len(answers) == len(set(answers))
-        assert "nothing signed" in wrong(
-            verify(ref, stand.layout, stand.index, key=stand.signer.public, registry=registry, now=NOW)
-        )
+        verdict = verify(ref, stand.layout, stand.index, key=stand.signer.public, registry=registry, now=NOW)
+        assert wrong(verdict) == "signature-missing"

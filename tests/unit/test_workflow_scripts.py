@@ -43,12 +43,12 @@ def keys(tmp_path: Path) -> dict[str, str]:
     ("private", "public", "told"),
     [
         ("one", "one.pub", ""),
-        ("one", "other.pub", "not the public half"),
-        ("", "one.pub", "SIGNING_KEY is not set"),
-        ("one", "", "PUBLIC_KEY is not set"),
-        ("text", "one.pub", "no private key"),
-        ("one", "text", "no public key"),
-        ("one", "one", "no public key"),
+        ("one", "other.pub", "half"),
+        ("", "one.pub", "SIGNING_KEY"),
+        ("one", "", "PUBLIC_KEY"),
+        ("text", "one.pub", "private"),
+        ("one", "text", "public"),
+        ("one", "one", "public"),
     ],
 )
 def test_two_halves_of_one_key(keys: dict[str, str], private: str, public: str, told: str) -> None:

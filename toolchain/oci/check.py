@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from toolchain.core import process
 from toolchain.core.digest import CHUNK
@@ -17,7 +18,14 @@ from toolchain.oci.image import diff_ids_of, platform_of
 from toolchain.oci.layout import Layout
 
 
-def verify_layout(layout: Layout, descriptor: Descriptor) -> list[str]:
+class Fault(NamedTuple):
+    """Content that contradicts its digests, with the id that an error about it has."""
+
+    id: str
+    text: str
+
+
+def verify_layout(layout: Layout, descriptor: Descriptor) -> list[Fault]:
     """Check an image or index and everything below it; return the faults.
 
     Every blob is hashed and measured. Every layer is unpacked and compared with its diff id, and every image's platform
@@ -31,12 +39,12 @@ class _Check:
         self._layout = layout
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
-        self._diff_ids: dict[tuple[str, str], str] = {}
+        self._diff_ids: dict[tuple[str, str], Fault] = {}
         self._left = FREE  # bytes that all layers together may still unpack to; each layer adds a multiple of its size
 
-    def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
+    def problems(self, item: Descriptor, depth: int = 0) -> Iterator[Fault]:
         if depth > media.DEEPEST:
-            yield f"{item.digest} is below more than {media.DEEPEST} indexes"
+            yield Fault("content-too-deep", f"{item.digest} is below more than {media.DEEPEST} indexes")
             return
         if problem := self._blob(item):
             yield problem
@@ -48,7 +56,7 @@ class _Check:
         try:
             children = self._layout.children(item)
         except ToolchainError as error:
-            yield f"{item.digest}: {error.what}"
+            yield Fault(error.id, f"{item.digest}: {error.what}")
             return
         if item.media_type in media.INDEXES:
             for child in children:
@@ -61,19 +69,19 @@ class _Check:
         if not bad and children[0].media_type != media.EMPTY:
             yield from self._layers(item, children[0], children[1:])
 
-    def _blob(self, item: Descriptor) -> str:
-        """Return what is wrong with a blob; empty if nothing is."""
+    def _blob(self, item: Descriptor) -> Fault | None:
+        """Return what is wrong with a blob."""
         if not self._layout.has(item.digest):
-            return f"{item.digest} is missing"
+            return Fault("content-missing", f"{item.digest} is missing")
         path = self._layout.blob(item.digest)
         if (size := path.stat().st_size) != item.size:
-            return f"{item.digest} has {size} bytes, {item.size} expected"
+            return Fault("content-size", f"{item.digest} has {size} bytes, {item.size} expected")
         if item.digest not in self._hashed and (actual := self._layout.digest_of(item.digest)) != item.digest:
-            return f"{item.digest} holds other bytes: {actual}"
+            return Fault("content-changed", f"{item.digest} holds other bytes: {actual}")
         self._hashed.add(item.digest)
-        return ""
+        return None
 
-    def _platform(self, image: Descriptor) -> Iterator[str]:
+    def _platform(self, image: Descriptor) -> Iterator[Fault]:
         if image.platform is None or image.media_type not in media.IMAGES or image.digest not in self._hashed:
             return
         with contextlib.suppress(ToolchainError):
@@ -82,28 +90,30 @@ class _Check:
                 return
             configured = platform_of(self._layout.read_json(config))
             if configured != image.platform:
-                yield f"{image.digest} is listed for {image.platform}, its config says {configured}"
+                text = f"{image.digest} is listed for {image.platform}, its config says {configured}"
+                yield Fault("content-platform", text)
 
-    def _layers(self, item: Descriptor, config: Descriptor, layers: tuple[Descriptor, ...]) -> Iterator[str]:
+    def _layers(self, item: Descriptor, config: Descriptor, layers: tuple[Descriptor, ...]) -> Iterator[Fault]:
         try:
             expected = diff_ids_of(self._layout.read_json(config))
         except ToolchainError as error:
-            yield f"{config.digest}: {error.what}"
+            yield Fault(error.id, f"{config.digest}: {error.what}")
             return
         if len(expected) != len(layers):
-            yield f"{item.digest} has {len(layers)} layers, its config {len(expected)} diff_ids"
+            text = f"{item.digest} has {len(layers)} layers, its config {len(expected)} diff_ids"
+            yield Fault("content-layers", text)
             return
         for layer, diff_id in zip(layers, expected, strict=True):
             key = (layer.digest, layer.media_type)
             if key not in self._diff_ids:
                 self._diff_ids[key] = self._diff_id(self._layout.blob(layer.digest), layer)
-            if (actual := self._diff_ids[key]) != diff_id:
-                yield f"{layer.digest} unpacks to {actual}, {diff_id} expected"
+            if (actual := self._diff_ids[key]).text != diff_id:
+                yield Fault(actual.id, f"{layer.digest} unpacks to {actual.text}, {diff_id} expected")
 
-    def _diff_id(self, path: Path, layer: Descriptor) -> str:
-        """Return `sha256:<hex>` of the tar in a layer, or why it cannot be read."""
+    def _diff_id(self, path: Path, layer: Descriptor) -> Fault:
+        """Return the digest of the tar in a layer, or why it cannot be read, as a fault in case another is expected."""
         if layer.media_type in PLAIN:
-            return layer.digest
+            return Fault("content-diff-id", layer.digest)
         sha256 = hashlib.sha256()
         self._left += RATIO * path.stat().st_size
         try:
@@ -114,11 +124,11 @@ class _Check:
                         raise BombError("image-bomb", "the layers of this image unpack to more than any real image")
                     sha256.update(piece)
         except BombError as error:
-            return f"nothing ({error.what})"
-        except UntrustedError:
-            return f"nothing known ({layer.media_type})"
+            return Fault(error.id, f"nothing ({error.what})")
+        except UntrustedError as error:
+            return Fault(error.id, f"nothing known ({layer.media_type})")
         except process.CommandError as error:
-            return f"nothing (zstd: {error.tail[-1] if error.tail else 'it fails'})"
+            return Fault("content-unreadable", f"nothing (zstd: {error.tail[-1] if error.tail else 'it fails'})")
         except DAMAGED:
-            return "nothing (it is damaged)"
-        return f"sha256:{sha256.hexdigest()}"
+            return Fault("content-unreadable", "nothing (it is damaged)")
+        return Fault("content-diff-id", f"sha256:{sha256.hexdigest()}")

@@ -191,11 +191,11 @@ def _require_intact(request: Request, image: LocalImage) -> None:
     """Raise UntrustedError if a base differs from its digests, or unpacks to far more than its size."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
-    if problems := verify_layout(layout, top):
+    if faults := verify_layout(layout, top):
         raise UntrustedError(
-            "image-damaged",
+            faults[0].id,
             f"the base {request.base} is not what its digests say",
-            why=problems[0],
+            why=faults[0].text,
             fix="fetch or make it again",
         )
 

@@ -109,9 +109,9 @@ def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
     """Raise DigestError if an image's layers do not match its config, because the config's digests are compared."""
-    for problem in verify_layout(layout, image):
+    for fault in verify_layout(layout, image):
         raise DigestError(
-            "stage-digest-mismatch", f"{name} does not match its digests", why=problem, fix="fetch or build it again"
+            "stage-digest-mismatch", f"{name} does not match its digests", why=fault.text, fix="fetch or build it again"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +49,16 @@ class Listing:
     files: Mapping[str, str]
     binaries: tuple[str, ...]
 
-    def differences(self, files: Sequence[LayerFile]) -> Iterator[str]:
-        """Yield each difference between the listed files and those of a layer, in order of path."""
+    def require(self, files: Sequence[LayerFile]) -> None:
+        """Refuse a layer with other files than the listed ones; name the first by its path."""
         there = {file.path: file for file in files}
         for path in sorted(self.files.keys() | there.keys()):
             if path not in there:
-                yield f"/{path} is in the SBOM but not in the layer"
-            elif path not in self.files:
-                yield f"/{path} is in the layer but not in the SBOM"
-            elif self.files[path] != there[path].sha256:
-                yield f"/{path} has another content than the SBOM says"
+                raise UntrustedError("sbom-extra-file", f"sbom: /{path} is in the SBOM but not in the layer")
+            if path not in self.files:
+                raise UntrustedError("sbom-lacks-file", f"sbom: /{path} is in the layer but not in the SBOM")
+            if self.files[path] != there[path].sha256:
+                raise UntrustedError("sbom-other-content", f"sbom: /{path} has another content than the SBOM says")
 
 
 @dataclass(frozen=True)

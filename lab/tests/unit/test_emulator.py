@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from lab.tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
 from tests.kernel_fixtures import endless, make_object
+from tests.refusals import refused
 from toolchain.cli.app import app
-from toolchain.core.errors import ConfigError, EngineError
 from toolchain_lab import bridge
 from toolchain_lab.emulator import codeobject, messagepack
 from toolchain_lab.emulator.control import wait
@@ -48,7 +48,7 @@ GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("
 
 def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="--check needs numpy") as refusal:
+    with refused("numpy-missing") as refusal:
         bridge.require_numpy("--check")
     # The Python index has a project with the name of this one.
     assert "install 'toolchain" not in refusal.value.fix
@@ -227,7 +227,7 @@ def test_a_loop_runs_and_its_instructions_are_counted() -> None:
 
 def test_a_kernel_that_never_ends_is_stopped() -> None:
     made = program("gfx942", ["s_nop 0", "s_branch 65534"], {1: 0xFFFE})
-    with pytest.raises(FaultyKernelError, match="does not end"):
+    with refused("kernel-endless"):
         workgroup(made).run(reverse=False, limits=Limits(instructions=1000))
 
 
@@ -257,7 +257,7 @@ def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> Non
     assert exchanged(BARRIER, reverse=False) == right
     assert exchanged(BARRIER, reverse=True) == right
     without = [text for text in BARRIER if text != "s_barrier"]
-    with pytest.raises(FaultyKernelError, match="meet in LDS"):
+    with refused("lds-race"):
         exchanged(without, reverse=False)
     # To write what is there already is not a race.
     exchanged(["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1", *["ds_write_b32 v1, v3"] * 2], reverse=False)
@@ -281,22 +281,22 @@ def test_atomics_of_lds_meet_loads_and_stores_of_other_waves(first: str, then: s
     if not meets:
         exchanged([*start, first, wait, then, wait], reverse=False)
         return
-    with pytest.raises(FaultyKernelError, match="meet in LDS"):
+    with refused("lds-race"):
         exchanged([*start, first, wait, then, wait], reverse=False)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "word", "refused"),
+    ("gpu", "word", "another"),
     [("gfx942", 0x27000, 0), ("gfx942", 0x00827000, 1), ("gfx1100", 0x31027000, 0), ("gfx1100", 0x01027000, 1)],
 )
-def test_a_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, refused: int) -> None:
+def test_a_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, another: int) -> None:
     wave = wave_of(gpu, [np.zeros(64, np.uint32)])
     wave.s[6:8] = 256, word
     put(wave, "v0", 0)
-    if not refused:
+    if not another:
         run(wave, "buffer_load_dword v1, v0, s[4:7], 0 offen")
         return
-    with pytest.raises(NotEmulatedError, match="descriptor"):
+    with refused("instruction-not-emulated"):
         run(wave, "buffer_load_dword v1, v0, s[4:7], 0 offen")
 
 
@@ -335,7 +335,7 @@ def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
-        ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "a sum of two products"),
+        ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),
         ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
     ],
 )
@@ -422,7 +422,7 @@ def test_a_signature_must_be_the_objects() -> None:
         [Parameter("x", "*fp16"), Parameter("n", "i64")],
         [Parameter("x", "*fp16")] * 4,
     ):
-        with pytest.raises(NotEmulatedError, match="signature"):
+        with refused("kernel-signature-mismatch"):
             check_parameters(code, wrong)
 
 
@@ -505,7 +505,7 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
     for wave in ran([*moved, *used]).waves:
         assert (wave.u[2] == wave.u[1]).all()
         assert (wave.scratch[2] == wave.u[1]).all()
-    with pytest.raises(FaultyKernelError, match="the wave's own memory"):
+    with refused("scratch-outside"):
         ran(used)
 
 
@@ -520,7 +520,7 @@ def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: py
 
 def test_a_number_that_does_not_fit_its_argument() -> None:
     for kind, number in (("fp32", 1e300), ("i32", 1 << 40)):
-        with pytest.raises(LaunchError, match="argument n cannot be"):
+        with refused("argument-invalid"):
             argument_block([Parameter("n", kind)], {"n": number}, 16)
 
 
@@ -546,14 +546,14 @@ def test_halves_of_registers_are_decoded_as_such() -> None:
 
 
 def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
-    with pytest.raises(EngineError, match="/bin/true is not llvm-objdump"):
+    with refused("disassembler-unusable", "/bin/true"):
         bridge.disassembler(Path("/bin/true"))
 
 
 def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
     about = {"name": "kernel", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
     for lds in (1 << 50, -1):
-        with pytest.raises(NotEmulatedError, match="more memory than any GPU"):
+        with refused("memory-too-large"):
             check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))
 
 
@@ -586,7 +586,7 @@ def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_metadata_of_millions_of_empty_values_is_refused() -> None:
-    with pytest.raises(ValueError, match="too many"):
+    with pytest.raises(ValueError, match="many"):
         messagepack.unpack(b"\xdd\x00\x3d\x09\x00" + b"\x80" * 4_000_000)
 
 
@@ -600,5 +600,5 @@ def test_metadata_of_millions_of_empty_values_is_refused() -> None:
     ],
 )
 def test_loops_of_nothing_but_branches_are_stopped(lines: list[str], words: dict[int, int]) -> None:
-    with pytest.raises(FaultyKernelError, match="does not end"):
+    with refused("kernel-endless"):
         workgroup(program("gfx942", lines, words)).run(reverse=False, limits=Limits(instructions=1000))

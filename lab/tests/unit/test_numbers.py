@@ -17,10 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kernel_fixtures import aks2, stored
+from tests.refusals import refused
 from tests.tiny_image import make
 from toolchain.cli.app import app
 from toolchain.core.check_result import REFUSED, Object, describe, enough
-from toolchain.core.errors import ConfigError, SourceError, UntrustedError
+from toolchain.core.errors import ConfigError
 from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
@@ -217,7 +218,7 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
     assert [(each.name, each.type) for each in metadata.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
     # Someone else's pack says nothing; a plan does.
     bare = files(list(content)[:1])
-    with pytest.raises(ConfigError, match="does not say how"):
+    with refused("launches-missing"):
         collect(bare, tmp_path / "b", label="it")
     (planned,) = collect(
         bare, tmp_path / "c", planned=lambda name, shared: of_rule(rule, shared) if name.endswith("first") else None
@@ -290,9 +291,9 @@ def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> 
     few, more = statement(about, row), statement(about, {**row, "checked": 6, "right": 5})
     assert result([few, more], needed) == "6 of 6 kernels checked by emulation: 5 right, 1 skipped"
     assert result([few], {"sha256:cd"}) == ""
-    with pytest.raises(UntrustedError, match="wrong numbers"):
+    with refused("numbers-wrong"):
         result([more, statement(about, {**row, "wrong": 1})], needed)
-    with pytest.raises(UntrustedError, match="malformed"):
+    with refused("numbers-malformed"):
         result([statement(about, {"checked": "many"})], needed)
 
 
@@ -325,9 +326,9 @@ def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) ->
 def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) -> None:
     about = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
     files = [stored("add.hsaco", b"code"), stored("add.json", json.dumps({**about, "shared": 0}).encode())]
-    with pytest.raises(ConfigError, match="holds no code objects for gfx1100") as caught:
+    with refused("no-code-objects", "gfx1100") as caught:
         collect(files, tmp_path, gpus=["gfx1100"], label="place")
-    assert caught.value.why == "it has gfx942"
+    assert "gfx942" in caught.value.why
 
 
 @pytest.mark.parametrize("content", [None, "", "a;b;c\n"])
@@ -335,7 +336,7 @@ def test_a_folder_that_holds_no_plan(content: str | None, tmp_path: Path) -> Non
     if content is not None:
         for name in ("Bare.flatzip", "Bare.compile"):
             (tmp_path / name).write_text(content)
-    with pytest.raises(SourceError, match="holds no plan of AOTriton"):
+    with refused("plan-missing"):
         launches_of(tmp_path, tmp_path)
 
 

@@ -139,7 +139,7 @@ def test_a_campaign_is_named_by_its_folder_or_its_ledger(tmp_path: Path) -> None
 
 def test_an_empty_ledger_is_told(tmp_path: Path) -> None:
     write_ledger(tmp_path / "some.sqlite", [])
-    assert "has no kernel yet" in made(tmp_path, tmp_path / "some.sqlite", code=3)
+    assert "[ledger-empty]" in made(tmp_path, tmp_path / "some.sqlite", code=3)
 
 
 def test_a_comparison_has_both_sides(tmp_path: Path) -> None:
@@ -178,20 +178,20 @@ def test_an_audit_shows_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{}", "other keys than either"),
-        ("nonsense", "not a JSON document"),
-        ('{"counts": 1, "groups": 2, "kernels": 3}', "neither"),
+        ("{}", "not-a-report"),
+        ("nonsense", "not-a-report"),
+        ('{"counts": 1, "groups": 2, "kernels": 3}', "not-a-report"),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "x.json").write_text(content)
-    assert reason in " ".join(made(tmp_path, tmp_path / "x.json", code=3).split())
+    assert f"[{reason}]" in " ".join(made(tmp_path, tmp_path / "x.json", code=3).split())
 
 
 def test_a_name_that_means_nothing_is_told(tmp_path: Path) -> None:
     said = made(tmp_path, "nothing-here", code=5)
-    assert "no finished image" in said
-    assert "toolchain kernels status" in said  # which lists the campaigns
+    assert "[image-not-found]" in said
+    assert "kernels status" in said  # which lists the campaigns
 
 
 def test_ninjas_log_becomes_lanes_and_later_runs_follow() -> None:

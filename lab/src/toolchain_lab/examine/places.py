@@ -136,10 +136,9 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
     with tempfile.TemporaryDirectory(prefix="toolchain-kernels-") as scratch, reading(what):
         layout, images = images_of(what, cache, Path(scratch))
         for image in images:
-            if problems := verify_layout(layout, image):
-                raise UntrustedError(
-                    "image-damaged", f"{what} has other bytes than its digests say", why="\n".join(problems[:5])
-                )
+            if faults := verify_layout(layout, image):
+                why = "\n".join(fault.text for fault in faults[:5])
+                raise UntrustedError(faults[0].id, f"{what} has other bytes than its digests say", why=why)
         digests = [image.digest for image in images]
         yield Files(lambda notes: (file for image in images for file in _image_files(layout, image, notes)), digests)
 
