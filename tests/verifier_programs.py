@@ -23,7 +23,7 @@ from toolchain.sources.mirrors import Mirror, apt_mirrors
 
 DATA = Path(__file__).parent / "verifiers"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolchain-tests"
-_UP = """
+UP = """
 import fcntl, os, socket, struct, sys
 request = struct.pack("16sh14x", b"lo", 1)  # IFF_UP
 with socket.socket() as one:
@@ -146,7 +146,7 @@ def island(folder: Path, *server: str | Path, port: int) -> Iterator[Island]:
     if os.geteuid() != 0 or subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
         pytest.skip("NO NETWORK NAMESPACE here: that verifiers ask nobody else is not tried (it needs root)")
     folder.mkdir(parents=True)
-    words = ["unshare", "--net", sys.executable, "-c", _UP, *map(str, server)]
+    words = ["unshare", "--net", sys.executable, "-c", UP, *map(str, server)]
     with (folder.parent / "island.log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as running:
         try:
             made = Island(running.pid, folder)

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from toolchain.trust.invocation import request_command
 from toolchain.trust.keys import PublicKey, load_public, load_signer, new_key
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
+
+TOP = Path(__file__).resolve().parents[2]
 
 
 def test_what_is_signed_is_as_dsse_says() -> None:
@@ -262,6 +265,20 @@ def test_a_provenance_says_it_all() -> None:
         "mode": "chroot", "interfaces": 0, "buildah": "1.28.2", "measures": f"sha256:{'4' * 64}", "held": ["mount"],
     }  # fmt: skip
     assert "/root/place" not in canonical(said).decode()
+
+
+def test_the_build_type_is_documented() -> None:
+    """A documentation address, once the project has one, belongs into the constant."""
+    urls = tomllib.loads((TOP / "pyproject.toml").read_text())["project"].get("urls", {})
+    home = urls.get("Documentation")
+    assert (f"{home.rstrip('/')}/trust/#build-type" if home else "urn:toolchain:build:v1") == attest.BUILD_TYPE
+    page = (TOP / "docs" / "trust.md").read_text()
+    section = page.partition("\n## Build type\n")[2].partition("\n## ")[0]
+    definition = attest.provenance(image_facts(), SUBJECT)["predicate"]["buildDefinition"]
+    annotations = {name for row in definition["resolvedDependencies"] for name in row["digest"]}
+    names = {*definition["internalParameters"], *definition, *annotations} - {"internalParameters"}
+    assert [name for name in sorted(names) if f"`{name}`" not in section] == []
+    assert f"`{attest.BUILD_TYPE}`" in section
 
 
 def test_a_checkout_has_no_digest_of_a_file() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +24,6 @@ from scripts.site_compatibility import anchor, sections
 from toolchain.cli.app import app
 from toolchain.cli.verbs import GROUPS
 from toolchain.data import load
-from toolchain.trust import dsse
-from toolchain.trust.keys import load_signer
 
 TOP = Path(__file__).resolve().parents[2]
 DOCS = TOP / "docs"
@@ -161,19 +155,6 @@ def checkout(folder: Path) -> None:
     (folder / "CMakeLists.txt").touch()
 
 
-def evidence(folder: Path) -> None:
-    """An SBOM in an envelope, signed by the key that a block before made, and the layer that it lists."""
-    (folder / "thing").write_bytes(b"words\n")
-    with tarfile.open(folder / "LAYER_BLOB", "w:gz") as tar:
-        tar.add(folder / "thing", "usr/thing")
-    sums = [{"algorithm": "SHA256", "checksumValue": hashlib.sha256(b"words\n").hexdigest()}]
-    files = [{"fileName": "./usr/thing", "comment": "", "checksums": sums}]
-    signed = dsse.sign({"predicate": {"files": files}}, load_signer(folder / "release-key"))
-    (folder / "envelope.json").write_bytes(signed.as_bytes())
-    assert base64.b64decode(json.loads(signed.as_bytes())["payload"])
-
-
-BEFORE: dict[tuple[str, int], Callable[[Path], None]] = {("trust.md", 6): evidence}
 EXECUTED = [page for page in PAGES if any(one.title.startswith(_RUN) for one in of_page(page))]
 
 
@@ -193,8 +174,6 @@ def test_what_says_so_is_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
             continue
         if "in a stand-in for a checkout" in one.title:
             checkout(folder)
-        if (page, one.number) in BEFORE:
-            BEFORE[page, one.number](folder)
         run_block(one)
 
 

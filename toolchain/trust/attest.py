@@ -17,7 +17,7 @@ from toolchain.trust.image_facts import ImageFacts, is_tool, origin, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-# Names of this project's own, not addresses; explained in docs/trust.md.
+# The project has no web address, so this is a name. "Build type" in docs/trust.md documents it.
 BUILD_TYPE = "urn:toolchain:build:v1"
 _RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"))
 KEYS: Keys = {
