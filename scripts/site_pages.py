@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import error_ids, json_page, site_compatibility, site_pictures, site_reference
+from scripts import error_ids, site_compatibility, site_pictures, site_reference
 
 TOP = Path(__file__).resolve().parents[1]
 DOCS = TOP / "docs"
 MADE: dict[str, Callable[[], str]] = {
-    "json.md": json_page.page,
     "exit-codes.md": error_ids.page,
     "compatibility.md": site_compatibility.compatibility,
     "costs.md": site_compatibility.what_it_takes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scripts import json_keys
 from scripts.options_table import commands, tables
 from scripts.site_compatibility import MADE, table
 from toolchain.catalog.aotriton_generations import pack
@@ -29,7 +30,7 @@ def verbs() -> str:
     forms_of = {kind: f"`{form}`" for kind, form in forms().items()}
     head = ["option", "meaning, and *verbs*", "also set by"]
     return "\n".join([
-        "# Verbs, options and configuration\n",
+        "# Verbs, options, configuration and JSON\n",
         MADE,
         ("`toolchain VERB --help` describes a verb, and `toolchain --install-completion` completes verbs, options and names in your"
          " shell.\n"),
@@ -71,6 +72,7 @@ def verbs() -> str:
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "files with logins, read before `~/.docker/config.json`"],
         ]),
         "Values of repeatable options are separated by spaces.\n",
+        json_keys.section(),
     ])  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Upload one blob: continue after a failure, and send smaller requests if the registry refuses large ones.
 
-`skopeo copy` is not used (docs/measurements/registries.md) because it waits forever on a silent connection, and because
+`skopeo copy` is not used (docs/measurements/tool.md) because it waits forever on a silent connection, and because
 some registries refuse its only way to send a blob.
 """
 

@@ -1,4 +1,4 @@
-"""Make docs/json.md, with the keys that each verb prints with `--json`, from docs/json.schema.json."""
+"""The section of docs/reference/verbs.md on the keys that each verb prints with `--json`, from the schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.site_compatibility import MADE, table
+from scripts.site_compatibility import table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SCHEMA = DOCS / "json.schema.json"
@@ -16,7 +16,7 @@ _PARTS = (
     "pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch",
 )  # fmt: skip
 _HEAD = """\
-Standard output has exactly one JSON document; messages go to standard error. [json.schema.json](json.schema.json) is
+Standard output has exactly one JSON document; messages go to standard error. [json.schema.json](../json.schema.json) is
 its JSON Schema (2020-12), with a definition for each verb, the type and meaning of each key. Tests validate the output
 of all verbs. `keygen`, `report`, `shell` and `kernels worker` have no `--json`.
 
@@ -28,17 +28,15 @@ A key in *italics* may be missing.
 """
 
 
-def page() -> str:
-    """Return the page for the schema."""
+def section() -> str:
+    """Return the section for the schema."""
     shapes = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
     verbs = ["error", *sorted(name for name in shapes if name not in {"error", *_PARTS})]
     return "\n".join([
-        "# What `--json` prints\n",
-        MADE,
+        "## JSON\n",
         _HEAD,
-        "## Documents\n",
         table(["document", "keys"], [_row(name, shapes[name]) for name in verbs]),
-        "## Parts of several documents\n",
+        "Parts of several documents:\n",
         table(["part", "keys"], [_row(name, shapes[name]) for name in _PARTS]),
     ])  # fmt: skip
 
