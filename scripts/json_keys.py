@@ -24,7 +24,7 @@ of all verbs. `keygen`, `report`, `shell` and `kernels worker` have no `--json`.
 failures print `error`; only a bug (exit code 1) prints nothing. Sizes are in bytes, digests are `sha256:` and 64
 hexadecimal digits. Later versions may add keys; existing keys keep their meaning.
 
-A key in *italics* may be missing.
+Keys below the first level are in the schema. A key in *italics* may be missing.
 """
 
 
@@ -36,8 +36,6 @@ def section() -> str:
         "## JSON\n",
         _HEAD,
         table(["document", "keys"], [_row(name, shapes[name]) for name in verbs]),
-        "Parts of several documents:\n",
-        table(["part", "keys"], [_row(name, shapes[name]) for name in _PARTS]),
     ])  # fmt: skip
 
 
