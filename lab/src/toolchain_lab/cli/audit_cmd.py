@@ -1,4 +1,4 @@
-"""`audit`: what someone else's image or archive contains, without a network and without a GPU."""
+"""`audit`: list what an image or archive contains, without a network and without a GPU."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def audit(
     where = cache_of(cache)
     result = look(what, where, gpus=gpus, plan=plan)
     if rebuild and source is not None:
-        from toolchain_lab.examine.rebuild import rebuild as again  # noqa: PLC0415 - brings the compiler in
+        from toolchain_lab.examine.rebuild import rebuild as again  # noqa: PLC0415 - imports the compiler's modules
 
         triton = chosen_triton(triton_wheel, with_python, where)
         result.rebuilt = again(
@@ -139,7 +139,7 @@ def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: 
 
 
 def screen(result: Audit) -> Iterator[str]:
-    """An audit as lines of text."""
+    """Yield the lines that show an audit."""
     yield result.what
     for gpu, counts in result.gpus().items():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -172,7 +172,7 @@ def screen(result: Audit) -> Iterator[str]:
 
 
 def _remarks(result: Audit) -> Iterator[str]:
-    """What is no fault."""
+    """Yield the lines about things that are no faults."""
     if result.sealed:
         yield f"  {result.sealed_note()}"
     for text in result.differing[:5]:

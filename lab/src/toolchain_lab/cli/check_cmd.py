@@ -127,7 +127,7 @@ def _tell(row: Checked, done: int, total: int) -> None:
 
 
 def screen(report: Report) -> Iterator[str]:
-    """A report as lines of text."""
+    """Yield the lines that show a report."""
     head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
     for row in report.groups():
@@ -147,7 +147,7 @@ def screen(report: Report) -> Iterator[str]:
 
 
 def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> None:
-    """Raise for kernels with wrong results, that the emulator does not support, or that no case fits."""
+    """Raise an error for kernels that have wrong results, that cannot be emulated, or that were not checked."""
     from toolchain.core.check_result import REFUSED, SKIPPED, listed  # noqa: PLC0415 - for a verb that runs
 
     report.require_right()

@@ -1,4 +1,4 @@
-"""`kernels diff`: how kernels differ between two Tritons or LLVMs, without a GPU."""
+"""`kernels diff`: compare kernels of two Tritons or LLVMs, without a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RowsOpt = Annotated[int, typer.Option("--rows", min=0, help="Number of kernels t
 
 def kernels_diff(
     a: Annotated[str, typer.Argument(metavar="A", help=PLACE_HELP)],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to compare with it, in the same forms.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The place to compare A with, in the same forms.")],
     gpu: GpuOpt = "",
     fail_on: FailOnOpt = "",
     rows: RowsOpt = 20,
@@ -47,7 +47,7 @@ def kernels_diff(
     Regressions come first: lower occupancy, then new spills. No kernel is run, and no GPU is needed.
     """
     from toolchain_lab.examine.diff import compare  # noqa: PLC0415 - for a verb that runs
-    from toolchain_lab.examine.instructions import settle  # noqa: PLC0415
+    from toolchain_lab.examine.instructions import compare_instructions  # noqa: PLC0415
     from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
 
     conditions = conditions_of(fail_on)
@@ -60,7 +60,7 @@ def kernels_diff(
         raise ConfigError(
             "no-kernel-for-gpu", f"{a if not sides[0] else b} has no kernel for {gpu}", fix="leave --gpu out to see all"
         )
-    difference, unseen = settle(compare(sides[0], sides[1]), (a, b), where)
+    difference, unseen = compare_instructions(compare(sides[0], sides[1]), (a, b), where)
     if unseen:
         console.note(
             f"{unseen} kernels have the same code size but different bytes; llvm-objdump would compare instructions"
@@ -74,10 +74,10 @@ def kernels_diff(
 
 
 def conditions_of(text: str) -> list[str]:
-    """The conditions of `--fail-on`.
+    """Return the conditions in the value of `--fail-on`.
 
     Raises:
-        ConfigError: an unknown one.
+        ConfigError: a condition is unknown.
     """
     from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
 
@@ -90,10 +90,10 @@ def conditions_of(text: str) -> list[str]:
 
 
 def fail(difference: Difference, conditions: Sequence[str]) -> None:
-    """Raise where one of the conditions holds.
+    """Check a difference against conditions.
 
     Raises:
-        RegressionError: with the kernels.
+        RegressionError: a condition holds for a kernel.
     """
     bad = {name: difference.failing(name) for name in conditions}
     if any(bad.values()):
@@ -108,10 +108,10 @@ def fail(difference: Difference, conditions: Sequence[str]) -> None:
 
 
 def screen(difference: Difference, most: int) -> Iterator[str]:
-    """A difference as lines of text.
+    """Yield the lines that show a difference.
 
     Args:
-        most: number of kernels to list.
+        most: the largest number of kernels to list.
     """
     from toolchain_lab.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
 

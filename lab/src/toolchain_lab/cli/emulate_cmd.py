@@ -43,12 +43,12 @@ SignatureOpt = Annotated[
     typer.Option(
         "--signature",
         metavar="NAME=TYPE,…",
-        help="Types of the arguments, as `x=*fp16,n=i32`; by default those in the files beside the code object.",
+        help="Types of the arguments, as `x=*fp16,n=i32`; by default from the files beside the code object.",
         show_default=False,
     ),
 ]
 KernelOpt = Annotated[
-    str | None, typer.Option("--kernel", metavar="NAME", help="Which kernel of a code object with several.")
+    str | None, typer.Option("--kernel", metavar="NAME", help="Kernel to run, if the code object has several.")
 ]
 ExpectOpt = Annotated[
     list[str] | None,
@@ -64,7 +64,7 @@ ObjdumpOpt = Annotated[
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random arguments and of uninitialized registers.")]
 GpuOpt = Annotated[
     str,
-    typer.Option("--gpu", metavar="GPU", help="Of a bundle, the code object for this GPU.", show_default=False),
+    typer.Option("--gpu", metavar="GPU", help="GPU whose code object is taken from a bundle.", show_default=False),
 ]
 FastOpt = Annotated[
     bool, typer.Option("--fast", help="Round each matrix product once, instead of exactly as hardware does.")
@@ -184,10 +184,10 @@ def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
 
 
 def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Path]]:
-    """The code objects of a file, with names for messages: the file itself, or those of a bundle in a folder.
+    """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle.
 
     Raises:
-        ConfigError: the bundle has none for this GPU.
+        ConfigError: the bundle has no code object for this GPU.
         KernelError: the bundle is damaged, or cannot be unpacked here.
     """
     from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - for a verb that runs
@@ -211,7 +211,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
 
 
 def decoder(path: Path | None) -> Disassembler:
-    """The disassembler; also checks that numpy is installed.
+    """Return the disassembler, after a check that numpy is installed.
 
     Raises:
         ConfigError: numpy is not installed.
@@ -222,7 +222,7 @@ def decoder(path: Path | None) -> Disassembler:
 
 
 def place(text: str, option: str) -> tuple[int, int, int]:
-    """Three numbers; missing ones have the default of CUDA and HIP.
+    """Return the three numbers of an option; missing numbers get the defaults of CUDA and HIP.
 
     Raises:
         ConfigError: the text is not X,Y,Z.

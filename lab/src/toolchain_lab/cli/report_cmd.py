@@ -1,4 +1,4 @@
-"""`report`: an HTML page about a build, campaign, comparison or audit."""
+"""`report`: write an HTML page about a build, campaign, comparison or audit."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PythonOpt = Annotated[
     str | None,
     typer.Option("--with-python", metavar="PATH", help="Python with an installed Triton, instead of a wheel."),
 ]
-FailOnOpt = Annotated[str, typer.Option("--fail-on", help="As for `kernels diff`; empty to never fail.")]
+FailOnOpt = Annotated[str, typer.Option("--fail-on", help="Conditions, as for `kernels diff`; empty to never fail.")]
 OutOpt = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the new code object in this folder.")]
 TimeoutOpt = Annotated[float, typer.Option("--kernel-timeout", min=1, help="Time limit, in seconds.")]
 
@@ -51,7 +51,7 @@ def kernels_try(
     """
     from toolchain_lab.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - for a verb that runs
     from toolchain_lab.examine.diff import compare  # noqa: PLC0415
-    from toolchain_lab.examine.instructions import settle  # noqa: PLC0415
+    from toolchain_lab.examine.instructions import compare_instructions  # noqa: PLC0415
     from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
     from toolchain_lab.examine.recompile import compile_rules, rule_of  # noqa: PLC0415
 
@@ -87,7 +87,7 @@ def kernels_try(
             for suffix in (".hsaco", ".json"):
                 shutil.copy(sides[1] / f"kernel{suffix}", out / f"{kernel.stem}{suffix}")
         difference = compare(*(kernels_in(str(side), where) for side in sides))
-        difference, _ = settle(difference, [str(side) for side in sides], where)
+        difference, _ = compare_instructions(difference, [str(side) for side in sides], where)
     if json_:
         console.data({**difference.as_json(), "seconds": answer["seconds"]})
     else:
@@ -97,10 +97,10 @@ def kernels_try(
 
 
 def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
-    """The Triton of `--triton-wheel` or `--with-python`; by default the one installed in this Python.
+    """Return the Triton of `--triton-wheel` or `--with-python`; by default the Triton that this Python imports.
 
     Raises:
-        ConfigError: both are given, or the Python is empty.
+        ConfigError: both options are given, or `--with-python` is empty.
     """
     from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
 

@@ -1,4 +1,4 @@
-"""`inspect` of a Triton wheel: the LLVMs in it, and whether they are the pinned ones."""
+"""`inspect` of a Triton wheel: list the LLVMs in it, and compare them with the pins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
     """Print the LLVMs of a wheel.
 
     Raises:
-        PinError: an LLVM in it is missing, contradictory, or not the pin of this Triton.
+        PinError: an LLVM in the wheel is missing, contradictory, or not the pin of this Triton.
     """
     if use:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Audits compiled kernels of any origin: GPUs, kernels, what is missing, and the compilers that made them."""
+"""Audit compiled kernels of any origin: their GPUs, missing kernels, and the compilers that made them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Audit:
     Args:
         missing: keys of kernels that the plan has and the place lacks.
         empty: keys of kernels that AOTriton's loader treats as known bad.
-        damaged: what is wrong with files that cannot be read.
-        absent: requested GPUs without a kernel.
-        unknown: requested GPUs without a known kernel, where a compressed bundle may hold some.
-        sealed: compressed bundles that cannot be unpacked here.
-        uneven: kernels and functions that another GPU of the place has, where all should have the same.
-        differing: the same where GPUs may differ, see `uneven.uneven`.
-        notes: what was left out, a line for each kind.
-        partial: packs of AOTriton that their maker marked as lacking kernels.
-        prebuilt: files named as those that sources bring without a source of their own, see data/prebuilt.toml.
-        rebuilt: by key, whether a second compilation gave the same bytes.
+        damaged: the faults of files that cannot be read.
+        absent: requested GPUs that have no kernel.
+        unknown: requested GPUs that have no visible kernel, but may have some in a compressed bundle.
+        sealed: the number of compressed bundles that cannot be unpacked here.
+        uneven: kernels and functions that a GPU lacks and another GPU of the place has, which is a fault.
+        differing: the same for differences that may be intended; see `uneven.uneven`.
+        notes: a line for each kind of file that was left out.
+        partial: packs of AOTriton that are marked as lacking kernels.
+        prebuilt: files with the names of known prebuilt files, see data/prebuilt.toml.
+        rebuilt: whether a second compilation gave the same bytes, by the key of the kernel.
         images: digests of the images that were read; none for files and folders.
     """
 
@@ -64,7 +64,10 @@ class Audit:
     images: tuple[str, ...] = ()
 
     def gpus(self) -> dict[str, dict[str, int]]:
-        """Kernels by GPU and function, empty ones left out; GPUs of code inside libraries have none by name."""
+        """Return the number of kernels by GPU and function, without empty kernels.
+
+        GPUs that only have code inside libraries have no functions, because that code is not listed by name.
+        """
         counters: dict[str, Counter[str]] = {}
         for kernel in self.kernels:
             if kernel.facts is not None:
@@ -76,11 +79,11 @@ class Audit:
 
     @property
     def glibc(self) -> str:
-        """The oldest glibc on which all libraries run; empty if none asks."""
+        """The oldest glibc on which all libraries run; empty if no library needs a glibc."""
         return newest(library.glibc for library in self.libraries if library.glibc)
 
     def problems(self, *, allow_empty: bool = False) -> list[str]:
-        """The faults, a line for each kind."""
+        """Return a line for each kind of fault."""
         wrong = [key for key, equal in self.rebuilt.items() if not equal]
         rows = [
             ("GPUs without a kernel", self.absent),
@@ -94,7 +97,7 @@ class Audit:
         return [*(f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys), *unknown]
 
     def sealed_note(self) -> str:
-        """What is to be said of bundles that cannot be unpacked; empty if there are none."""
+        """Return the note about bundles that cannot be unpacked; empty if there are none."""
         if not self.sealed:
             return ""
         if self.sealed == 1:
@@ -102,7 +105,7 @@ class Audit:
         return f"{self.sealed} bundles are compressed, their GPUs are unknown"
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `audit --json`."""
+        """Return the audit as `audit --json` prints it."""
         return {
             "what": self.what,
             "gpus": self.gpus(),
@@ -126,19 +129,19 @@ class Audit:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """Some of many for a message; names of AOTriton's kernels have hundreds of characters."""
+    """Return the first three texts for a message, each cut, because names of kernels have hundreds of characters."""
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 
 def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | None = None) -> Audit:
-    """Read everything in a place. Nothing of it is run.
+    """Read everything in a place without running any of it.
 
     Args:
-        gpus: that must be there.
-        plan: folder of AOTriton's generator: all kernels of these GPUs that it plans must be there.
+        gpus: the GPUs that must have kernels.
+        plan: the folder of AOTriton's generator, if all kernels that it plans for `gpus` must be present.
 
     Raises:
-        ConfigError: there is no code for a GPU and no library in it, or the plan has none of these GPUs.
+        ConfigError: the place has neither code for a GPU nor a library, or the plan has none of these GPUs.
     """
     result = Audit(what=what)
 
@@ -177,7 +180,7 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
 
 
 def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> Iterator[StoredFile]:
-    """The files; libraries among them are read on the way, and files that are known to have no source are noted."""
+    """Yield the files; read libraries among them, and record known prebuilt files, in `result`."""
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for file in files:
         folder, _, name = file.path.rpartition("/")
@@ -199,14 +202,15 @@ def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> I
 
 
 def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
-    """By key, the code object of each kernel that AOTriton's generator plans, below the plan's folder.
+    """Return the path of the code object of each kernel that AOTriton's generator plans, by key.
 
     Args:
-        gpus: of these; all by default.
+        folder: the plan's folder; the paths are below it.
+        gpus: the GPUs whose kernels are returned; all by default.
 
     Raises:
         SourceError: the folder holds no plan.
-        ConfigError: it plans nothing for these GPUs.
+        ConfigError: the plan has no kernel for these GPUs.
     """
     clusters, archives = read_packs(folder)
     by_path = {cluster.path: cluster for cluster in clusters}

@@ -1,4 +1,4 @@
-"""The one reader of compiled kernels: code objects, bundles, packs, kernel stores, and the JSON beside them."""
+"""Find compiled kernels in files: code objects, bundles, packs, results of kernel stores, and the JSON beside them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ IMAGES = "aotriton.images/"
 _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _OBJECTS = (".hsaco", ".co")
-_LARGEST_PTX = 16 << 20  # bytes; the kernels of a large model have less than one million each
-_LARGEST_BESIDE = 1 << 20  # bytes of the JSON beside a code object, which has some thousands
+_LARGEST_PTX = 16 << 20  # bytes; each kernel of a large model has less than one million bytes
+_LARGEST_BESIDE = 1 << 20  # bytes of the JSON beside a code object; usually it has some thousands
 _AGAIN = "get it again, or build it again"
-# Called with the error of a damaged file, which is then skipped.
+# A function that gets the error of a damaged file. If it returns, the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
 FAULTS = (KernelError, SourceError, HostileInputError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A code object, or a PTX file, as it lies in a place.
+    """A code object, or a PTX file, in a place.
 
     Args:
-        name: its path in the place; in a pack the path of the pack and its own name.
-        file: the file that holds it, and the entry of a .zip.
-        size: bytes.
-        read: returns the content, before the next code object is taken.
-        shared: bytes of LDS that a launch adds, if the file says it.
-        gpu: of a bundle's code object.
-        stem: a JSON beside it has this name without its suffix; empty if there can be none.
+        name: the path in the place; in a pack the path of the pack and the name inside.
+        file: the file that holds it, with the entry if it is in a .zip.
+        size: bytes of the content.
+        read: returns the content; it must be called before the next code object is taken.
+        shared: bytes of LDS that a launch adds, if the file has this number.
+        gpu: the GPU of a code object in a bundle.
+        stem: the name of a JSON beside it without the suffix; empty if there can be no JSON.
         launch: the JSON of a result of a kernel store.
-        inputs: what such a result was made from.
+        inputs: the inputs of a result of a kernel store.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Code:
 
 
 class SealedError(KernelError):
-    """A compressed bundle that cannot be unpacked here, so the GPUs of its code objects are unknown."""
+    """A compressed bundle cannot be unpacked here, so the GPUs of its code objects are unknown."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class LaunchList:
-    """How the kernels of a pack are launched."""
+    """The launch values of the kernels of a pack."""
 
     folder: str
     launches: Launches = field(repr=False)
@@ -87,14 +87,14 @@ class LaunchList:
 
 @dataclass(frozen=True)
 class Pack:
-    """An .aks2 file, or a .zip of these, that is opened on demand."""
+    """An .aks2 file, or a .zip of .aks2 files, which is opened on demand."""
 
     path: str
     _file: StoredFile = field(repr=False)
     _budget: UnpackBudget = field(repr=False)
 
     def codes(self, on_fault: OnFault) -> Iterator[Code]:
-        """Return the code objects. A damaged entry hides no other."""
+        """Return the code objects. A damaged entry does not hide the others."""
         self._budget.add(self._file.size)
         is_zip = self.path.endswith(".zip")
         codes = _zipped(self._file, self._budget, on_fault) if is_zip else _packed(self._file, self._budget)
@@ -102,7 +102,7 @@ class Pack:
 
 
 def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | Beside | LaunchList | Pack]:
-    """Find what is compiled in the files of a place, in their order.
+    """Yield the compiled code and the JSON in the files of a place, in the order of the files.
 
     Args:
         on_fault: called with the error of a damaged file, which is then skipped.
@@ -134,10 +134,10 @@ def _items(file: StoredFile, budget: UnpackBudget) -> Iterator[Code | Beside | L
 
 
 def bundled(path: Path) -> Iterator[Code]:
-    """Return the code objects of a file if it is a bundle; none if it is anything else.
+    """Yield the code objects of a file if it is a bundle; nothing for another file.
 
     Raises:
-        KernelError: it is damaged, or cannot be read or unpacked.
+        KernelError: the file is damaged, or cannot be read or unpacked.
     """
     try:
         file = on_disk(path, path.name, Path(os.path.realpath(path)).parent)
@@ -151,7 +151,7 @@ def bundled(path: Path) -> Iterator[Code]:
 
 
 def _objects(file: StoredFile, stem: str, budget: UnpackBudget) -> Iterator[Code]:
-    """A code object, or those of a bundle under its name."""
+    """Yield the code object of a file, or the code objects of a bundle."""
     with file.open() as stream:
         if is_bundle(stream.read(MAGIC_BYTES)):
             yield from _of_bundle(file, stream, stem, budget)
@@ -186,13 +186,13 @@ def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudg
 
 def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
     if file.size > LARGEST_OBJECT:
-        return file.read(LARGEST_OBJECT)  # which says that
+        return file.read(LARGEST_OBJECT)  # this raises the error for a file that is too large
     stream.seek(0)
     return stream.read(file.size)
 
 
 def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterator[Code]:
-    """The kernels of a .zip of .aks2 under any name; other entries are no kernels."""
+    """Yield the kernels of the .aks2 files in a .zip; other entries are skipped."""
     with file.open() as stream:
         if stream.read(2) != b"PK":
             return
@@ -208,13 +208,13 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """The path of a .zip's entry: its own if that names the GPU, as in a packed prefix."""
+    """Return the path of a .zip's entry; if the entry's own path names the GPU, it is not prefixed by the .zip."""
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
 
 def _packed(file: StoredFile, budget: UnpackBudget) -> Iterator[Code]:
-    """The kernels of an .aks2 file."""
+    """Yield the kernels of an .aks2 file."""
     try:
         with file.start() as stream, open_aks2(stream, file.size, budget) as kernels:
             for kernel in kernels:
@@ -237,7 +237,7 @@ def _beside(file: StoredFile, stem: str) -> Beside | None:
     raw = file.read(_LARGEST_BESIDE)
     try:
         content = strict_json.read(raw, file.path)
-    except (DocumentError, ValueError):  # some other file
+    except (DocumentError, ValueError):  # the file belongs to something else
         return None
     return Beside(stem, raw, content) if isinstance(content, dict) else None
 
@@ -273,12 +273,12 @@ def _result(file: StoredFile) -> Code:
 
 
 def key_of(path: str) -> str:
-    """A path from the folder that names the GPU, so that an image, a prefix and a build folder give the same name."""
+    """Return a path from the folder that names the GPU on, which is equal in an image, a prefix and a build folder."""
     parts_ = path.split("/")
     start = next((at for at, part in enumerate(parts_) if _GPU.fullmatch(part)), 0)
     return "/".join(parts_[start:]).removeprefix("amd-").removesuffix(".hsaco")
 
 
 def gpu_in(path: str) -> str:
-    """The GPU that a path names, or the pack of one; empty if none."""
+    """Return the GPU or the pack that a path names; empty if it names none."""
     return next((part.removeprefix("amd-") for part in path.split("/") if _GPU.fullmatch(part)), "")

@@ -1,4 +1,4 @@
-"""Compares two collections of compiled kernels: what changed, the worst first."""
+"""Compare two collections of compiled kernels, and list the differences, the worst first."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel on both sides, or on one. An empty one, which AOTriton treats as known bad, has no facts.
+    """A kernel on both sides, or on one side. An empty kernel, which AOTriton treats as known bad, has no facts.
 
     Args:
-        files: digests of the objects of both sides.
+        files: digests of the objects on the sides that have the kernel.
     """
 
     key: str
@@ -41,13 +41,13 @@ class Row:
 
     @property
     def lost_waves(self) -> int:
-        """Waves of a SIMD that no longer fit; negative where more do."""
+        """The number of waves that no longer fit on a SIMD; negative if more waves fit."""
         before, after = (side and side.occupancy for side in (self.before, self.after))
         return before.waves - after.waves if before and after else 0
 
     @property
     def new_spills(self) -> int:
-        """Registers spilled that were not; PTX only states its local memory, in bytes."""
+        """The number of additional spilled registers; for PTX additional bytes of local memory."""
         if self.before is None or self.after is None:
             return 0
         if self.after.vgpr is None:
@@ -55,7 +55,7 @@ class Row:
         return self.after.spills - self.before.spills
 
     def changes(self) -> dict[str, tuple[int, int]]:
-        """The differences of `NUMBERS` and the waves, before and after."""
+        """Return the values of `NUMBERS` and the waves that differ, as (before, after)."""
         if self.before is None or self.after is None:
             return {}
         rows = {name: (getattr(self.before, name), getattr(self.after, name)) for name in NUMBERS}
@@ -64,7 +64,7 @@ class Row:
         return {name: pair for name, pair in rows.items() if None not in pair and pair[0] != pair[1]}
 
     def as_json(self) -> dict[str, Any]:
-        """A row of `kernels diff --json`."""
+        """Return the row as `kernels diff --json` prints it."""
         return {
             "key": self.key,
             "gpu": self.gpu,
@@ -79,17 +79,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """All rows, the worst first: lost waves, new spills, more scratch and registers, then those in A alone."""
+    """All rows, the worst first: lost waves, new spills, more scratch and registers, then kernels only in A."""
 
     rows: tuple[Row, ...]
 
     def counts(self) -> dict[str, int]:
-        """Kernels by status."""
+        """Return the number of kernels by status."""
         counted = Counter(row.status for row in self.rows)
         return {status: counted[status] for status in STATUSES}
 
     def groups(self) -> list[dict[str, Any]]:
-        """By GPU and kernel: how many of each status, and how many of them lost waves or spill more."""
+        """Return a row for each GPU and function, with numbers of kernels by status, changed waves and new spills."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -106,27 +106,27 @@ class Difference:
         ]
 
     def failing(self, condition: str) -> list[Row]:
-        """The rows for which one of `CONDITIONS` holds."""
+        """Return the rows for which a condition of `CONDITIONS` holds."""
         return [row for row in self.rows if CONDITIONS[condition](row)]
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `kernels diff --json`; kernels with the same bytes are counted, not listed."""
+        """Return the difference as `kernels diff --json` prints it; kernels with the same bytes are only counted."""
         listed = [row.as_json() for row in self.rows if row.status != SAME]
         return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
 
 
 def ranked(rows: Iterable[Row]) -> Difference:
-    """The comparison with these rows."""
+    """Return the difference with these rows, sorted."""
     return Difference(tuple(sorted(rows, key=_rank)))
 
 
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     """Compare the kernels of two places.
 
-    They are paired by key. Where no key is on both sides, by what their JSON says that they were compiled from.
+    Kernels are paired by key. If no key is on both sides, they are paired by the compilation inputs in their JSON.
 
     Raises:
-        ConfigError: they have no kernel in common.
+        ConfigError: the places have no kernel in common.
     """
     for by_launch in (False, True):
         before, after = _named(a, by_launch=by_launch), _named(b, by_launch=by_launch)
@@ -167,13 +167,13 @@ def _rank(row: Row) -> tuple[Any, ...]:
     more = [
         after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
     ]
-    # Fewer registers give more waves and more spills: such a kernel is among the worst all the same.
+    # A kernel with new spills is among the worst even if it has more waves, because fewer registers cause both.
     lost = row.lost_waves
     return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 
 
 def change_texts(row: Row) -> Iterator[str]:
-    """The changes of a kernel, as texts for display: `waves 5 -> 3`."""
+    """Yield the changes of a kernel as texts for display, such as `waves 5 -> 3`."""
     names = {"vgpr_spills": "VGPR spills", "sgpr_spills": "SGPR spills", "lds": "LDS"}
     first = ("waves", "vgpr_spills", "sgpr_spills")
     changes = row.changes()

@@ -1,4 +1,4 @@
-"""Facts of a compiled kernel: registers, spills, memory and code, from a code object or from PTX."""
+"""Read the facts of a compiled kernel from a code object or PTX: registers, spills, memory and code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain_lab.examine.occupancy import Occupancy, allocated, occupancy
 
 _RSRC1 = 48  # bytes into a kernel's descriptor
 
-# PTX is read line by line: patterns that reach over lines take hours for a hostile file.
+# PTX is read line by line, because patterns over several lines would take hours on a hostile file.
 _LONGEST_LINE = 1 << 16
 _TARGET = re.compile(r"\s*\.target\s+(\w+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -28,21 +28,21 @@ _SIZE = re.compile(r"\[(\d{1,9})\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A kernel. A value is None if its form does not have it: PTX has no registers yet.
+    """A kernel. A value is None if the file does not have it; for example, PTX has no registers yet.
 
     Args:
-        gpu: LLVM's name; for PTX its target.
-        wave: lanes.
-        threads: most of a workgroup.
-        vgpr: vector registers of a wave, accumulation registers included.
-        vgpr_spills, sgpr_spills: registers that were spilled.
-        lds: bytes of a workgroup, including those of the launch if known.
-        scratch: bytes of a lane.
-        code: bytes of instructions; of PTX its instructions.
-        digest: of the instructions.
+        gpu: LLVM's name of the GPU; for PTX the target.
+        wave: the number of lanes of a wave.
+        threads: the largest number of threads of a workgroup.
+        vgpr: vector registers of a wave, including accumulation registers.
+        vgpr_spills, sgpr_spills: the number of spilled registers.
+        lds: bytes of LDS of a workgroup, including the LDS of the launch if it is known.
+        scratch: bytes of scratch memory of a lane.
+        code: bytes of instructions; for PTX the number of instructions.
+        digest: a digest of the instructions.
         two_units: whether it runs in workgroup processor mode.
-        allocated: vector registers that its descriptor asks for, which bound the waves.
-        xnack: whether it only loads on a GPU with XNACK on, as `gfx90a:xnack+`.
+        allocated: vector registers that its descriptor reserves, which limit the waves.
+        xnack: whether it only loads on a GPU on which XNACK is on, such as `gfx90a:xnack+`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Facts:
 
     @property
     def occupancy(self) -> Occupancy | None:
-        """None if the registers or the GPU are not known."""
+        """The occupancy; None if the registers or the GPU are not known."""
         if self.vgpr is None:
             return None
         return occupancy(
@@ -77,7 +77,7 @@ class Facts:
         return (self.vgpr_spills or 0) + (self.sgpr_spills or 0)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`; `waves` is the occupancy, `waves_by_registers` without LDS."""
+        """Return the facts for `--json`; `waves` is the occupancy, and `waves_by_registers` ignores LDS."""
         row = asdict(self)
         del row["two_units"], row["allocated"], row["xnack"]
         there = self.occupancy
@@ -86,14 +86,14 @@ class Facts:
 
 
 def read_object(content: bytes, where: str, *, shared: int | None = None) -> tuple[Facts, ...]:
-    """The kernels of a code object.
+    """Return the kernels of a code object.
 
     Args:
-        where: for messages.
+        where: the name of the file, for messages.
         shared: bytes of LDS that a launch adds.
 
     Raises:
-        KernelError: it is damaged, for an unknown GPU, or has no kernel.
+        KernelError: the code object is damaged, is for an unknown GPU, or has no kernel.
     """
     try:
         kernels = tuple(_kernels(ElfTables(content), len(content), shared or 0))
@@ -122,7 +122,7 @@ def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
         place, size = elf.symbols[name]
         left -= size
         if name in names or left < 0:
-            raise ValueError("its kernels overlap")  # their code would be digested many times over
+            raise ValueError("its kernels overlap")  # a hostile file could make this function digest code many times
         names.add(name)
         code = elf.loaded(place, size)
         descriptor, _ = elf.symbols[str(row.get(".symbol", f"{name}.kd"))]
@@ -158,10 +158,10 @@ def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int
 
 
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
-    """The kernels of a PTX file, as far as its text has them: registers are allocated later.
+    """Return the kernels of a PTX file, without registers, which are allocated later.
 
     Raises:
-        KernelError: it names no target, holds no kernel, or has a longer line than any compiler writes.
+        KernelError: the file names no target, holds no kernel, or has a line that no compiler would write.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():
@@ -197,7 +197,7 @@ def _not_ptx(where: str, why: str) -> KernelError:
 
 
 class _Entry:
-    """A kernel of a PTX file, as its lines are read."""
+    """A kernel of a PTX file while its lines are read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -208,7 +208,7 @@ class _Entry:
         self.closed = False
 
     def take(self, line: str) -> None:
-        """Take a line, the first one with the name included."""
+        """Read a line of the kernel; the first line is the one with the name."""
         self.closed = self.closed or "}" in line
         if not self.threads and (match := _THREADS.search(line)):
             self.threads = int(match[1])
@@ -221,7 +221,7 @@ class _Entry:
 
 
 def _space(line: str) -> tuple[str, int] | None:
-    """The state space of a declaration, and its bytes; None for any other line."""
+    """Return the state space of a declaration and its bytes; None for other lines."""
     if (match := _SPACE.search(line)) is None or (size := _SIZE.search(line, match.end())) is None:
         return None
     return match[1], int(size[1])

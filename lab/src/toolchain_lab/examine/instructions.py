@@ -1,4 +1,4 @@
-"""Whether kernels whose bytes differ have the same instructions, apart from addresses of data."""
+"""Find kernels whose bytes differ but whose instructions are the same, apart from addresses of data."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, r
 from toolchain_lab.examine.kernels import kernels_in
 from toolchain_lab.metered import metered
 
-# An address of data is taken from where the instruction is: its low and its high half are added to that.
+# Code computes the address of data from its own address, to which it adds a low and a high half.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
 _ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
-_REACH = 8  # instructions from the first of them to the last
+_REACH = 8  # the most instructions from the first to the last one of this computation
 
 
-def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
-    """Compare changed kernels by their instructions, where their code has the same size.
+def compare_instructions(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
+    """Compare the instructions of changed kernels whose code has the same size.
 
     Args:
-        places: of A and of B, which are read once more.
+        places: the places A and B, which are read once more.
 
     Returns:
-        The difference, and how many kernels could not be compared for lack of a disassembler.
+        the difference, and the number of kernels that could not be compared because there is no disassembler.
     """
     open_ = [row for row in difference.rows if _may_be_same(row)]
     if not open_:
@@ -53,7 +53,7 @@ def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple
 
 
 def _may_be_same(row: Row) -> bool:
-    """PTX is compared by its text already."""
+    """Return whether a changed kernel may have the same instructions. PTX has been compared by its text already."""
     objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
     return row.status == CHANGED and objects and "code" not in row.changes()
 
@@ -62,16 +62,16 @@ def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
     try:
         a, b = (instructions(contents[digest], row.kernel, row.gpu, tool) for digest in row.files)
     except (NotEmulatedError, LookupError, ValueError):
-        return False  # what cannot be decoded stays changed
+        return False  # a kernel that cannot be decoded counts as changed
     return a == b
 
 
 def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> list[str]:
-    """The instructions of a kernel as text, without the addresses of data.
+    """Return the instructions of a kernel as text, without the addresses of data.
 
     Raises:
-        NotEmulatedError: it cannot be decoded.
-        LookupError: it has no such kernel.
+        NotEmulatedError: the code object cannot be decoded.
+        LookupError: the code object has no such kernel.
     """
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - only where bytes differ
 
@@ -93,7 +93,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Put a name in the place of half an address, which is added to where the instruction at `at` is."""
+    """Replace half of an address by a name. The half is added to the address of the instruction at `at`."""
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
             texts[place] = f"{match[1]} s{register} {name}"

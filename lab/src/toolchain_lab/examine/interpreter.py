@@ -1,7 +1,7 @@
 """Find an interpreter and the Triton installed for it, without running either on the host.
 
-A Triton is untrusted code: where its interpreter would import it from is read from files here, and the
-interpreter itself only runs inside of namespaces.
+Triton is untrusted code. So this module finds the folder that the interpreter would import Triton from by reading
+files, and the interpreter itself only runs inside namespaces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolchain.core.errors import ConfigError, KernelError
 from toolchain.core.filesystem import read_regular
 from toolchain.engine import launcher
 
-_LARGEST = 1 << 20  # bytes of a file that says where modules are
+_LARGEST = 1 << 20  # bytes of a file that names folders of modules
 _LIBRARIES = ("lib", "lib64")
 
 
@@ -27,10 +27,10 @@ class Interpreter:
     """A CPython on this machine.
 
     Args:
-        named: how the user named it.
-        file: the program itself, no link.
+        named: the path or name that the user gave.
+        file: the program itself, after links are resolved.
         prefix: the folder of its installation, which has `bin` and `lib`.
-        environment: the folder of the virtual environment that it was named in, if any.
+        environment: the folder of the virtual environment of the given path, if there is one.
     """
 
     named: str
@@ -39,7 +39,7 @@ class Interpreter:
     environment: Path | None = None
 
     def files(self) -> list[Path]:
-        """Return what must be visible for it to run, besides the machine's own folders such as `/usr`."""
+        """Return the files that the interpreter needs besides the system's folders such as `/usr`."""
         if self.prefix.parts[1] in launcher.SYSTEM:
             return []
         return [self.file, *(folder for name in _LIBRARIES if (folder := self.prefix / name).is_dir())]
@@ -54,7 +54,7 @@ def interpreter_at(named: str) -> Interpreter:
     """
     path = Path(process.which(named)).absolute()
     file = path.resolve()
-    # Python itself looks for this file beside the program as it was called.
+    # Python itself looks for this file beside the path by which it was called.
     environment = next((at for at in (path.parent.parent, path.parent) if (at / "pyvenv.cfg").is_file()), None)
     prefix = file.parent.parent
     if file == Path(sys.executable).resolve():
@@ -74,16 +74,16 @@ def interpreter_at(named: str) -> Interpreter:
 
 
 def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
-    """Return the folders that make up the Triton of an interpreter, each with its name beside the others.
+    """Return the folders that make up the Triton of an interpreter, each with the name that it must have.
 
     They are the package `triton`, the metadata by which it finds its backends, and the libraries that were bundled with
-    it. Nothing else of the folder in which it is installed belongs to it.
+    it.
 
     Args:
-        version: the interpreter's, as in `3.12`.
+        version: the interpreter's version, such as `3.12`.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the interpreter has no Triton.
     """
     folders = list(_module_folders(interpreter, version))
     package = next((at / "triton" for at in folders if (at / "triton" / "__init__.py").is_file()), None)
@@ -105,7 +105,7 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
 
 
 def _module_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
-    """The folders that are searched for modules, in order, each followed by those that it adds."""
+    """Yield the folders in which Python looks for modules, in order, each followed by the folders that it adds."""
     for site in _site_folders(interpreter, version):
         if not site.is_dir():
             continue
@@ -130,7 +130,7 @@ def _site_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
 
 
 def _added(site: Path, file: Path) -> Iterator[Path]:
-    """The folders that a .pth file names; its lines of code are left alone."""
+    """Yield the folders that a .pth file names; its lines of code are ignored."""
     for line in _text(file).splitlines():
         if line.strip() and not line.startswith(("#", "import ", "import\t")):
             folder = site / line.strip()
@@ -139,7 +139,7 @@ def _added(site: Path, file: Path) -> Iterator[Path]:
 
 
 def _names_backends(info: Path) -> bool:
-    """Whether installed metadata names backends of Triton, all of them inside of its package."""
+    """Return whether installed metadata names backends of Triton, all of them inside its package."""
     if not _text(info / "entry_points.txt"):
         return False
     named = [entry.value for entry in PathDistribution(info).entry_points if entry.group == "triton.backends"]

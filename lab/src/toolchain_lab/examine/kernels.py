@@ -1,4 +1,4 @@
-"""Compiled kernels of a place, with their facts and a key that names them in another place too."""
+"""List the compiled kernels of a place, with their facts and with keys that are the same in other places."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Kernel:
     """A compiled kernel in a place.
 
     Args:
-        key: names it among those of its place, the same way in another place with the same kernels.
-        path: where it is.
-        sha256: hex, of its file.
-        facts: None for an empty one, which AOTriton's loader treats as known bad.
-        launch: a digest of what it was compiled from, as the JSON beside it says; empty without one.
-        content: of the object, if requested.
+        key: a name that is unique in the place, and the same in another place with the same kernels.
+        path: the path of its file in the place.
+        sha256: the SHA-256 of its file, in hex.
+        facts: the facts; None for an empty kernel, which AOTriton's loader treats as known bad.
+        launch: a digest of the compilation inputs in the JSON beside it; empty if there is no JSON.
+        content: the code object, if the caller wants it.
         packed: whether it is in a pack of AOTriton.
     """
 
@@ -46,14 +46,14 @@ class Kernel:
 
     @property
     def gpu(self) -> str:
-        """LLVM's name; of an empty kernel by its path, which names at least the pack."""
+        """LLVM's name of the GPU; for an empty kernel the GPU or the pack that its path names."""
         if self.facts is not None:
             return self.facts.gpu
         return gpu_in(self.key)
 
     @property
     def family(self) -> str:
-        """The function's name; of an empty kernel the folder's."""
+        """The name of the function; for an empty kernel the name of its folder."""
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 
@@ -63,12 +63,12 @@ def kernels_in(
     """Return the kernels of a place, sorted by key.
 
     Args:
-        what: see `places.opened`.
-        keep: digests of the objects whose content is wanted.
-        note: called with what was left out, a line for each kind.
+        what: the place, see `places.opened`.
+        keep: digests of the objects whose content is kept.
+        note: called with a line for each kind of file that was left out.
 
     Raises:
-        ConfigError: there is nothing of that name, or nothing compiled in it.
+        ConfigError: there is no such place, or it has no compiled kernel.
         KernelError: a code object or a pack is damaged.
     """
     with opened(what, cache) as files:
@@ -93,7 +93,7 @@ def _refuse(error: ToolchainError) -> None:
 
 
 def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
-    """Return the kernels among files.
+    """Yield the kernels among files.
 
     Args:
         on_fault: called with the error of a damaged file, which is then skipped.
@@ -106,7 +106,7 @@ def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collecti
         elif not isinstance(item, LaunchList):
             codes = item.codes(on_fault) if isinstance(item, Pack) else [item]
             for kernel in (kernel for code in codes for kernel in _sound(code, on_fault)):
-                if kernel.sha256 not in keep:  # thousands of them take as much memory as the place has bytes
+                if kernel.sha256 not in keep:  # the contents of thousands of kernels would fill the memory
                     kernel = replace(kernel, content=b"")  # noqa: PLW2901
                 if isinstance(item, Code) and item.stem:
                     waiting.append((item.stem, kernel))  # the JSON may come later
@@ -165,12 +165,12 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """The inputs of a kernel's compilation; empty if the JSON does not have all, as in Triton's own caches."""
+    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks some, as in Triton's own caches."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 
 def _cached(kernel: Kernel, launch: Mapping[str, Any]) -> str:
-    """A key for a kernel of Triton's own cache, whose folder differs with each Triton."""
+    """Return a key for a kernel of Triton's own cache, because the name of its folder differs with each Triton."""
     folder = kernel.key.rpartition("/")[0].rpartition("/")[2]
     if kernel.facts is None or not _CACHE_FOLDER.fullmatch(folder):
         return kernel.key
@@ -183,7 +183,7 @@ def _digest(value: Any) -> str:
 
 
 def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Keys that come twice, as those of Triton's caches may, get a number by their content's order."""
+    """Yield the kernels with unique keys; a key that comes several times, as in Triton's caches, gets a number."""
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, []).append(kernel)

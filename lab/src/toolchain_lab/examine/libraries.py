@@ -1,4 +1,4 @@
-"""Facts of a host library: its name, what it needs, the glibc that it runs on, and the GPU code inside."""
+"""Read the facts of a host library: its name, the libraries and glibc that it needs, and the GPU code inside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain_lab.metered import metered
 
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
-_MOST = 100_000  # sections, dynamic tags and versions that are looked at
+_MOST = 100_000  # the largest number of sections, dynamic tags and versions that are read
 _MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # the largest library of PyTorch has some 100,000 entries
 _CHUNK = 1 << 20
 _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
@@ -30,11 +30,12 @@ class Library:
     """An ELF file for a host.
 
     Args:
-        glibc: the oldest that it runs on, as it asks for symbol versions; empty if it asks for none.
-        targets: GPUs of the code inside, as `gfx942` or `sm_90`.
-        llvms: revisions of LLVMs inside, by their own text.
-        sealed: compressed bundles of AMD code whose GPUs are unknown, because they cannot be unpacked here.
-        fault: what is wrong with a bundle inside; empty if they are whole.
+        glibc: the oldest glibc that it runs on, from the symbol versions that it needs; empty if it needs none.
+        targets: GPUs of the code inside, such as `gfx942` or `sm_90`.
+        llvms: revisions of the LLVMs inside, from texts in the library.
+        sealed: the number of compressed bundles of AMD code whose GPUs are unknown, because they cannot be unpacked
+            here.
+        fault: the fault of a bundle inside; empty if all bundles are complete.
     """
 
     path: str
@@ -48,10 +49,10 @@ class Library:
 
 
 def read_library(file: StoredFile) -> Library | None:
-    """Read a library or program of a host; None for other and for damaged ELF files.
+    """Read a library or program of a host; return None for other files and for damaged ELF files.
 
     Raises:
-        HostileInputError: it names more LLVMs than any library.
+        HostileInputError: the file names more LLVMs than any library does.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no library
     from elftools.construct import ConstructError  # noqa: PLC0415
@@ -85,7 +86,7 @@ def read_library(file: StoredFile) -> Library | None:
 
 
 class _Found:
-    """What the sections of an ELF file say."""
+    """The facts in the sections of an ELF file."""
 
     def __init__(self, path: str, stream: BinaryIO) -> None:
         from elftools.elf.dynamic import DynamicSection  # noqa: PLC0415 - see `read_library`
@@ -97,7 +98,7 @@ class _Found:
         self.versions: set[str] = set()
         self.targets: set[str] = set()
         self._budget = UnpackBudget()
-        self._left = stream.seek(0, 2)  # bytes that sections of device code may have
+        self._left = stream.seek(0, 2)  # bytes that further sections of device code may have
         elf = ELFFile(metered(stream))
         self.machine = elf["e_machine"]
         if elf.num_sections() > _MOST:
@@ -121,7 +122,7 @@ class _Found:
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
 
     def _take(self, size: int, path: str) -> None:
-        """Refuse sections of device code that overlap: a small file would be read many times over."""
+        """Refuse sections of device code that overlap, because with them a small file could take hours to read."""
         self._left -= size
         self._budget.add(size)
         if self._left < 0:
@@ -142,15 +143,15 @@ class _Found:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """The highest of some versions of glibc; empty for none."""
+    """Return the highest of some versions of glibc; empty if there are none."""
     return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
-    """Return the architectures of the entries of CUDA's fat binaries in a section; PTX as `compute_90`.
+    """Yield the architecture of each entry of CUDA's fat binaries in a section; PTX gives `compute_90` and the like.
 
     Raises:
-        HostileInputError: it has more entries, or more words between them, than any library.
+        HostileInputError: the section has more entries, or more words between them, than any library has.
     """
     place, last = start, start + size
     entries, words = _MOST_ENTRIES, _MOST_WORDS

@@ -1,4 +1,4 @@
-"""Occupancy: the number of waves of a kernel that fit on a SIMD, by registers and by LDS."""
+"""Compute the occupancy: the number of waves of a kernel that fit on a SIMD, by registers and by LDS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolchain.catalog.limits import Limits, limits_of
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Waves of a SIMD: by registers alone, as LLVM counts them, and with the LDS of a workgroup."""
+    """The waves that fit on a SIMD: limited by registers only, as LLVM counts them, and limited by LDS only."""
 
     registers: int
     lds: int
@@ -20,9 +20,9 @@ class Occupancy:
 
 
 def allocated(gpu: str, rsrc1: int, wave: int) -> int:
-    """Vector registers that a kernel's descriptor reserves; 0 for a GPU without a row.
+    """Return the vector registers that a kernel's descriptor reserves; 0 for a GPU without a row.
 
-    They may be more than it uses: with `waves_per_eu` LLVM reserves more, so that fewer waves run at once.
+    They may be more than the kernel uses. With `waves_per_eu` LLVM reserves more, so that fewer waves run at once.
 
     Args:
         rsrc1: `compute_pgm_rsrc1` of the descriptor.
@@ -33,20 +33,20 @@ def allocated(gpu: str, rsrc1: int, wave: int) -> int:
 
 
 def _half(row: Limits, wave: int) -> int:
-    """2 where a wave is twice as wide as the row's."""
+    """Return 2 if a wave is twice as wide as the row assumes, else 1."""
     return 2 if row.sgprs == 0 and wave == 64 else 1
 
 
 def occupancy(
     gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
 ) -> Occupancy | None:
-    """The waves of a SIMD; None for a GPU without a row.
+    """Return the waves that fit on a SIMD; None for a GPU without a row.
 
     Args:
-        vgpr: vector registers, accumulation registers included: those used, or `allocated` where that is more.
-        lds: bytes of a workgroup.
+        vgpr: vector registers, including accumulation registers: the used ones, or `allocated` if that is more.
+        lds: bytes of LDS of a workgroup.
         wave: lanes of a wave, 32 or 64.
-        threads: of a workgroup.
+        threads: threads of a workgroup.
         two_units: whether the kernel runs in workgroup processor mode.
     """
     row = limits_of(gpu)

@@ -1,7 +1,8 @@
-"""Clang's offload bundles: code objects for several GPUs in one file or section, plain or compressed.
+"""Read Clang's offload bundles: code objects for several GPUs in one file or section, plain or compressed.
 
-A plain bundle is a list of (offset, size, target) and the code objects. A compressed one (`CCOB`, versions 1 to 3)
-holds a plain one, packed by zlib or zstd. A section holds the bundles of all its object files, on 4 KiB boundaries.
+A plain bundle is a list of (offset, size, target) and the code objects. A compressed bundle (`CCOB`, versions 1 to 3)
+holds a plain bundle, compressed by zlib or zstd. A section holds the bundles of all object files of a library, on 4 KiB
+boundaries.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from toolchain.kernels.result_store import LARGEST_OBJECT
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 MAGIC_BYTES = len(PLAIN)
 _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
-# By version: the fields behind the magic. `packed` counts all bytes of the bundle; version 1 lacks it.
+# The fields behind the magic, by version. `packed` counts all bytes of the bundle; version 1 lacks it.
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
-_MOST_BUNDLES = 100_000  # one for each object file that a library was linked from
+_MOST_BUNDLES = 100_000  # a library has a bundle for each object file that it was linked from
 _LARGEST = 8 << 30
-_WINDOW = 27  # log2 of zstd's window, which is the largest that clang's compressor uses
+_WINDOW = 27  # log2 of the largest zstd window that clang's compressor uses
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
 _FEW = 64
@@ -40,8 +41,8 @@ class Part:
     """A code object of a bundle.
 
     Args:
-        target: as the bundle has it, `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`.
-        size: bytes.
+        target: the target in the bundle, such as `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`.
+        size: bytes of the code object.
     """
 
     target: str
@@ -55,7 +56,7 @@ class Part:
         return self.target[self.target.index("gfx") :].partition(":")[0] if "gfx" in self.target else ""
 
     def read(self) -> bytes:
-        """Return the code object, before the next part is taken."""
+        """Return the code object. The caller must read it before it takes the next part."""
         if self.size > LARGEST_OBJECT:
             raise too_large(self.target, self.size, LARGEST_OBJECT)
         self._stream.seek(self._offset)
@@ -67,31 +68,31 @@ class Sealed:
     """A compressed bundle that cannot be unpacked here.
 
     Args:
-        why: what is missing.
+        why: the reason, for a message.
     """
 
     why: str
 
 
 def is_bundle(head: bytes) -> bool:
-    """Whether a file that begins with these bytes (`MAGIC_BYTES`) is a bundle."""
+    """Return whether a file is a bundle; `head` has its first `MAGIC_BYTES` bytes."""
     return head.startswith((PLAIN, PACKED))
 
 
 def parts(
     stream: BinaryIO, size: int, where: str, *, start: int = 0, budget: UnpackBudget | None = None
 ) -> Iterator[Part | Sealed]:
-    """Return the code objects of all bundles in a part of a file, one bundle after the other.
+    """Yield the code objects of all bundles in a part of a file, one bundle after the other.
 
     Args:
-        stream: can be read from any offset.
+        stream: the file, which must be seekable.
         size: bytes from `start`.
-        where: for messages.
-        budget: shared with other parts; by default this one has one of its own.
+        where: the name of the file, for messages.
+        budget: the limit of unpacked bytes that several calls share; by default this call has a limit of its own.
 
     Raises:
         KernelError: a bundle is damaged.
-        HostileInputError: a bundle unpacks to more than any real one, or its code objects overlap.
+        HostileInputError: a bundle unpacks to more bytes than any real bundle, or its code objects overlap.
     """
     at, end = start, start + size
     left, budget = _MOST_BUNDLES, budget or UnpackBudget(size)
@@ -114,9 +115,9 @@ def parts(
 
 
 def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
-    """Return the place of the next byte that is not zero, or `end`."""
+    """Return the offset of the next byte that is not zero, or `end`."""
     stream.seek(at)
-    size = _FEW  # most often nothing is skipped, and many short parts follow one another
+    size = _FEW  # usually there are no zeros to skip, and many short parts follow each other
     while at < end:
         piece = stream.read(min(size, end - at))
         size = min(4 * size, _CHUNK)
@@ -133,7 +134,7 @@ def _damaged(where: str, why: str) -> KernelError:
 
 
 def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part], int]:
-    """The parts of a plain bundle, and its bytes."""
+    """Return the parts of a plain bundle, and the size of the bundle in bytes."""
     stream.seek(at + MAGIC_BYTES)
     place = MAGIC_BYTES + _COUNT.size
     found: list[Part] = []
@@ -163,7 +164,7 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
 def _packed(
     stream: BinaryIO, at: int, size: int, where: str, budget: UnpackBudget
 ) -> Generator[Part | Sealed, None, int]:
-    """The parts of a compressed bundle; returns its bytes."""
+    """Yield the parts of a compressed bundle, and return the size of the bundle in bytes."""
     stream.seek(at + len(PACKED))
     head = stream.read(2)
     form = _HEADERS.get(int.from_bytes(head, "little"))
@@ -204,21 +205,21 @@ def _packed(
 
 
 def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: int) -> tuple[int, int]:
-    """Unpack a stream until its end, or until it has made more than `most` bytes; returns bytes used and made."""
+    """Unpack a stream to its end, or until there are more than `most` bytes; return the bytes read and written."""
     used, made = 0, 0
     while not unpack.eof and made <= most:
         piece = stream.read(min(_CHUNK, packed - used)) if unpack.needs_input else b""
         used += len(piece)
         content = unpack.decompress(piece, _CHUNK)
         if not content and not piece and unpack.needs_input:
-            break  # it ends early
+            break  # the stream ends early
         made += len(content)
         into.write(content)
     return used - len(unpack.unused_data), made
 
 
 def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a decompressor for a method, with the interface of zstd's, and its errors.
+    """Return a decompressor for a method, with the interface of zstd's decompressor, and the errors that it raises.
 
     Raises:
         ImportError: the package for zstd is missing.
@@ -236,7 +237,7 @@ def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]
 
 
 class _Zlib:
-    """zlib's decompressor with the interface of zstd's."""
+    """zlib's decompressor with the interface of zstd's decompressor."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj()

@@ -1,4 +1,4 @@
-"""Files of any place that may hold compiled kernels: folders, archives, wheels, single files, images."""
+"""List the files of any place that may hold compiled kernels: folders, archives, wheels, single files, images."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# Triton writes the files of a kernel to such a folder, and renames it at the end.
+# Triton writes the files of a kernel to a folder with such a name, and renames the folder at the end.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes of a long name
 _AGAIN = "get it again from whoever made it"
 
 
 class _Member(CheckedHeader):
-    """tarfile takes a damaged header for the end; the rest would be silently missing."""
+    """A header that raises an error if it is damaged. tarfile takes a damaged header for the end of the archive."""
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
@@ -60,10 +60,11 @@ class _Member(CheckedHeader):
 
 
 class Files:
-    """The files of a place, which can be read more than once.
+    """The files of a place, which can be iterated several times.
 
     Args:
-        images: digests of the images that hold them; none for files and folders.
+        start: starts an iteration, and adds the files that it leaves out to the notes.
+        images: digests of the images that hold the files; none for files and folders.
     """
 
     def __init__(self, start: Callable[[Notes], Iterator[StoredFile]], images: Sequence[str] = ()) -> None:
@@ -76,30 +77,30 @@ class Files:
         return self._start(self._notes)
 
     def notes(self) -> list[str]:
-        """What was left out when the files were last gone through, a line for each kind."""
+        """Return a line for each kind of file that the last iteration left out."""
         return self._notes.lines()
 
 
 class Notes:
-    """Files that are left out of a place."""
+    """The files of a place that are left out."""
 
     def __init__(self) -> None:
         self._unfinished: set[str] = set()
         self._links: set[str] = set()
 
     def is_unfinished(self, path: str) -> bool:
-        """Whether Triton was still writing a file when its process ended: it is not part of Triton's cache."""
+        """Return whether a file is in a folder that Triton did not finish, which is not part of Triton's cache."""
         found = _UNFINISHED.search(path)
         if found is not None:
             self._unfinished.add(path[: found.end()].rstrip("/"))
         return found is not None
 
     def link(self, path: str) -> None:
-        """Note a link that was not followed."""
+        """Add a link that was not followed."""
         self._links.add(path)
 
     def lines(self) -> list[str]:
-        """The notes as text."""
+        """Return the notes as texts."""
         kinds = (
             ("unfinished folder of Triton's cache was left out", "unfinished folders of Triton's cache were left out",
              self._unfinished),
@@ -115,15 +116,15 @@ class Notes:
 
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Files]:
-    """Open a place. Images are compared with their digests first, layer by layer, as `verify` does.
+    """Yield the files of a place. Images are first compared with their digests, layer by layer, as `verify` does.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
 
     Raises:
-        ConfigError: there is nothing of that name.
+        ConfigError: there is no such place.
         UntrustedError: an image has other bytes than its digests say.
-        SourceError, HostileInputError: it cannot be read.
+        SourceError, HostileInputError: the place cannot be read.
     """
     path = Path(what)
     if os.path.lexists(path):
@@ -145,7 +146,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn errors of reading a damaged file into a SourceError."""
+    """Turn errors of damaged files inside the block into a SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, *DAMAGED) as error:
@@ -160,11 +161,11 @@ def reading(what: str) -> Iterator[None]:
 
 
 def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:
-    """Return the files of a folder, an archive or a wheel; any other file is the only one.
+    """Yield the files of a folder, an archive or a wheel; for any other file yield this file.
 
     Args:
-        name: by which its kind is known.
-        notes: gets what is left out.
+        name: the name that decides the kind of the file.
+        notes: gets the files that are left out.
     """
     notes = notes or Notes()
     if path.is_dir():
@@ -176,7 +177,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
         with open_zip(path, name) as archive:
             yield from _zip_files(archive, notes)
     elif _TAR.fullmatch(name):
-        # Without a buffer, because another program may read on where this one stopped.
+        # The file is read without a buffer, because another program may read on from its offset.
         with open_regular(path) as regular, decompressed(path, cast("Any", regular).raw) as stream:
             packed = os.fstat(regular.fileno()).st_size
             yield from _tar_files(_Budgeted(stream, UnpackBudget(packed), name), name, notes)
@@ -185,7 +186,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Whether a .zip holds .aks2 files, under whatever names."""
+    """Return whether a .zip holds .aks2 files, by their names or contents."""
     with open_zip(path, name) as archive:
         rows = [row for row in archive.infolist() if not row.is_dir()]
         return not rows or any(
@@ -200,7 +201,7 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 
 
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
-    """The files of a folder. Links to files in it are followed; the files behind links to its folders come anyway."""
+    """Yield the files of a folder. Links to files in the folder are followed; links to its folders need not be."""
     real = root.resolve()
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -214,7 +215,7 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
 
 
 class _Budgeted:
-    """A decompressed archive as tarfile reads it, which ends with an error where a small file unpacks to gigabytes."""
+    """A decompressed archive for tarfile, which raises an error if a small file unpacks to gigabytes."""
 
     def __init__(self, stream: Any, budget: UnpackBudget, name: str) -> None:
         self._stream, self._budget, self._name = stream, budget, name
@@ -236,7 +237,7 @@ def _tar_files(stream: Any, where: str, notes: Notes) -> Iterator[StoredFile]:
     names = EntryNames(where, printable=False)
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
         for member in tar:
-            cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
+            cast("Any", tar).members = []  # tarfile would keep every member in memory
             name = names.add(member.name, folder=member.isdir())
             if member.isreg() and not notes.is_unfinished(name):
                 yield StoredFile(name, member.size, partial(_content, tar, member))
@@ -247,13 +248,13 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
-    """The images of a name in the cache or of a reference, one for each architecture, and the layout that holds them.
+    """Return the layout and the images of a name in the cache or of a reference, an image for each architecture.
 
     Raises:
-        SourceError, ConfigError: there is none.
+        SourceError, ConfigError: there is no such image.
     """
     if "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - brings the plan in
+        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - imports the plan's modules
 
         layout = Layout(cache.images)
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]

@@ -1,4 +1,4 @@
-"""Compiles some kernels of a place again from the sources that it names, and compares the bytes."""
+"""Compile some kernels of a place again from their sources, and compare the bytes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def rebuild(
     seed: int,
     timeout: float,
 ) -> dict[str, bool]:
-    """Compile random kernels again; by key, whether they gave the same bytes.
+    """Compile random kernels again, and return by key whether they have the same bytes.
 
     Args:
-        plan: folder of AOTriton's generator; without it the JSON beside each object says what it was compiled from.
-        timeout: seconds for each.
+        plan: folder of AOTriton's generator; without it the JSON beside each object names the compilation inputs.
+        timeout: seconds for each kernel.
 
     Raises:
-        ConfigError: it is unknown what the kernels were compiled from.
-        SourceError: the source lacks their files.
+        ConfigError: the compilation inputs of the kernels are unknown.
+        SourceError: the source lacks files of the kernels.
     """
     kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
     rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)
@@ -71,7 +71,7 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """The rules of a plan by their code objects, at whatever path the plan was written.
+    """Return the rules of a plan by their code objects; the plan may have been written at another path.
 
     Raises:
         SourceError: the folder holds no plan, or the source lacks its kernels.
@@ -90,7 +90,10 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
 
 
 def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, Any] | None]:
-    """By a kernel's path in a pack, and its bytes of LDS, how the plan has it launched; None if it has no such kernel.
+    """Return a function that takes a kernel's path in a pack and its bytes of LDS, and returns its launch values.
+
+    The function returns None for a kernel that is not in the plan.
+
 
     Raises:
         SourceError: the folder holds no plan, or the source lacks its kernels.
@@ -105,7 +108,7 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
 
 
 def _planned(plan: Path, source: Path, audited: Audit) -> dict[str, Any]:
-    """Tasks by key. AOTriton compiles dots of float32 as IEEE does."""
+    """Return the tasks of a plan by key. AOTriton compiles dots of float32 with IEEE precision."""
     rules = _rules(plan, source)
     keys = objects_of(plan, sorted(gpu for gpu in audited.gpus() if gpu.startswith("gfx")))
     return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

@@ -1,4 +1,4 @@
-"""Compile single kernels again by a Triton that the user names, with the worker that also compiles campaigns."""
+"""Compile single kernels again with a Triton that the user names, by the worker that also compiles campaigns."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from toolchain_lab.examine.interpreter import Interpreter, interpreter_at, trito
 from toolchain_lab.examine.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
-_NEWEST = 20  # minor version of a CPython that is looked for
-# Where it is for the compiler.
+_NEWEST = 20  # CPythons with this minor version or a higher one are not looked for
+# The paths that the compiler sees.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 _MINOR = re.compile(r"\d+\.\d+")
@@ -43,7 +43,7 @@ class Triton:
 
     Args:
         python: path or name of the interpreter.
-        wheel: the folder of an unpacked wheel; without one Triton is installed for the interpreter.
+        wheel: the folder of an unpacked wheel; None if Triton is installed for the interpreter.
     """
 
     python: str
@@ -51,14 +51,14 @@ class Triton:
 
 
 def triton_of_wheel(text: str, cache: Cache) -> Triton:
-    """The Triton of a wheel, unpacked in the cache.
+    """Unpack a wheel in the cache, and return its Triton.
 
     Args:
-        text: a file, a version of the index, or `pypi:…`.
+        text: a file, a version in the index, or `pypi:…`.
 
     Raises:
-        SourceError, HostileInputError: there is none of that name, or it is not a whole wheel.
-        ConfigError: this machine has no CPython that it is for.
+        SourceError, HostileInputError: there is no such wheel, or the wheel is damaged.
+        ConfigError: this machine has no CPython that fits the wheel.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
     with wheel_named(named, cache) as wheel, in_use(cache, make=True):
@@ -79,7 +79,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
 
 
 def _python(minors: Sequence[int]) -> str | None:
-    """Return a CPython of one of these minor versions; nothing is run, so a version manager's shim is passed over."""
+    """Return a CPython of one of these minor versions. No program is run, so a version manager's shim is skipped."""
     if sys.version_info[1] in minors:
         return sys.executable
     for python in filter(None, (process.find(f"python3.{minor}") for minor in minors)):
@@ -90,7 +90,7 @@ def _python(minors: Sequence[int]) -> str | None:
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
-    """Unpack a wheel; the folder is there whole or not at all."""
+    """Unpack a wheel so that the folder appears complete or not at all."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="wheel-") as partial:
@@ -99,9 +99,9 @@ def _unpack(wheel: Path, folder: Path) -> None:
                 Path(partial).chmod(0o755)
                 Path(partial).rename(folder)
             except OSError:
-                if not folder.is_dir():  # another process was first
+                if not folder.is_dir():  # otherwise another process was first
                     raise
-            Path(partial).mkdir(exist_ok=True)  # what the block removes
+            Path(partial).mkdir(exist_ok=True)  # the end of the block removes this folder
     except OSError as error:
         raise ResourceError(
             "wheel-not-unpacked",
@@ -112,11 +112,11 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def rule_of(path: Path, source: Path) -> dict[str, Any]:
-    """The worker's rule from the JSON beside a code object; `out` is left to the caller.
+    """Return the worker's rule from the JSON beside a code object; the caller must add `out`.
 
     Args:
-        path: the object's, or the JSON's.
-        source: the folder with the kernels' source: its root, or one above it.
+        path: the path of the object or of the JSON.
+        source: the root of the kernels' source, or a folder above it.
 
     Raises:
         ConfigError: there is no such JSON, or it does not say what the kernel was compiled from.
@@ -170,18 +170,18 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
 def compile_rules(
     rules: Sequence[Mapping[str, Any]], triton: Triton, cache: Cache, *, timeout: float
 ) -> list[dict[str, Any]]:
-    """Compile rules, one after the other; return an answer each: `status`, `reason`, `seconds`, and `sha256` if done.
+    """Compile rules one after the other; return for each its `status`, `reason`, `seconds`, and `sha256` if done.
 
-    Triton and the kernels' source are code: they run in namespaces of their own as a build does, without a network and
-    without the caller's files.
+    Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces without a network
+    and without the caller's files.
 
     Args:
-        timeout: seconds for all of them.
+        timeout: seconds for all rules together.
 
     Raises:
         KernelError: the worker does not start, died, or answered in another form than aotriton/worker.py.
         ConfigError: the Python imports no Triton.
-        EngineError: there are no such namespaces here.
+        EngineError: this machine cannot create the namespaces.
     """
     namespace.enter()
     precisions = {str(rule.get("precision", "")) for rule in rules} - {""}
@@ -199,9 +199,9 @@ def compile_rules(
         roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
         show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
         tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
-        # Kernels of projects that need PyTorch import it; a campaign has the same stand-in.
+        # Some kernels import PyTorch, for which campaigns have the same stand-in.
         environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}:{_RECIPES}/standin"]
-        # Triton's default for dots of float32, which a campaign sets by this variable.
+        # A campaign sets Triton's default precision for dots of float32 by this variable.
         environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
         words = ["env", *environment, str(python.file), f"{_RECIPES}/worker.py"]
         try:
@@ -221,10 +221,10 @@ def compile_rules(
 
 
 def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the worker's answers. Triton and the kernels' source run in its process, and can print anything.
+    """Return the worker's answers. They are checked, because Triton and the kernels' source can print anything.
 
     Raises:
-        KernelError: the lines are not an answer to each rule.
+        KernelError: the output does not have an answer to each rule.
     """
     lines = printed.splitlines()[1:]
     if len(lines) != len(rules):
@@ -248,7 +248,7 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
     """Copy the object of an answer and the JSON beside it, and return the answer with the digest of the copy.
 
     Raises:
-        KernelError: one of them is missing, too large or no regular file.
+        KernelError: a file is missing, too large or not regular.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     digests = {}
@@ -266,10 +266,10 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:
-    """Return the version of an interpreter, as in `3.12`; it runs in namespaces that show nothing but itself.
+    """Return the version of an interpreter, such as `3.12`; it runs in namespaces that show only its own files.
 
     Raises:
-        KernelError: it is not a Python.
+        KernelError: the program is not a Python.
     """
     words = ["env", str(python.file), "-I", "-S", "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
     done = process.run(view.command(words, settings, show=installed), capture=True, check=False, timeout=_SECONDS)
@@ -282,7 +282,7 @@ def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) ->
 
 
 def _task(rule: Mapping[str, Any], roots: Mapping[str, str], number: int) -> dict[str, Any]:
-    """A rule as the worker reads it, with paths as they are inside."""
+    """Return the worker's task for a rule, with the paths that the worker sees."""
     root = str(rule["root"])
     inside = {"root": roots[root], "source": f"{roots[root]}/{Path(rule['source']).relative_to(root)}"}
     plain = {name: value for name, value in rule.items() if name != "precision"}

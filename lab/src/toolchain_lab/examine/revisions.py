@@ -1,6 +1,6 @@
-"""Which LLVM is in a library, by its own text: the revision that LLVM compiles into itself.
+"""Find out which LLVM is in a library from texts in the library: LLVM compiles its revision into itself.
 
-The same 40 digits appear for several reasons, and not each proves the same. `KINDS` says what each proves.
+The same 40 digits appear for several reasons, which prove different things. `KINDS` says what each kind proves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from toolchain.core.errors import HostileInputError
 
-# What writes the text, and so what it proves.
+# The origin of each kind of text, which decides what the text proves.
 KINDS = {
     "lld": "the version that lld prints: this lld is linked in, and where its source was checked out from",
     "asm-printer": "what LLVM's AsmPrinter writes into a file directive: this LLVM's code generator is linked in",
@@ -20,7 +20,7 @@ KINDS = {
     "codegen": "the name that the build of a codegen library was given: LLVM's commit and the number of the build",
     "compiler": "the version of a clang: the compiler that made the file, or a part of it, and no LLVM in it",
 }
-# These name the LLVM that is inside.
+# Texts of these kinds name the LLVM that is inside the library.
 INSIDE = ("lld", "asm-printer", "symtab")
 
 _DIGITS = 40
@@ -31,7 +31,7 @@ _HEX = bytes(104 if chr(code) in "0123456789abcdef" else 120 if chr(code).isasci
 _RUN = b"h" * _DIGITS
 _VERSION = rb"(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+-]{0,24})"
 _URL = rb"(?P<repository>[!-'*-~]{1,200})"
-# What stands before the digits, and after.
+# Patterns of the bytes before the digits, and after them.
 _FORMS = {
     "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
     "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
@@ -45,7 +45,7 @@ _FORMS = {
 }
 
 
-# The bitcode writer's name of itself; LLVM has it in each library that writes bitcode.
+# The name that LLVM's bitcode writer gives itself; it is in each library that writes bitcode.
 _WRITER = re.compile(rb"LLVM(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:git|-?rc[0-9])?)\0")
 _WRITER_LENGTH = 24
 
@@ -55,12 +55,12 @@ class Revision:
     """A revision that a file names.
 
     Args:
-        kind: of `KINDS`.
+        kind: a key of `KINDS`.
         revision: 40 hexadecimal digits.
-        version: LLVM's, `23.0.0git`; empty if the text has none.
-        repository: as it was given to LLVM's build; empty if the text has none.
-        build: number of a codegen library's build.
-        at: bytes from the start of the file to the digits, where they come first.
+        version: LLVM's version, such as `23.0.0git`; empty if the text has none.
+        repository: the repository that LLVM's build was given; empty if the text has none.
+        build: the build number of a codegen library.
+        at: the offset of the digits in the file, at their first appearance.
     """
 
     kind: str
@@ -72,13 +72,13 @@ class Revision:
 
 
 def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
-    """Every revision that a file names, once each, in the order of their places.
+    """Return every revision that a file names, once each, in the order of their offsets.
 
     Args:
-        pieces: the file's bytes in order; a little more than one of them is held at a time.
+        pieces: the bytes of the file in order. Little more than one piece is in memory at a time.
 
     Raises:
-        HostileInputError: it names more revisions than any library.
+        HostileInputError: the file names more revisions than any library does.
     """
     by_content: dict[tuple[str, str, str, str, int | None], Revision] = {}
     held, start = b"", 0
@@ -86,7 +86,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
         held += piece
         for at in _runs(held, first=start == 0):
             if at + _DIGITS + _AFTER > len(held) and not last:
-                break  # what comes after is in the next piece, and so are the digits again
+                break  # the digits are found again with the next piece, which has the bytes after them
             if (revision := _revision_at(held, at, start)) is not None:
                 by_content.setdefault(
                     (revision.kind, revision.revision, revision.version, revision.repository, revision.build), revision
@@ -101,14 +101,17 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
 
 
 class VersionText:
-    """The versions that LLVM's bitcode writer has in a library, `17.0.0git`, also in one built without its revision."""
+    """Collects the versions of LLVM's bitcode writers in a library, such as `17.0.0git`.
+
+    A library has them even if LLVM was built without its revision.
+    """
 
     def __init__(self) -> None:
         self.found: set[str] = set()
         self._held = b""
 
     def watch(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Return the pieces unchanged, and read each as it passes."""
+        """Yield the pieces unchanged, and read each of them."""
         for piece in pieces:
             held = self._held + piece
             if len(self.found) <= _MOST:
@@ -118,17 +121,17 @@ class VersionText:
 
 
 def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:
-    """The pieces, each with whether it is the last; an empty one ends them."""
+    """Yield each piece with False, and then an empty piece with True."""
     for piece in pieces:
         yield piece, False
     yield b"", True
 
 
 def _runs(held: bytes, *, first: bool) -> Iterable[int]:
-    """Runs of exactly 40 hexadecimal digits, without a letter or digit beside them.
+    """Yield the offsets of runs of exactly 40 hexadecimal digits, with no letter or digit next to them.
 
     Args:
-        first: whether the file begins here; else a run at the very start may be the end of a longer one.
+        first: whether the file begins here; otherwise a run at the start may be the end of a longer run.
     """
     kinds = held.translate(_HEX)
     at = kinds.find(_RUN)

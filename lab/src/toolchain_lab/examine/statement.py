@@ -1,4 +1,4 @@
-"""An audit as a signed in-toto statement about what was audited."""
+"""Sign an audit as an in-toto statement about the audited place."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from toolchain.trust.keys import Signer
 from toolchain_lab.examine.audit import Audit
 from toolchain_lab.examine.places import opened
 
-# A name of this project's own, not an address; explained in docs/lab/audit.md.
+# The predicate type is a name and not an address; docs/lab/audit.md explains it.
 PREDICATE = "urn:toolchain:audit:v1"
 
 
 def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
-    """The statement: the result without the path of what was audited."""
+    """Return the statement, which has the result without the path of the place."""
     result = {key: value for key, value in result_json.items() if key not in {"what", "attested"}}
     return {
         "_type": attest.STATEMENT,
@@ -34,7 +34,7 @@ def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any
 
 
 def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer, scratch: Path) -> AttachedEvidence:
-    """Attach the signed statement to the images that were read, in the place that their reference names.
+    """Attach the signed statement to the audited images, in the registry or layout that their reference names.
 
     Raises:
         RegistryError, UnreachableError: see `Place.attach`.
@@ -45,8 +45,7 @@ def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer,
 
 
 def signed_audit(audited: Audit, cache: Cache, result_json: Mapping[str, Any], signer: Signer) -> bytes:
-    """The signed statement about a file by its digest, about a folder by that of the list of its files, or about an
-    image by that of its manifest."""
+    """Return the signed statement, whose subject is the digest of a file, of a folder's list of files, or of images."""
     path = Path(audited.what)
     if audited.images:
         digests, name = list(audited.images), "image"

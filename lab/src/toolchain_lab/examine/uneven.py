@@ -1,4 +1,4 @@
-"""Kernels that one GPU of a place has and another lacks."""
+"""Find kernels that one GPU of a place has and another GPU lacks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key
 
 @dataclass
 class Uneven:
-    """What GPUs lack.
+    """The kernels and functions that GPUs lack.
 
     Args:
-        missing: kernels and functions that one campaign made for another GPU, which is a fault.
-        differing: those that differ by GPU on purpose or for an unknown reason, such as hand-written kernels, and
-            functions that no required GPU lacks.
+        missing: kernels and functions that the same campaign made for another GPU, which is a fault.
+        differing: kernels and functions that may differ by GPU on purpose, such as hand-written kernels, and functions
+            that no required GPU lacks.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -28,14 +28,14 @@ class Uneven:
 
 
 def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
-    """Compare the GPUs of a place with one another.
+    """Compare the GPUs of a place with each other.
 
     A kernel is missing if its function's other kernels are the same for both GPUs, and the JSON beside them says that
     they were compiled from a source. A function is missing if a GPU is required, and the function comes from a source
-    or from a pack. Whatever else differs may be chosen for each GPU, by hand or by tuning.
+    or from a pack. Other differences may be intended for each GPU, by hand or by tuning.
 
     Args:
-        required: GPUs that were asked for; all are compared if there are none.
+        required: the requested GPUs; if there are none, all GPUs are compared.
     """
     by_gpu: dict[str, dict[str, dict[str, Kernel]]] = {gpu: {} for gpu in required}
     for kernel in kernels:
@@ -58,11 +58,11 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
 
 
 def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Iterator[tuple[str, bool]]:
-    """The kernels of one function that other GPUs have, and whether each should be there."""
+    """Yield the kernels of one function that other GPUs have, each with whether its absence is a fault."""
     lacking: dict[str, bool] = {}
     for other in others:
         if own.keys().isdisjoint(other):
-            continue  # their names have nothing in common, so nothing follows from a name
+            continue  # no name is on both sides, so names say nothing
         same = own.keys() < other.keys() and all(kernel.launch for kernel in own.values())
         for variant in other.keys() - own.keys():
             lacking[variant] = lacking.get(variant, False) or (same and bool(other[variant].launch))
@@ -70,5 +70,5 @@ def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Ite
 
 
 def _variant(kernel: Kernel) -> str:
-    """A kernel's key without its GPU."""
+    """Return a kernel's key without its GPU."""
     return _GPU.sub("*", kernel.key)

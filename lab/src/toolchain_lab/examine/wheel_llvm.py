@@ -1,6 +1,6 @@
-"""The LLVMs inside a wheel of Triton, and whether they are those that the data pins for it.
+"""Find the LLVMs inside a wheel of Triton, and compare them with the pins in the data.
 
-The wheel is untrusted. Its own text can show a mistake, but is not a proof against deception.
+The wheel is untrusted. Texts in it can show a mistake, but do not prove that nobody has changed the wheel on purpose.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROJECT = "triton"
 _CORE = re.compile(r"(?:.*/)?_C/libtriton(?:\.[\w-]+)*\.(?:so|pyd|dylib|dll)")
 _CODEGEN = re.compile(r"(?:.*/)?backends/(?P<name>\w+)/lib/(?:lib)?\w*codegen\w*\.(?:so|dylib|dll)")
 _BITCODE = re.compile(r"(?:.*/)?backends/\w+/lib/[^/]+\.(?:bc|ll)")
-# Triton's name of a backend, and LLVM's of the code generator.
+# Triton's names of backends, with LLVM's names of their code generators.
 TARGETS = {"amd": "AMDGPU", "nvidia": "NVPTX"}
 _NAME = re.compile(
     r"(?P<project>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.+!_]+)(?:-[^-]+)?-(?P<tag>[^-]+-[^-]+-[^-]+)\.whl"
@@ -53,13 +53,14 @@ class Library:
     Args:
         file: its name in the wheel; empty if the wheel lacks a file that the data has.
         part: `core`, LLVM's name of a GPU's code generator (`AMDGPU`), or `bitcode`.
-        revision: the one LLVM inside; of a codegen library with the number of its build, `COMMIT-BUILD`; empty if no
-            text names one, or several differ. It is empty for bitcode, whose text names its compiler.
-        llvm_version: `17.0.0git`, of LLVM's bitcode writer; empty if there is none, or several differ.
-        pin: what the data has for it, in the same form; empty if it has none.
-        pin_version: the major version that the data has for `core`, `17`; empty if it has none.
-        verdict: `not pinned` for bitcode, which only names its compiler.
-        also: what else on record is built with this LLVM.
+        revision: the revision of the LLVM inside; for a codegen library `COMMIT-BUILD`. It is empty if no text names a
+            revision, if several differ, and for bitcode, whose text names its compiler.
+        llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if there is none, or several
+            differ.
+        pin: the revision in the data; empty if the data has none.
+        pin_version: the major version in the data for `core`, such as `17`; empty if the data has none.
+        verdict: the result of the comparison; `not pinned` for bitcode, which only names its compiler.
+        also: other releases on record that are built with this LLVM.
     """
 
     file: str
@@ -74,7 +75,7 @@ class Library:
     also: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`: nothing that is not known is an empty string, it is null."""
+        """Return the row for `--json`; unknown values are null."""
         return {**_known(dataclasses.asdict(self)), "told": [_known(dataclasses.asdict(one)) for one in self.told]}
 
 
@@ -83,8 +84,8 @@ class WheelLlvm:
     """A wheel, and the LLVMs in it.
 
     Args:
-        project, version: of its metadata, else of its name; empty if neither has it.
-        tag: `cp313-cp313-manylinux_2_28_x86_64`, of its name.
+        project, version: from its metadata, or else from its name; empty if neither has them.
+        tag: the tag in its name, such as `cp313-cp313-manylinux_2_28_x86_64`.
     """
 
     file: str
@@ -101,7 +102,7 @@ class WheelLlvm:
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the wheel for `--json`."""
         plain = {"file": self.file, "bytes": self.bytes, "sha256": self.sha256}
         named = {"project": self.project or None, "version": self.version or None, "tag": self.tag or None}
         return {**plain, **named, "libraries": [library.as_json() for library in self.libraries]}
@@ -109,13 +110,13 @@ class WheelLlvm:
 
 @contextmanager
 def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
-    """The wheel that a user names: a file, or one of the index by `pypi:VERSION` or `pypi:PROJECT==VERSION`.
+    """Yield the wheel that a user names: a file, or a wheel of the index (`pypi:VERSION`, `pypi:PROJECT==VERSION`).
 
-    One whose digest is on record comes through the store; any other is there until the end of the block.
+    A wheel whose digest is on record goes to the store; another wheel is deleted at the end of the block.
 
     Raises:
-        SourceError: there is none of that name.
-        DigestError: the index has other bytes than are on record.
+        SourceError: there is no such wheel.
+        DigestError: the digest of the index's wheel differs from the digest on record.
         UnreachableError: the index does not answer.
     """
     if not text.startswith("pypi:"):
@@ -138,18 +139,18 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield a member's content in bounded pieces. zipfile compares its CRC at the end."""
+    """Yield a member's content in pieces of bounded size. zipfile checks the CRC at the end."""
     with archive.open(member) as stream:
         while piece := stream.read(CHUNK):
             yield piece
 
 
 def read_wheel(path: Path) -> WheelLlvm:
-    """Read a wheel and compare the LLVMs in it with the pins. Nothing of it is unpacked or run.
+    """Read a wheel without unpacking or running it, and compare the LLVMs in it with the pins.
 
     Raises:
-        SourceError: it is not a wheel, or a damaged one.
-        HostileInputError: its content would harm; see `open_wheel` and `revisions`.
+        SourceError: the file is not a wheel, or is damaged.
+        HostileInputError: the wheel has harmful content; see `open_wheel` and `revisions`.
     """
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)
@@ -178,7 +179,7 @@ def _library(name: str, part: str, content: Iterable[bytes]) -> Library:
 
 
 def _part(name: str) -> str:
-    """Which part of Triton a file is; empty for what holds no LLVM."""
+    """Return which part of Triton a file is; empty for a file that holds no LLVM."""
     if _CORE.fullmatch(name):
         return "core"
     if match := _CODEGEN.fullmatch(name):
@@ -187,7 +188,7 @@ def _part(name: str) -> str:
 
 
 def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
-    """Project and version by the metadata, else by the file's name."""
+    """Return project and version from the metadata, or else from the file's name."""
     match = _NAME.fullmatch(file)
     metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:
@@ -212,11 +213,8 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """The text if it can be a name, else an empty one."""
+    """Return a text if it can be a name, else an empty text."""
     return text if len(text) <= 100 and re.fullmatch(r"[\w.+!-]*", text, re.ASCII) else ""
-
-
-# --- compared with the pins ---
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +237,7 @@ def _compared(libraries: Sequence[Library], project: str, version: str) -> tuple
 
 
 def _major(row: TritonRelease | None) -> str:
-    """The major version of a release's LLVM by the data; empty if they have none."""
+    """Return the major version of a release's LLVM from the data; empty if there is no release."""
     if row is None:
         return ""
     return row.llvm_version.partition(".")[0] or str(needs_for(row.version).llvm)
@@ -254,7 +252,7 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
         clash = len(inside) > 1
         revision = "" if clash else next(iter(inside), "")
     else:
-        # The name was given to the library's build; LLVM's own text may differ.
+        # The build of the library was given a name, and LLVM's own text may name another commit.
         clash = len(named) > 1 or len(inside) > 1 or bool(named and inside - {text.partition("-")[0] for text in named})
         revision = "" if clash else next(iter(named or inside), "")
         pin = pin if named else pin.partition("-")[0]
@@ -276,7 +274,7 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
 
 
 def _on_record(llvm: str) -> tuple[str, ...]:
-    """The releases on record with an LLVM, at most three of them."""
+    """Return at most three releases on record that are built with an LLVM."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     titles = [row.title for row in rows if llvm and row.llvm == llvm]
     titles += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]
@@ -284,6 +282,6 @@ def _on_record(llvm: str) -> tuple[str, ...]:
 
 
 def repository_inside(library: Library) -> str:
-    """The repository of the LLVM inside, by lld's text; empty if it has none."""
+    """Return the repository of the LLVM inside, from lld's text; empty if there is none."""
     repositories = {revision.repository for revision in library.told if revision.kind in INSIDE and revision.repository}
     return next(iter(repositories)) if len(repositories) == 1 else ""

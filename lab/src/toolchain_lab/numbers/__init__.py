@@ -1,1 +1,1 @@
-"""Checks the numbers of attention kernels: inputs, emulated workgroups, and references in float64."""
+"""Check the results of attention kernels: inputs, emulated workgroups, and references in float64."""

@@ -1,7 +1,7 @@
 """Cases for AOTriton's flash kernels: lengths that are not multiples of a block, grouped heads, windows, dropout, bias.
 
-Each kernel is run twice where it can be: on one sequence, and on packed sequences of different lengths. Heads of
-kernels for padded heads are 8 columns narrower than their block.
+Each kernel runs on one sequence and, if it can, on packed sequences of different lengths. Heads of kernels for padded
+heads are 8 columns narrower than their block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain_lab.numbers.problem import Dropout, Problem, Shape, Triple
 
 Array = NDArray[Any]
 HEADS, KEY_HEADS = 2, 1
-# What the kernels take for a window that ends at the diagonal of the last query and key, and of the first ones.
+# The values with which the kernels end a window at the diagonal of the last query and key, or of the first ones.
 _LAST, _FIRST = -2147483646, -2147483647
 _DROPOUT = Dropout(probability=0.4, seed=0x1BADF00D12345678, offset=0x123456789)
 _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_output", "encoded_softmax")
@@ -33,8 +33,8 @@ class _Form:
     """The constants that are compiled into a kernel.
 
     Args:
-        block_m, block_n: of queries and of keys.
-        swapped: heads are along the grid's x, blocks along its y.
+        block_m, block_n: the sizes of a block of queries and of a block of keys.
+        swapped: whether heads are along the grid's x and blocks along its y.
     """
 
     arguments: Arguments
@@ -49,7 +49,7 @@ class _Form:
     swapped: bool
 
     def place(self, block: int, head: int, sequence: int) -> Place:
-        """The workgroup of a block."""
+        """Return the workgroup of a block."""
         return (head, block, sequence) if self.swapped else (block, head, sequence)
 
 
@@ -76,7 +76,7 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
     shape = Shape(
         tuple(lengths), heads=HEADS, key_heads=KEY_HEADS, head=form.head, pitch=-(-form.block // 16) * 16, packed=packed
     )
-    # A window of its own for packed sequences, the whole triangle that ends at the last query and key otherwise.
+    # Packed sequences have a window. Other causal problems have the whole triangle that ends at the last query and key.
     window = ((19, 3) if packed else (None, None)) if form.causal else None
     return Problem(
         form.element, shape, form.head**-0.5, seed, window, with_bias=form.bias,
@@ -85,7 +85,7 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
 
 
 def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
-    """The arguments that all of them take."""
+    """Set the arguments that all kernels have."""
     shape = problem.shape
     count = len(shape.lengths) if shape.packed else 0
     starts = [np.array(problem.starts(keys=keys), np.int32) if shape.packed else None for keys in (False, True)]
@@ -93,7 +93,7 @@ def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
     arguments.tensors(
         Q=problem.q, K=problem.k, V=problem.v, DO=problem.do, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
         seq_strides_q=None, seq_strides_k=None, philox_seed_ptr=np.array([given.seed], np.uint64),
-        # The offset comes in two parts.
+        # The kernels add the two parts of the offset.
         philox_offset1=np.array([given.offset - 5], np.uint64),
     )  # fmt: skip
     arguments.strides(q=problem.q.strides, k=problem.k.strides, v=problem.v.strides, do=problem.do.strides)
@@ -117,10 +117,10 @@ def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
 
 
 def _lengths(form: _Form) -> Iterator[tuple[tuple[tuple[int, int], ...], bool]]:
-    """Lengths, and whether sequences are packed. Keys are never fewer than queries."""
+    """Yield lengths of sequences, and whether they are packed. There are never fewer keys than queries."""
     long = max(form.block_m, form.block_n)
     yield ((long + 13, long + 21),), False
-    # A bias has one layout, which packed sequences do not use.
+    # The layout of a bias does not fit packed sequences.
     if not form.bias:
         yield ((form.block_m // 2 + 5, form.block_n + 7), (form.block_m + 3, max(form.block_m, form.block_n) + 9)), True
 
@@ -135,14 +135,14 @@ def _label(form: _Form, problem: Problem, sequence: int) -> str:
 
 
 def _lse(problem: Problem) -> Tensor:
-    """Room for a number for each row: [head, row] where sequences are packed."""
+    """Return a tensor with a number for each row; it is [head, row] if sequences are packed."""
     shape = problem.shape
     rows = sum(queries for queries, _ in shape.lengths) if shape.packed else shape.most_queries
     return rows_tensor(1 if shape.packed else len(shape.lengths), HEADS, rows)
 
 
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
-    """LSE in float32. A bias is scaled in its own type, and xf32 cuts the scores: LSE is not better than these."""
+    """Return the expected LSE. It is in float32, but no more exact than a bias in its own type, or scores in xf32."""
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
     element, plain = (XF32, results.plain) if form.element is XF32 else (FP32, results.single)
@@ -150,7 +150,7 @@ def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
 
 
 def _blocks(rows: int, block: int) -> list[int]:
-    """The first block of some rows and the last one, which is not full."""
+    """Return the numbers of the first block of some rows and of the last block, which is not full."""
     return sorted({0, (rows - 1) // block})
 
 
@@ -159,7 +159,7 @@ def _slice(block: int, size: int, rows: int) -> slice:
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """attn_fwd. A kernel that takes its tiles from a counter gets a counter with two tiles left."""
+    """Yield cases of attn_fwd. A kernel that takes its tiles from a counter gets a counter with two tiles left."""
     form = _form(metadata)
     for lengths, packed in _lengths(form):
         arguments = Arguments(metadata)
@@ -218,7 +218,7 @@ def _gradients(
 def _keys_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, blocks: Sequence[int]
 ) -> list[Expected]:
-    """The gradients of keys and values in some blocks: sums over the heads that share them."""
+    """Return the expected gradients of keys and values in some blocks: sums over the heads that share these keys."""
     dk, dv = (problem.empty(name, keys=True, heads=KEY_HEADS) for name in ("dk", "dv"))
     arguments.tensors(DK=dk, DV=dv)
     arguments.strides(dk=dk.strides, dv=dv.strides)
@@ -240,7 +240,7 @@ def _keys_expected(
 def _queries_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, *, blocks: Sequence[int], size: int
 ) -> list[Expected]:
-    """The gradients of the last head's queries, and of its bias, in some blocks of a size."""
+    """Return the expected gradients of the last head's queries and bias, in some blocks of the given size."""
     dq = problem.empty("dq", keys=False, heads=HEADS)
     arguments.tensors(DQ=dq)
     arguments.strides(dq=dq.strides)
@@ -264,7 +264,7 @@ def _queries_expected(
 
 
 def keys_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """bwd_kernel_dk_dv."""
+    """Yield cases of bwd_kernel_dk_dv."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -279,7 +279,7 @@ def keys_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """bwd_kernel_dq."""
+    """Yield cases of bwd_kernel_dq."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -294,7 +294,7 @@ def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """bwd_kernel_fuse: blocks of keys first, then those of queries of each head that shares them, of one size."""
+    """Yield cases of bwd_kernel_fuse, whose grid has the blocks of keys, and then the blocks of each head's queries."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -315,7 +315,7 @@ def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """bwd_preprocess and bwd_preprocess_varlen, which takes packed sequences alone."""
+    """Yield cases of bwd_preprocess, and of bwd_preprocess_varlen, which only takes packed sequences."""
     form = _form(metadata)
     packed = metadata.kernel.endswith("varlen")
     lengths = ((form.block_m + 5, 16), (form.block_m + 13, 16)) if packed else ((form.block_m + 13, 16),)
@@ -342,7 +342,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def random_numbers(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """debug_simulate_encoded_softmax: the signs show what dropout keeps, bit by bit."""
+    """Yield cases of debug_simulate_encoded_softmax, whose signs show which elements dropout keeps."""
     arguments = Arguments(metadata)
     element = element_of(metadata, "R")
     block_m, block_n = int(arguments.constant("BLOCK_M")), int(arguments.constant("BLOCK_N"))
@@ -374,5 +374,5 @@ _CASES: Mapping[tuple[str, str], Callable[[Metadata, int], Iterator[Case]]] = {
     ("bwd_preprocess.py", "bwd_preprocess_varlen"): preprocess,
     ("dropout_rng.py", "debug_simulate_encoded_softmax"): random_numbers,
 }
-# Up to 0.12b they are compiled from one file that imports them all.
+# Up to 0.12b the kernels are compiled from one file that imports them all.
 CASES = {**_CASES, **{("flash.py", kernel): cases for (_, kernel), cases in _CASES.items()}}

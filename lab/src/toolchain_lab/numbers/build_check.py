@@ -1,4 +1,4 @@
-"""The check of kernels that `build --check` calls; see `toolchain.stages.kernel_check.KernelCheck`."""
+"""Check kernels for `build --check`; see `toolchain.stages.kernel_check.KernelCheck`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 0
 
 
 def require_check() -> None:
-    """Check that numpy and llvm-objdump are here.
+    """Check that numpy and llvm-objdump are installed.
 
     Raises:
         ConfigError, EngineError: one of them is missing.
@@ -50,7 +50,7 @@ def check_files(
     """Check a sample of the code objects among files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no code object.
     """
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - numpy
 
@@ -72,7 +72,7 @@ def _checked(
     progress: Callable[[int, int, str], None] | None,
     note: Callable[[str, Mapping[str, Any]], None] | None,
 ) -> dict[str, Any]:
-    """Check kernels in namespaces of their own."""
+    """Check kernels in separate namespaces, and return the published result."""
     from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - numpy
 
     report = check_contained(

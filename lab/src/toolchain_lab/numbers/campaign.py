@@ -1,4 +1,4 @@
-"""Checks many kernels in parallel processes, and sums up."""
+"""Check many kernels in parallel processes, and summarize the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.exactness import LABELS
 from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
 
-# The rule that results are compared by; published with them.
+# The rule by which results are judged; it is published with them.
 RULE = (
     "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
     " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"
@@ -31,8 +31,8 @@ class Report:
     """The result of a check.
 
     Args:
-        available: kernels that the sample was drawn from.
-        decoder: the disassembler.
+        available: the number of kernels that the sample was drawn from.
+        decoder: the name and version of the disassembler.
     """
 
     rows: tuple[Checked, ...]
@@ -40,21 +40,21 @@ class Report:
     decoder: str
 
     def counts(self) -> dict[str, int]:
-        """Kernels by status."""
+        """Return the number of kernels by status."""
         counts = Counter(row.status for row in self.rows)
         return {status: counts[status] for status in STATUSES}
 
     def exactness(self) -> dict[str, int]:
-        """Kernels that ran, or were refused, by how exact they are."""
+        """Return the number of kernels that ran or were refused, by their exactness."""
         counts = Counter(row.exactness for row in self.rows if row.exactness)
         return {label: counts[label] for label in LABELS}
 
     def of(self, status: str) -> list[Checked]:
-        """The rows of a status."""
+        """Return the rows with a status."""
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Sums by GPU and function."""
+        """Return the sums by GPU and function."""
         groups: dict[tuple[str, str], list[Checked]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -74,12 +74,12 @@ class Report:
         """Check that no kernel is wrong.
 
         Raises:
-            NumbersError: some are.
+            NumbersError: a kernel is wrong.
         """
         require_right(self.published())
 
     def published(self) -> dict[str, Any]:
-        """The part for a record and a statement: reproducible for the same kernels."""
+        """Return the facts for a record or a statement, which are the same for the same kernels."""
         kernels = [
             {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
              "exactness": row.exactness, "share": finite(round(row.share, 4)), "reason": row.reason}
@@ -89,7 +89,7 @@ class Report:
         return {**self._head(), "groups": groups, "kernels": kernels}
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
+        """Return the report as JSON values."""
         return {**self._head(), "groups": self.groups(), "kernels": [row.as_json() for row in self.rows]}
 
     def _head(self) -> dict[str, Any]:
@@ -117,11 +117,11 @@ def run(
     """Check kernels.
 
     Args:
-        jobs: processes.
-        available: kernels that these were drawn from; so many as these by default.
-        known: results by name of an earlier check; those of objects with the same bytes are taken.
+        jobs: the number of processes.
+        available: the number of kernels that these were drawn from; by default the number of these kernels.
+        known: results of an earlier check by name; results of objects with the same bytes are reused.
         exact: see `check_object`.
-        on_row: called with each result as it comes, the number of results so far, and that of all.
+        on_row: called with each result, the number of results so far, and the number of all kernels.
     """
     kept = {
         each.name: known[each.name]
@@ -146,12 +146,12 @@ def _begin_worker() -> None:
 def results(
     objects: Sequence[Object], disassembler: Disassembler, jobs: int, *, exact: bool = True
 ) -> Generator[Checked, None, None]:
-    """Check kernels, in parallel processes; the rows as they come."""
+    """Check kernels in parallel processes, and yield the results as they come."""
     if jobs < 2 or len(objects) < 2:
         for each in objects:
             yield check_object(each.path, each.name, disassembler, exact=exact)
         return
-    # A fork would copy the threads' locks of numpy's library.
+    # A fork would copy locks that threads of numpy's library may hold.
     context = multiprocessing.get_context("spawn")
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with (
@@ -163,7 +163,7 @@ def results(
             for future in as_completed(waiting):
                 yield future.result()
         except BaseException:
-            # The pool would wait until everything is checked.
+            # The pool would wait until all kernels are checked.
             for worker in multiprocessing.active_children():
                 worker.kill()
             raise

@@ -1,4 +1,4 @@
-"""One launch that is checked: what it is given, which workgroups run, and what they must have written."""
+"""Describe a launch that is checked: its arguments, the workgroups that run, and the values that they must write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class NotCheckedError(Exception):
-    """A kernel that no case here fits; its text says why."""
+    """No case fits a kernel; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Expected:
     """The expected values of a part of a buffer after a launch.
 
     Args:
-        argument: the buffer's.
-        label: for display: `dQ`.
-        places: elements of the buffer, of any shape.
-        exact: `float64`, of the same shape.
-        plain: the same by a plain implementation in the kernel's type.
-        stored: the type of what is in the buffer, where its error is judged as that of a coarser one.
-        summed: the first dimension of `places` is parts that the launch leaves for a later sum.
+        argument: the kernel's argument for the buffer.
+        label: the name for display, such as `dQ`.
+        places: indices of elements in the buffer, of any shape.
+        exact: the exact values, `float64` of the same shape.
+        plain: the values of a plain implementation in the kernel's type.
+        stored: the type of the buffer, if it is finer than `element`, by which the error is judged.
+        summed: whether the first dimension of `places` has parts that a later kernel would sum.
     """
 
     argument: str
@@ -47,7 +47,7 @@ class Expected:
 
     @property
     def bound(self) -> float:
-        """The largest error that passes: twice the plain one, and a unit of the type at the largest value."""
+        """The largest error that passes: twice the plain error, plus a unit of the type at the largest value."""
         finite = np.isfinite(self.exact)
         if not finite.any():
             return 0.0
@@ -55,7 +55,7 @@ class Expected:
         return 2 * error + self.element.precision * float(np.abs(self.exact[finite]).max())
 
     def error(self, data: Array) -> float:
-        """The largest error of what is in the buffer; infinite if one is NaN or infinite and the other is not."""
+        """Return the largest error in the buffer; infinite if only one of two values is NaN or infinite."""
         values = (self.stored or self.element).decode(data[self.places])
         if self.summed:
             values = values.sum(0)
@@ -71,10 +71,10 @@ class Case:
     """One launch.
 
     Args:
-        label: for display.
-        values: by argument.
-        only: workgroups that run.
-        free: by argument elements that may be written, and that mean nothing.
+        label: the description for display.
+        values: the values of the arguments, by name.
+        only: the workgroups that run.
+        free: elements that a kernel may write but that have no meaning, by argument.
     """
 
     label: str
@@ -87,30 +87,30 @@ class Case:
 
 @dataclass
 class Arguments:
-    """Gives a kernel's arguments their values, by name."""
+    """Collects the values of a kernel's arguments, by name."""
 
     metadata: Metadata
     values: dict[str, Value] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether an argument is given at run time."""
+        """Return whether an argument is passed at run time."""
         return any(parameter.name == name for parameter in self.metadata.parameters)
 
     def constant(self, name: str, default: Any = None) -> Any:
-        """The value of an argument that is compiled in."""
+        """Return the value of an argument that is compiled in."""
         return self.metadata.constants.get(name, default)
 
     def tensors(self, **given: Tensor | Array | None) -> None:
-        """Buffers by argument; those that the kernel does not take are left out."""
+        """Set buffers by argument; buffers that the kernel does not take are ignored."""
         for name, value in given.items():
             if self.has(name):
                 self.values[name] = value.data if isinstance(value, Tensor) else value
 
     def numbers(self, **given: float) -> None:
-        """Numbers by argument. A number that is compiled in must be the same.
+        """Set numbers by argument. A number that is compiled in must have the same value.
 
         Raises:
-            NotCheckedError: it differs.
+            NotCheckedError: a number that is compiled in differs.
         """
         for name, value in given.items():
             if self.has(name):
@@ -121,10 +121,10 @@ class Arguments:
                 )
 
     def strides(self, **given: Sequence[int]) -> None:
-        """Strides by tensor: the arguments `stride_NAME…` in the function's order.
+        """Set the strides of tensors, which are the arguments `stride_NAME…` in the function's order.
 
         Raises:
-            NotCheckedError: one is compiled in with another value.
+            NotCheckedError: a stride is compiled in with another value.
         """
         for name, strides in given.items():
             names = [
@@ -138,16 +138,16 @@ class Arguments:
             self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
-        """Give 0 to arguments that no value depends on, by name or glob."""
+        """Set arguments on which no result depends to 0, by name or glob."""
         for parameter in self.metadata.parameters:
             if parameter.name not in self.values and any(fnmatch.fnmatchcase(parameter.name, p) for p in patterns):
                 self.values[parameter.name] = None if parameter.pointer else 0
 
     def done(self) -> dict[str, Value]:
-        """All values.
+        """Return all values.
 
         Raises:
-            NotCheckedError: an argument has none.
+            NotCheckedError: an argument has no value.
         """
         lacking = [parameter.name for parameter in self.metadata.parameters if parameter.name not in self.values]
         if lacking:

@@ -1,4 +1,4 @@
-"""Checks one kernel: runs its cases in both orders of the waves and with two kinds of garbage, and compares."""
+"""Check one kernel: run its cases in both orders of the waves and with two kinds of garbage, and compare results."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Checked:
 
     Args:
         status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
-        reason: why it is not right; empty if it is.
-        share: the largest error as a share of what the rule allows; infinite where the kernel could not continue.
-        errors: by result the largest error and the bound.
-        cases: labels of the launches.
-        unknown: instructions beyond those that ran that the emulator does not know.
+        reason: the reason why it is not right; empty if it is right.
+        share: the largest error as a share of the allowed error; infinite if the kernel could not continue.
+        errors: the largest error and the bound of each result, by label.
+        cases: the labels of the launches.
+        unknown: instructions that did not run and that the emulator does not know.
         exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if nothing ran.
-        approximate: executed instructions that are not exact, with the bound of each one's error.
-        sha256: hex, of the code object.
+        approximate: executed instructions that are not exact, with the bounds of their errors.
+        sha256: the SHA-256 of the code object, in hex.
     """
 
     name: str
@@ -64,20 +64,20 @@ class Checked:
     approximate: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The same, JSON-ready: an error without an end is null."""
+        """Return the result as JSON values; an infinite error is null."""
         errors = {name: [finite(error), bound] for name, (error, bound) in (self.errors or {}).items()}
         return {**asdict(self), "errors": errors, "share": finite(self.share)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Checked:
-        """Read it back."""
+        """Return the result from its JSON values."""
         errors = {name: (_number(error), float(bound)) for name, (error, bound) in row["errors"].items()}
         more = {"share": _number(row["share"]), "cases": tuple(row["cases"]), "unknown": tuple(row["unknown"])}
         return cls(**{**row, **more, "errors": errors})
 
 
 def finite(value: float) -> float | None:
-    """A number as in JSON: None for one without an end."""
+    """Return a number for JSON; None for an infinite number."""
     return value if math.isfinite(value) else None
 
 
@@ -86,7 +86,7 @@ def _number(value: float | None) -> float:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a code object, hex."""
+    """Return the SHA-256 of a code object, in hex."""
     return sha256_file(path).removeprefix("sha256:")
 
 
@@ -107,8 +107,8 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     """Check a code object with its JSON beside it.
 
     Args:
-        name: what the result calls it.
-        exact: whether matrix instructions round as hardware does where that is published.
+        name: the name of the kernel in the result.
+        exact: whether matrix instructions round as hardware does, if the rounding is published.
     """
     gpu = kernel = ""
     began = time.process_time()
@@ -123,7 +123,7 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
     except (NotEmulatedError, CodeObjectError, FaultyKernelError) as error:
-        # It may be a copy under another name.
+        # The file may be a copy, so messages get the original name.
         reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
         if isinstance(error, FaultyKernelError):
             return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
@@ -142,11 +142,11 @@ def check_program(
     """Check a decoded kernel.
 
     Args:
-        make: its cases; by default those that are known for it.
+        make: returns the cases; by default the known cases of the kernel.
 
     Raises:
-        NotCheckedError: no case fits it.
-        NotEmulatedError: something is not emulated.
+        NotCheckedError: no case fits the kernel.
+        NotEmulatedError: the emulator does not support an instruction of the kernel.
         FaultyKernelError: the kernel is invalid.
     """
     began = time.process_time() if began is None else began
@@ -164,7 +164,7 @@ def check_program(
         workgroups += len(case.only)
         differences = [*_compare(case, done, errors)]
         if differing := _differing(done, again):
-            # Both were changed at once, for one run less.
+            # The second run changed the order and the garbage at once. A third run tells which one matters.
             same = run(program, launch, reverse=True, seed=seed)
             cause = "the order of the waves" if _differing(done, same) else "registers or LDS that were never written"
             differences.append(f"{', '.join(differing)} depends on {cause}")
@@ -190,12 +190,12 @@ def check_program(
 
 
 def _differing(first: Launched, second: Launched) -> list[str]:
-    """Buffers whose bytes are not the same in two runs."""
+    """Return the buffers whose bytes differ between two runs."""
     return [name for name in first.buffers if first.buffers[name].tobytes() != second.buffers[name].tobytes()]
 
 
 def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:
-    """Compare the buffers: yields faults, and updates the largest error of each result."""
+    """Compare the buffers with the expected values; yield faults, and update the largest error of each result."""
     touched: dict[str, list[Any]] = {name: [places] for name, places in case.free.items()}
     for expected in case.expected:
         error, bound = expected.error(done.buffers[expected.argument]), expected.bound

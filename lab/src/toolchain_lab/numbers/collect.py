@@ -1,7 +1,6 @@
-"""Code objects out of files of any place, with their launch data: a sample of them is written to a folder.
+"""Write a sample of the code objects of any place to a folder, with their launch data.
 
-The files are read twice: to list the code objects, and to take the chosen ones. So only these are written, even of a
-whole set of AOTriton's kernels.
+The files are read twice: to list the code objects, and to read the chosen ones. So only the chosen ones are written.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
-# The launch of a pack's kernel by its path and its bytes of LDS, for packs without launch data.
+# A function that returns the launch values of a kernel by its path and its bytes of LDS, for packs without launch data.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_LAUNCH = ".launch"  # of a Triton cache, where the JSON beside an object is Triton's own
+_LAUNCH = ".launch"  # suffix of launch data in a Triton cache, in which the JSON beside an object is Triton's own
 
 
 @dataclass(kw_only=True)
@@ -31,8 +30,8 @@ class Collected:
     """The content of a place.
 
     Args:
-        objects: the chosen ones.
-        available: how many there are.
+        objects: the chosen code objects.
+        available: the number of all code objects.
         unknown: packs of AOTriton without launch data.
     """
 
@@ -53,17 +52,17 @@ def collect(
 ) -> Collected:
     """Choose code objects of a place, and write them to a folder, each with its JSON.
 
-    Empty ones, which mark kernels as known bad, are left out.
+    Empty code objects, which mark kernels as known bad, are left out.
 
     Args:
-        files: can be gone through more than once.
-        gpus: only those for these; all by default.
-        count: how many, see `objects.sample`; None for all.
-        label: what messages call the place.
-        planned: see there.
+        files: the files, which can be iterated several times.
+        gpus: the GPUs whose code objects are chosen; all by default.
+        count: the number of code objects to choose, see `objects.sample`; None for all.
+        label: the name of the place in messages.
+        planned: returns launch values for packs that have none.
 
     Raises:
-        ConfigError: there is none, or two have one name.
+        ConfigError: there is no code object, or two have the same name.
         KernelError: a pack or a result of a kernel store is damaged.
     """
     known = _Known(planned)
@@ -129,7 +128,7 @@ class _Known:
         self.unknown: list[str] = []
 
     def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
-        """The objects: a name, and its metadata."""
+        """Yield the name and the metadata of each code object."""
         codes: list[Code] = []
         beside: dict[str, Metadata] = {}
         packs: list[tuple[str, list[tuple[str, int]]]] = []
@@ -140,7 +139,7 @@ class _Known:
             elif isinstance(item, LaunchList):
                 self._launches[item.folder] = item.launches
             elif isinstance(item, Pack):
-                # Its launches may come later.
+                # The pack's launch data may come later.
                 packs.append((item.path, [] if self._planned is None else list(_keys(item))))
             elif item.launch is not None:
                 yield item.name, _metadata(item.launch)
@@ -168,7 +167,7 @@ class _Known:
             yield key, _metadata(about)
 
     def _beside(self, path: str) -> tuple[str, Launches] | None:
-        """The launches of the pack that a file is of, and the pack's folder."""
+        """Return the folder and the launch data of the pack that a file belongs to."""
         for folder in map(str, PurePosixPath(path).parents):
             if folder in self._launches:
                 return folder, self._launches[folder]
@@ -177,7 +176,10 @@ class _Known:
     def take(
         self, files: Iterable[StoredFile], wanted: Collection[str]
     ) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """The content of objects, and that of the JSON beside them, which may come later and then comes alone."""
+        """Yield (name, code object, JSON) of the wanted objects.
+
+        The JSON of an object may come later, with None instead of the code object.
+        """
         stems = {name.partition(f"{SUFFIX}#")[0].removesuffix(SUFFIX) for name in wanted}
         loose: dict[str, str] = {}
         beside: dict[str, bytes] = {}
@@ -223,4 +225,4 @@ def _metadata(about: Any) -> Metadata | None:
     try:
         return metadata_of(about, "the launch")
     except NotEmulatedError:
-        return None  # the check reports what is wrong with it
+        return None  # the check reports the error

@@ -1,4 +1,4 @@
-"""Checks kernels in namespaces of their own, as builds run: without a network and without the caller's files."""
+"""Check kernels in separate namespaces, like builds: without a network and without the caller's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain_lab.numbers.check import Checked
 from toolchain_lab.numbers.inside import ROW
 
 _OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump"
-# Their code runs in the namespaces, wherever each of them is installed.
+# The folders of the two packages, whose code runs in the namespaces.
 _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 
@@ -38,13 +38,13 @@ def check_contained(
     available: int,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
-    """Check kernels, see `campaign.run`.
+    """Check kernels in separate namespaces; see `campaign.run`.
 
     Args:
-        folder: all objects are below it.
+        folder: the folder above all objects.
 
     Raises:
-        EngineError: there are no such namespaces here, or the check died in them.
+        EngineError: this machine cannot create the namespaces, or the check died.
     """
     namespace.enter()
     checked: dict[str, Checked] = {}

@@ -1,4 +1,4 @@
-"""The types of a kernel's tensors, and tensors as a launch lays them out in memory."""
+"""Define the types of a kernel's tensors, and lay tensors out in memory for a launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Element:
     """A floating-point type.
 
     Args:
-        precision: one unit of it, beside 1: what the rule of a check allows beside twice the plain error.
+        precision: a unit of the type at 1. The rule of a check allows this error in addition to twice the plain error.
     """
 
     name: str
@@ -27,27 +27,28 @@ class Element:
     precision: float
 
     def encode(self, values: Array) -> Array:
-        """Float values as they are stored: rounded to nearest."""
+        """Return float values in their stored form, rounded to nearest."""
         if self.name == "bf16":
             return round_bf16(np.asarray(values, np.float32))
         return np.asarray(values).astype(self.storage)
 
     def decode(self, stored: Array) -> Array:
-        """The stored values as `float64`."""
+        """Return stored values as `float64`."""
         wide = widen_bf16(stored) if self.name == "bf16" else stored
         return np.asarray(wide).astype(np.float64)
 
     def rounded(self, values: Array) -> Array:
-        """`float64` values, each one that the type has."""
+        """Return `float64` values, each rounded to a value of the type."""
         return self.decode(self.encode(values))
 
 
-# The units of fp16 and bf16 are those of scripts/gpu/run.py. For fp32 it is eight units: exp2 and log2 are approximate.
+# The precisions of fp16 and bf16 are one unit, as in scripts/gpu/run.py. That of fp32 is eight units, because exp2 and
+# log2 are approximate.
 FP16 = Element("fp16", np.float16, 2.0**-10)
 BF16 = Element("bf16", np.uint16, 2.0**-7)
 FP32 = Element("fp32", np.float32, 2.0**-20)
-# What gfx942's matrix instructions make of fp32: 10 bits of mantissa, as fp16 has, but cut off, which errs twice as
-# much.
+# gfx942's matrix instructions cut fp32 off to 10 bits of mantissa. fp16 has as many bits, but cutting off has twice the
+# error of rounding.
 XF32 = Element("xf32", np.float32, 2.0**-9)
 ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 
@@ -56,12 +57,12 @@ ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 class Tensor:
     """A tensor [batch, head, row, column] in memory.
 
-    Between its rows, and behind its last one, is what no kernel may use or change: NaN.
+    The elements between its rows and after its last row are NaN. No kernel may use or change them.
 
     Args:
-        data: all of the memory, one-dimensional.
-        places: where each element is in it, `int64[batch, head, row, column]`.
-        strides: by dimension, in elements.
+        data: the whole memory, one-dimensional.
+        places: the index of each element in `data`, `int64[batch, head, row, column]`.
+        strides: the stride of each dimension, in elements.
     """
 
     element: Element
@@ -70,7 +71,7 @@ class Tensor:
     strides: tuple[int, int, int, int]
 
     def read(self) -> Array:
-        """The elements as `float64[batch, head, row, column]`."""
+        """Return the elements as `float64[batch, head, row, column]`."""
         return self.element.decode(self.data[self.places])
 
 
@@ -82,13 +83,13 @@ def tensor(
     pitch: int = 0,
     guard: int = 8,
 ) -> Tensor:
-    """Lay a tensor out as [batch, row, head, pitch], with guard rows behind each batch.
+    """Lay a tensor out as [batch, row, head, pitch], with guard rows after each batch.
 
     Args:
-        shape: batch, heads, rows, columns.
-        fill: gives the values for that shape.
-        pitch: elements from one head to the next; columns, if that is more.
-        guard: rows.
+        shape: the numbers of batches, heads, rows and columns.
+        fill: returns the values for a shape.
+        pitch: elements from one head to the next; at least the number of columns.
+        guard: the number of guard rows.
     """
     batch, heads, rows, columns = shape
     pitch = max(pitch, columns)
@@ -101,7 +102,7 @@ def tensor(
 
 
 def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None) -> Tensor:
-    """A float32 number for each row, laid out as [batch, head, row], with 16 guard elements behind the last one.
+    """Lay a float32 number for each row out as [batch, head, row], with 16 guard elements at the end.
 
     Args:
         values: `[batch, heads, rows]`; NaN by default.

@@ -1,6 +1,6 @@
-"""Checks kernels inside namespaces: `python -m toolchain_lab.numbers.inside`, see `contained`.
+"""Check kernels inside the namespaces of `contained`, as `python -m toolchain_lab.numbers.inside`.
 
-It reads one document on standard input and prints a line for each kernel, both JSON.
+The program reads a JSON document from standard input, and prints a line of JSON for each kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toolchain_lab.bridge import run_program
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.numbers.campaign import results
 
-# Before each row: other lines are warnings of programs.
+# The beginning of each line with a row. Other lines are warnings of programs.
 ROW = "@row "
 
 

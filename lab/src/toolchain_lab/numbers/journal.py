@@ -1,4 +1,7 @@
-"""The file of `kernels check --results`: a line of JSON for each checked kernel, so that a stopped check continues."""
+"""Write and read the file of `kernels check --results`, from which a stopped check continues.
+
+The file has a line of JSON for each checked kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _MOST = 1 << 30  # bytes
 
 
 def append(path: Path, row: Checked, decoder: str) -> None:
-    """Write a result at the end of the file."""
+    """Append a result to the file."""
     try:
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"decoder": decoder, "row": row.as_json()}) + "\n")
@@ -28,12 +31,12 @@ def append(path: Path, row: Checked, decoder: str) -> None:
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
-    """Return the results in the file by name: those of the same disassembler, and none if there is no file.
+    """Return the results of the same disassembler in the file, by name; none if there is no file.
 
-    A last line that was cut when the check was killed is left out and removed.
+    If the check was killed while it wrote the last line, this line is removed.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file does not hold results.
     """
     try:
         content = read_regular(path, _MOST)

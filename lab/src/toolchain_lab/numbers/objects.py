@@ -1,4 +1,4 @@
-"""Samples of code objects to be checked."""
+"""Draw samples of code objects."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SUFFIX = ".hsaco"
 
 
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:
-    """A random sample, in the order of the objects.
+    """Return a random sample, in the order of the objects.
 
-    Each GPU and function is taken in turn, so that a small sample shows something of all.
+    Objects come in turn from each GPU and function, so that even a small sample has objects of all of them.
 
     Args:
-        count: how many; None for all.
+        count: the size of the sample; None for all objects.
     """
     if count is None or count >= len(objects):
         return list(objects)

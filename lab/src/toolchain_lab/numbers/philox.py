@@ -1,4 +1,4 @@
-"""Philox 4x32-10, the random numbers of dropout, as Triton's `randint4x` gives them."""
+"""Compute Philox 4x32-10, the random numbers of dropout, as Triton's `randint4x` does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORD = np.uint64(0xFFFFFFFF)
 
 
 def random_words(seed: int, offsets: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Four random `uint32` for each offset.
+    """Return four random `uint32` for each offset.
 
     Args:
-        seed: 64 bits.
+        seed: a number of 64 bits.
         offsets: `uint64` of any shape.
     """
     offsets = np.asarray(offsets, np.uint64)

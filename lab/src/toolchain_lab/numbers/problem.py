@@ -1,4 +1,4 @@
-"""An attention problem: its tensors in memory, and for each head what the right results are."""
+"""Define an attention problem: its tensors in memory, and the right results of each head."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class Shape:
     """Sizes of a problem.
 
     Args:
-        lengths: for each sequence its queries and keys. One length for all is a batch; several are packed one behind
-            the other.
-        packed: whether sequences are one behind the other.
-        head: columns that hold values.
-        pitch: columns of memory.
+        lengths: the numbers of queries and keys of each sequence. They are the same for all sequences of a batch.
+        packed: whether sequences follow each other in one batch, so that their lengths may differ.
+        head: columns of a head that hold values.
+        pitch: columns of a head in memory.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -56,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Triple:
-    """Results in float64, as plain implementations in the tensors' type and in float32 have them."""
+    """The results in float64, and those of plain implementations in the tensors' type and in float32."""
 
     exact: Results
     plain: Results
@@ -68,8 +67,8 @@ class Problem:
     """Attention with random inputs.
 
     Args:
-        window: keys before and behind a query's own position; None for all. A None in it depends on the lengths: it
-            ends at the diagonal through the last query and the last key.
+        window: the number of visible keys before and after a query's own position; None for all. A number that is None
+            lets the window end at the diagonal through the last query and the last key.
     """
 
     element: Element
@@ -87,7 +86,7 @@ class Problem:
         return np.random.default_rng([self.seed, *name.encode()])
 
     def make(self, name: str, *, keys: bool, heads: int) -> Tensor:
-        """A tensor of normal numbers, of queries or of keys."""
+        """Return a tensor of normal numbers for queries or for keys."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(pair[keys] for pair in shape.lengths)
@@ -98,7 +97,7 @@ class Problem:
         )
 
     def empty(self, name: str, *, keys: bool, heads: int) -> Tensor:
-        """The same for a result: it begins with other numbers, so that missing writes show."""
+        """Return a tensor for a result. It holds other random numbers, so that missing writes show."""
         made = self.make(f"old {name}", keys=keys, heads=heads)
         return replace(made, data=made.data.copy())
 
@@ -120,33 +119,33 @@ class Problem:
 
     @cached_property
     def bias(self) -> Tensor:
-        """[batch, head, query, key]; an innermost stride of 1."""
+        """The bias [batch, head, query, key], with an innermost stride of 1."""
         shape = self.shape
         size = (len(shape.lengths), shape.heads, shape.most_queries, shape.most_keys)
         return tensor(self.element, size, self._random("bias").standard_normal, pitch=-(-shape.most_keys // 16) * 16)
 
     def starts(self, *, keys: bool) -> list[int]:
-        """The first row of each sequence where they are packed, and the end; 0 for each otherwise."""
+        """Return the first row of each packed sequence, and the end; zeros if sequences are not packed."""
         if not self.shape.packed:
             return [0] * (len(self.shape.lengths) + 1)
         return [0, *np.cumsum([pair[keys] for pair in self.shape.lengths]).tolist()]
 
     def rows(self, sequence: int, *, keys: bool) -> slice:
-        """The rows of a sequence in its tensors."""
+        """Return the rows of a sequence in its tensors."""
         start = self.starts(keys=keys)[sequence]
         return slice(start, start + self.shape.lengths[sequence][keys])
 
     def batch(self, sequence: int) -> int:
-        """The batch that holds a sequence."""
+        """Return the batch that holds a sequence."""
         return 0 if self.shape.packed else sequence
 
     def part(self, values: Array, sequence: int, head: int, *, keys: bool) -> Array:
-        """The rows of one sequence and head out of `[batch, head, row, …]`."""
+        """Return the rows of a sequence and head from `[batch, head, row, …]`."""
         rows: Array = values[self.batch(sequence), head, self.rows(sequence, keys=keys)]
         return rows
 
     def visible(self, sequence: int, rows: slice = _ALL) -> Array:
-        """The keys that each of some queries of a sequence may see."""
+        """Return the keys that queries of a sequence may see, as `bool[queries, keys]`."""
         queries, keys = self.shape.lengths[sequence]
         chosen = np.arange(queries)[rows]
         if self.window is None:
@@ -155,7 +154,10 @@ class Problem:
         return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
 
     def kept(self, sequence: int, head: int) -> Array | None:
-        """The elements that dropout keeps: AOTriton gives four keys the words of an offset, in the order 0 2 1 3."""
+        """Return the elements that dropout keeps.
+
+        In AOTriton four keys get the random words of an offset, in the order 0 2 1 3.
+        """
         if self.dropout is None:
             return None
         shape = self.shape
@@ -169,10 +171,10 @@ class Problem:
         return drawn > edge
 
     def inputs(self, sequence: int, head: int, rows: slice = _ALL) -> Inputs:
-        """The inputs of one head of a sequence.
+        """Return the inputs of one head of a sequence.
 
         Args:
-            rows: of the queries; with a part of them there are no gradients.
+            rows: rows of the queries; there are no gradients if this is only a part of them.
         """
         shared = head // (self.shape.heads // self.shape.key_heads)
         bias = None
@@ -193,7 +195,7 @@ class Problem:
         )
 
     def results(self, sequence: int, head: int, rows: slice = _ALL) -> Triple:
-        """The right results of one head, computed once."""
+        """Return the right results of one head, which are computed only once."""
         key = (sequence, head, rows.start, rows.stop)
         if key not in self._done:
             given = self.inputs(sequence, head, rows)
@@ -204,7 +206,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """`lse` or `delta` of all rows as an input, in float32."""
+        """Return `lse` or `delta` of all rows in float32, as an input of a backward pass."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
@@ -215,12 +217,12 @@ class Problem:
             for head in range(shape.heads):
                 place = (self.batch(sequence), head, self.rows(sequence, keys=False))
                 results = self.results(sequence, head)
-                # A backward pass repeats the scores that LSE sums, and cutting off moves all of them the same way.
+                # A backward pass computes the scores again, and cutting off moves them in the same way as in LSE.
                 values[place] = getattr(results.plain if self.element is XF32 else results.exact, name)
         return rows_tensor(batch, shape.heads, rows, values)
 
     def output(self) -> Tensor:
-        """The forward pass' output of all rows, as an input."""
+        """Return the output of the forward pass for all rows, as an input of a backward pass."""
         made = self.empty("o", keys=False, heads=self.shape.heads)
         for sequence in range(len(self.shape.lengths)):
             for head in range(self.shape.heads):

@@ -1,4 +1,4 @@
-"""Attention and its gradients: in float64, and as a plain implementation in the kernel's own type computes them."""
+"""Compute attention and its gradients in float64, or like a plain implementation in the kernel's own type."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Inputs:
 
     Args:
         q, k, v, do: `float64[rows, columns]`. Without `do` there are no gradients.
-        visible: `bool[queries, keys]`: what a query may see.
-        bias: added to the scores.
-        keep: `bool[queries, keys]`: what dropout keeps.
-        drop: its probability.
+        visible: the keys that a query may see, `bool[queries, keys]`.
+        bias: a bias that is added to the scores.
+        keep: the elements that dropout keeps, `bool[queries, keys]`.
+        drop: the probability of dropout.
     """
 
     q: Array
@@ -51,12 +51,12 @@ class Results:
 
 
 def exactly(values: Array) -> Array:
-    """No rounding."""
+    """Return the values without rounding."""
     return values
 
 
 def summed_singly(a: Array, b: Array) -> Array:
-    """The product of two matrices as a loop in float32 has it, which rounds each product and each sum."""
+    """Return the product of two matrices, computed by a loop in float32 that rounds each product and each sum."""
     left, right = a.astype(np.float32), b.astype(np.float32)
     total = np.zeros((left.shape[0], right.shape[1]), np.float32)
     for k in range(left.shape[1]):
@@ -65,19 +65,20 @@ def summed_singly(a: Array, b: Array) -> Array:
 
 
 def summed_from_xf32(a: Array, b: Array) -> Array:
-    """The same with factors cut off to 10 bits of mantissa, as gfx942's matrix instructions read float32."""
+    """Return `summed_singly` of factors cut off to 10 bits of mantissa, as gfx942's matrix instructions do."""
     kept = np.uint32(0xFFFFE000)
     left, right = ((np.ascontiguousarray(each, np.float32).view(np.uint32) & kept).view(np.float32) for each in (a, b))
     return summed_singly(left, right)
 
 
 def attention(given: Inputs, rounded: Round = exactly, product: Product = np.matmul) -> Results:
-    """Attention and its gradients.
+    """Compute attention and its gradients.
 
     Args:
-        rounded: applied to the result of each operation. With a type's own rounding this is what PyTorch's plain form
-            (`math`) does: it scales both factors, and keeps each result in that type.
-        product: of matrices. Sums of narrow types are kept in float32, so that theirs is exact beside `rounded`.
+        rounded: rounds the result of each operation. With the rounding of a type this function computes the same as
+            PyTorch's plain form (`math`), which scales both factors and keeps each result in that type.
+        product: multiplies matrices. Hardware sums products of narrow types in float32, whose error is small compared
+            with that of `rounded`, so an exact product serves for them.
     """
     root = np.sqrt(given.scale)
     q, k = rounded(given.q * root), rounded(given.k * root)
@@ -101,13 +102,13 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
     dv = rounded(product(dropped.T, given.do))
     dp = rounded(rounded(product(given.do, given.v.T)) * factor)
     delta = (o * given.do).sum(1)
-    # The gradient of softmax, kept in one operation.
+    # The gradient of softmax is one operation, so it is rounded once.
     ds = rounded(p * (dp - (p * dp).sum(1, keepdims=True)))
     dq, dk = rounded(rounded(product(ds, k)) * root), rounded(rounded(product(ds.T, q)) * root)
     return Results(o, lse, delta, dq, dk, dv, ds)
 
 
 def window(queries: Array, keys: int, left: int, right: int) -> Array:
-    """The keys that queries see: from `left` before their own position to `right` behind it; `bool[queries, keys]`."""
+    """Return the keys from `left` before a query's own position to `right` after it, as `bool[queries, keys]`."""
     row, column = queries[:, None], np.arange(keys)[None]
     return (column <= row + right) & (column >= row - left)

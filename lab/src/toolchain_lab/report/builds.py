@@ -1,4 +1,4 @@
-"""The page of a finished image: how long its stages took, what its layer holds, what ninja did when, its kernels."""
+"""Make the report of a finished image: the times of its stages, the files of its layer, ninja's steps, its kernels."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Se
 from toolchain_lab.report.kernel_tables import Figures, campaign_part, kernels_part
 from toolchain_lab.report.ninja import Step, steps_of
 
-_ALONE = 64 << 10  # bytes of a file that has a row of its own
-_DEEP = 2  # folders by which smaller files are summed
+_ALONE = 64 << 10  # files of at least this size in bytes have a row
+_DEEP = 2  # smaller files are summed by their folders up to this depth
 
 
 def build_report(cache: Cache, record: Record) -> Report:
-    """The page of an image that is finished in the cache.
+    """Return the report of a finished image of the cache.
 
     Raises:
-        SourceError: a blob of it is damaged.
-        KernelError: a code object in it is.
+        SourceError: a blob of the image is damaged.
+        KernelError: a code object in the image is damaged.
     """
     records = [*reversed(stages_below(cache, record.inputs)), record]
     facts = record.facts
@@ -68,7 +68,7 @@ def _work(record: Record) -> str:
 
 
 def _kept_log(cache: Cache, record: Record) -> bytes:
-    with contextlib.suppress(OSError):  # an image that was not built here, or pruned
+    with contextlib.suppress(OSError):  # the image was not built here, or its log was pruned
         return read_regular(cache.kept(_work(record), NINJA_LOG), LARGEST_NINJA_LOG)
     return b""
 
@@ -127,7 +127,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
 
 
 def _folder(output: str) -> str:
-    """Its group: the folders before CMake's own."""
+    """Return the group of an output: the first folders of its path, without CMake's own."""
     parts = output.split("/CMakeFiles/", maxsplit=1)[0].split("/")
     return "/".join(parts[:4]) if len(parts) > 1 or "CMakeFiles" in output else "top"
 
@@ -142,7 +142,7 @@ def _files(layout: Layout, record: Record) -> Table:
             tarfile.open(fileobj=cast("Any", stream), mode="r|") as tar,
         ):
             for member in tar:
-                cast("Any", tar).members = []  # see examine.places
+                cast("Any", tar).members = []  # tarfile would keep every member in memory
                 if member.isreg():
                     path = PurePosixPath("/", member.name)
                     below = path.relative_to(prefix) if path.is_relative_to(prefix) else path
@@ -166,7 +166,7 @@ def _files(layout: Layout, record: Record) -> Table:
 
 
 def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
-    """The folder by which a small file is counted, two deep.
+    """Return the folder for which a small file is counted, at most `_DEEP` folders deep.
 
     Args:
         below: the path from the prefix on, or `path` itself.
@@ -176,7 +176,7 @@ def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
 
 
 def _family(below: PurePosixPath) -> str:
-    """The part to which a file belongs: by the name of a library, else its folder."""
+    """Return the part that a file belongs to, from the name of a library, or else from its folder."""
     if below.name.startswith("lib") and (".a" in below.suffixes or ".so" in below.suffixes):
         stem = below.name.removeprefix("lib")
         for name in ("LLVM", "MLIR", "lld", "clang", "triton"):

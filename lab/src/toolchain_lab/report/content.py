@@ -1,4 +1,4 @@
-"""The content of a page: figures, pictures and tables."""
+"""Define the content of a report: figures, pictures and tables."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 Cell: TypeAlias = "str | float | None"
-Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js says what each kind takes
+Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js explains the keys of each kind
 
 
 class Kind(Enum):
     """The kind of a column, which decides how its cells are written, sorted and filtered."""
 
     TEXT = "text"
-    CHOICE = "choice"  # a text that many rows share: a list of them filters
+    CHOICE = "choice"  # a text that many rows share; the filter is a list of these texts
     NUMBER = "number"
     SECONDS = "seconds"
     BYTES = "bytes"
 
 
 class Tone(Enum):
-    """Whether a figure is good news."""
+    """The tone of a figure: good news, bad news or neither."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -34,10 +34,10 @@ class Column:
     """A column of a table.
 
     Args:
-        key: by which the filter names it: `vgpr>128`.
-        label: its heading.
-        help: the explanation of a heading that needs one.
-        before: key of the column with the same of side A, where this one is of side B.
+        key: the name in filters, such as `vgpr>128`.
+        label: the heading.
+        help: an explanation of the heading, if it needs one.
+        before: the key of the column with the values of side A, if this column has those of side B.
     """
 
     key: str
@@ -49,12 +49,12 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows, of one value for each column: text, a number, or None if nothing is known.
+    """A table. Each row has a value for each column: text, a number, or None for an unknown value.
 
     Args:
-        sort: key of the column that it is first sorted by; empty for the order of the rows.
-        descending: whether the largest come first.
-        pictures: drawn of the rows that the filter leaves.
+        sort: the key of the column by which the table is sorted first; empty for the order of the rows.
+        descending: whether the largest values come first.
+        pictures: pictures that are drawn from the rows that pass the filter.
     """
 
     columns: Sequence[Column]
@@ -64,7 +64,7 @@ class Table:
     pictures: Sequence[Picture] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """For the page: the values by column, which packs best. A column without any value is left out."""
+        """Return the table for the page, with values by column, which compress best; empty columns are left out."""
         columns = []
         for at, column in enumerate(self.columns):
             values = [row[at] for row in self.rows]
@@ -91,12 +91,12 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A page.
+    """A report.
 
     Args:
-        kind: what it is about: `build`, `campaign`, `kernels`, `diff`, `audit`.
-        subject: which.
-        figures: label, value and tone, the most important first.
+        kind: the kind of its subject: `build`, `campaign`, `kernels`, `diff`, `audit`.
+        subject: a description of its subject.
+        figures: label, value and tone of each figure, the most important first.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The pages of what other verbs print as JSON: `kernels diff --json` and `audit --json`."""
+"""Make reports from the JSON of other verbs: `kernels diff --json` and `audit --json`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _FINDINGS = ("missing", "empty", "damaged", "absent", "uneven")
 
 
 def json_report(value: Any, name: str) -> Report:
-    """The page of a document that a verb printed.
+    """Return the report of a document that a verb printed.
 
     Args:
         value: the document.
-        name: of its file, for the page and messages.
+        name: the name of its file, for the report and messages.
 
     Raises:
-        ConfigError: it is of no verb that has a page.
+        ConfigError: the document comes from no verb that has a report.
     """
     try:
         if isinstance(value, dict) and {"counts", "groups", "kernels"} <= value.keys():
@@ -47,7 +47,7 @@ def _unknown(name: str, why: str) -> ConfigError:
 
 
 def diff_report(value: Mapping[str, Any], name: str) -> Report:
-    """The page of a comparison of two places with kernels."""
+    """Return the report of a comparison of two places with kernels."""
     counts, listed = value["counts"], value["kernels"]
     slower = sum(row["lost_waves"] > 0 for row in listed)
     faster = sum(row["lost_waves"] < 0 for row in listed)
@@ -69,7 +69,7 @@ def diff_report(value: Mapping[str, Any], name: str) -> Report:
         Section(title="Kernels whose bytes differ", table=_differences(listed), note=note),
         Section(title="By kernel and GPU", table=_groups(value["groups"])),
     ]
-    # A file that another version wrote has no names of the sides.
+    # A file of another version may lack the names of the sides.
     a, b = str(value.get("a", "A")), str(value.get("b", "B"))
     subject = f"A is {a}, B is {b}; {name}"
     return Report(
@@ -117,7 +117,7 @@ def _groups(groups: Any) -> Table:
 
 
 def audit_report(value: Mapping[str, Any]) -> Report:
-    """The page of an audit."""
+    """Return the report of an audit."""
     rebuilt = {key: bool(equal) for key, equal in value.get("rebuilt", {}).items()}
     figures = [("GPUs", f"{len(value['gpus']):,}", Tone.PLAIN), ("kernels", f"{value['kernels']:,}", Tone.PLAIN)]
     figures += [("planned", f"{value['planned']:,}", Tone.PLAIN)] if value.get("planned") is not None else []

@@ -1,4 +1,4 @@
-"""Ninja's own log: which steps ran when, and how many at once."""
+"""Read ninja's own log: which steps ran when, and how many at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_RUNS = 50  # of a build that was stopped and continued; in a log that ninja rewrote the order has no meaning
+_MOST_RUNS = 50  # the most runs of a continued build; ninja has rewritten a log with more, so its order means nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +15,10 @@ class Step:
     """A command of a build.
 
     Args:
-        output: what it made, the first file of several.
+        output: the file that the command made; the first one if there are several.
         kind: `compile`, `archive and link`, `generate` or `other`.
-        start, end: seconds since the build began; the pauses between runs left out.
-        lane: which of the jobs that run at once, from 1.
+        start, end: seconds since the build began, without the pauses between runs.
+        lane: the number of the job among the jobs that run at once, from 1.
     """
 
     output: str
@@ -33,14 +33,14 @@ class Step:
 
 
 def steps_of(content: bytes) -> list[Step]:
-    """The steps of a log, in the order in which they began; other lines are ignored."""
+    """Return the steps of a log in the order in which they began; other lines are ignored."""
     rows: list[tuple[float, float, str]] = []
     offset = 0.0
     for run in _runs(list(_lines(content.decode("utf-8", "replace")))):
         rows += [(offset + start, offset + end, output) for start, end, output in run]
         offset += max(end for _, end, _ in run)
     steps: list[Step] = []
-    free: list[int] = []  # lanes by number, so that few are used
+    free: list[int] = []  # the lowest free lane is used first, so that few lanes are needed
     busy: list[tuple[float, int]] = []
     for start, end, output in sorted(rows):
         while busy and busy[0][0] <= start:
@@ -52,7 +52,7 @@ def steps_of(content: bytes) -> list[Step]:
 
 
 def _lines(text: str) -> Iterator[tuple[float, float, str]]:
-    """Start, end and output of each command; one with several outputs has a line for each."""
+    """Yield start, end and output of each command. A command with several outputs has several lines in the log."""
     before = None
     for line in text.splitlines():
         fields = line.split("\t")
@@ -65,7 +65,7 @@ def _lines(text: str) -> Iterator[tuple[float, float, str]]:
 
 
 def _runs(lines: Sequence[tuple[float, float, str]]) -> list[Sequence[tuple[float, float, str]]]:
-    """The log of one run after the other: a step is noted when it ends, so an earlier end is of a later run."""
+    """Return the lines of each run. Ninja logs a step when it ends, so an earlier end time begins another run."""
     starts = [at for at, line in enumerate(lines) if at == 0 or line[1] < lines[at - 1][1]]
     if len(starts) > _MOST_RUNS:
         return [lines]

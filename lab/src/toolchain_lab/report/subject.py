@@ -1,4 +1,4 @@
-"""Chooses the report for what is named on the command line."""
+"""Find the subject of a report by the name on the command line."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def report_of(what: str, cache: Cache) -> Report:
-    """The report for what is named on the command line.
+    """Return the report of a subject.
 
     Args:
         what: a document of `kernels diff --json` or `audit --json`; a campaign by its ledger, folder or name; an image
             that is finished in the cache; or a place with kernels, see `examine.places.opened`.
 
     Raises:
-        ConfigError, SourceError: it is none of these, or cannot be read.
-        KernelError: a code object in it is damaged.
+        ConfigError, SourceError: there is no such subject, or it cannot be read.
+        KernelError: a code object is damaged.
     """
     path = Path(what)
     campaign = cache.work / what / LEDGER
@@ -41,7 +41,7 @@ def report_of(what: str, cache: Cache) -> Report:
     if path.is_file() and _is_ledger(path):
         return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
     if not path.exists() and "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - brings the plan in
+        from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - imports the plan's modules
         from toolchain_lab.report.builds import build_report  # noqa: PLC0415
 
         try:
@@ -63,7 +63,7 @@ def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
             "ledger-empty", f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another"
         )
     kernels: list[Kernel] = []
-    if ledger.name == LEDGER:  # the objects are beside it
+    if ledger.name == LEDGER:  # only an unfinished campaign has this name, and its objects are beside the ledger
         with contextlib.suppress(ConfigError):
             kernels = kernels_in(str(ledger.parent), cache)
     return campaign_report(name, entries, kernels)
