@@ -1,4 +1,4 @@
-"""Provenance: SLSA v1 in an in-toto statement: what an image was made of, how, where and when."""
+"""Write provenance of an image as SLSA v1 in an in-toto statement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OF_PROBE = ("mode", "interfaces", "measures", "held", "buildah", "kernel", "run
 
 
 class Resource(TypedDict, total=False):
-    """A ResourceDescriptor: something by name or address, and by digest."""
+    """A ResourceDescriptor of in-toto."""
 
     name: str
     uri: str
@@ -57,7 +57,7 @@ class Resource(TypedDict, total=False):
 
 
 class Statement(TypedDict):
-    """An in-toto statement: `predicate`, of the kind `predicateType`, is about `subject`."""
+    """An in-toto statement about `subject`."""
 
     _type: str
     subject: list[Resource]
@@ -66,17 +66,17 @@ class Statement(TypedDict):
 
 
 def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
-    """The image by the digests of its manifest and of the indexes that it is published in."""
+    """Return an image as subjects, by the digests of its manifest and of its indexes."""
     return [{"name": image, "digest": {"sha256": digest.removeprefix("sha256:")}} for digest in digests]
 
 
 def statement(subject: Sequence[Resource], kind: str, predicate: Mapping[str, Any]) -> Statement:
-    """A statement of some kind."""
+    """Return a statement with a predicate of this type."""
     return {"_type": STATEMENT, "subject": list(subject), "predicateType": kind, "predicate": dict(predicate)}
 
 
 def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statement:
-    """The statement of how an image was made."""
+    """Return the provenance of an image."""
     record = image_facts.record
     inputs = dict(record.inputs)
     finished = record.finished or image_facts.finished
@@ -97,14 +97,11 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
                     "partial": record.partial,
                     "isolation": isolation_of(record),
                     "compilerCache": str(record.facts.get("compiler_cache", "none")),
-                    # Kernels that were not compiled in this build: their number, by kernel store and signer.
                     "kernelStores": [dict(row) for row in record.rows(STORED_KERNELS)],
-                    # The whole of what the input digest is the digest of: anyone can compute it again.
                     "inputs": inputs,
                     "inputDigest": record.input_digest,
                     "recipeDigest": sha256_json(inputs.get("recipe") or {}),
                     "binaries": sorted(name for name, _ in image_facts.binaries()),
-                    # By the layers' digests: no input, since their trees are the same whatever compressed them.
                     "compressors": dict(image_facts.compressors),
                 },
                 "resolvedDependencies": _dependencies(image_facts),
@@ -122,16 +119,15 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
 
 
 def isolation_of(record: Record) -> str:
-    """The isolation of the build: the mode, and the beginning of the digest of all measures; `none` where none was
-    proved."""
+    """Return the mode of isolation and the beginning of the measures' digest, or `none` if none was proved."""
     facts = record.isolation or {}
     return " ".join(str(facts[key])[:19] for key in ("mode", "measures") if facts.get(key)) or "none"
 
 
 def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
-    """The request that makes the image: that of its record, with the sources that were named for the stages below.
+    """Return the request of an image's record, with the sources that were named for the stages below.
 
-    A source is what `--source` takes: a checkout is its tree in the store, `stored:NAME@sha256:DIGEST`.
+    A source has the form of `--source`; a checkout is its tree in the store, `stored:NAME@sha256:DIGEST`.
     """
     record = image_facts.record
     request = dict(record.request or {"stage": record.stage})
@@ -146,7 +142,7 @@ def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
 
 
 def spec_of(row: RecordedSource) -> str:
-    """A recorded source as `--source` takes it."""
+    """Return a recorded source in the form of `--source`."""
     match row.kind:
         case "git":
             return f"{row.repository}@{row.ref}"
@@ -171,7 +167,7 @@ def _source(record: Record, row: RecordedSource) -> Resource:
     if known.commit:
         digest = {"gitCommit": known.commit}
     elif (row.digest or "").startswith("sha256:"):
-        # Of a file; of a checkout the digest of its tree, which is not a digest of a file.
+        # The digest of a checkout is that of its tree, not of a file.
         value = str(row.digest).removeprefix("sha256:")
         digest = {"sha256": value} if known.sha256 and row.kind != "local" else {"toolchainTree": value}
     about: dict[str, Any] = {
@@ -198,17 +194,17 @@ def _stage(record: Record) -> Resource:
             "role": "base" if record.stage == "base" else "stage",
             "stage": record.stage,
             "inputDigest": record.input_digest,
-            # However the layer is packed: the manifest above is that of the image as it was kept here.
+            # The manifest's digest depends on the compression, this one does not.
             "diffId": record.diff_id,
         },
     }
 
 
 def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None = None) -> dict[str, Any] | None:
-    """The byproduct `name` of a provenance, None if it has none.
+    """Return the byproduct `name` of a provenance, or None.
 
     Args:
-        recorded: only if its annotation `recorded` has this value.
+        recorded: the value that its annotation `recorded` must have; None for any.
     """
     for byproduct in statement["predicate"]["runDetails"].get("byproducts") or ():
         if byproduct["name"] == name and recorded in {None, (byproduct.get("annotations") or {}).get("recorded")}:
@@ -218,7 +214,7 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
 
 
 def _byproducts(image_facts: ImageFacts) -> list[Resource]:
-    """The isolation probe's facts; and the report: sizes, seconds, counts and the contract check, for who reuses it."""
+    """Return the result of the isolation probe and the build report, which `--reuse-from` reads."""
     record = image_facts.record
     resources: list[Resource] = []
     if probe := record.isolation or image_facts.isolation:

@@ -1,4 +1,4 @@
-"""Contents of an image: its Triton, its LLVM, the GPUs and the Pythons that it is for."""
+"""Find the Triton, LLVM, GPUs and Pythons of an image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Component:
     Args:
         version: of the release; empty if none is known.
         commit: 40 hex digits; empty if none is known.
-        tree: of a checkout, the first 12 digits of its tree's digest: no commit tells what is in it.
+        tree: the first 12 digits of the tree's digest of a checkout, which has no commit.
     """
 
     version: str = ""
@@ -38,11 +38,11 @@ class Component:
 
     @property
     def label(self) -> str:
-        """Version and whole commit, with a space between them, as in the image's label."""
+        """The version and the whole commit, as in the image's label."""
         return " ".join(part for part in (self.version, self.commit) if part) or str(self)
 
     def as_json(self) -> dict[str, Any]:
-        """The known values; null for the rest."""
+        """Return the known values, and null for the others."""
         return {"version": self.version or None, "commit": self.commit or None, "tree": self.tree or None}
 
 
@@ -56,7 +56,7 @@ class Contents:
     pythons: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The form in which `images`, `inspect` and `verify` print it."""
+        """Return the form that `images`, `inspect` and `verify` print."""
         return {
             "triton": self.triton.as_json() if self.triton is not None else None,
             "llvm": self.llvm.as_json() if self.llvm is not None else None,
@@ -65,12 +65,12 @@ class Contents:
         }
 
     def labels(self) -> dict[str, str]:
-        """The labels of an image with it, which stay with a copied image."""
+        """Return the labels of an image with these contents."""
         components = ((labels.TRITON, self.triton), (labels.LLVM, self.llvm))
         return {name: component.label for name, component in components if component is not None}
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Name and value of what is known, for display."""
+        """Yield name and value of what is known, for display."""
         for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
             if component is not None:
                 yield name, str(component)
@@ -80,7 +80,7 @@ class Contents:
 
 
 def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
-    """The contents of a finished image.
+    """Return the contents of a finished image.
 
     Args:
         below: the records of the stages it was built on, lowest first.
@@ -90,7 +90,7 @@ def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
 
 
 def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Contents:
-    """The contents of an image of these sources.
+    """Return the contents of an image that was built from these sources.
 
     Args:
         rows: the stage's own first, then those of the stages below.
@@ -103,7 +103,7 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
 
 
 def of_provenance(statement: Mapping[str, Any]) -> Contents:
-    """The contents of an image as a provenance tells them."""
+    """Return the contents of an image from its provenance."""
     definition = statement["predicate"]["buildDefinition"]
     by_name: dict[str, Component] = {}
     for row in definition["resolvedDependencies"]:

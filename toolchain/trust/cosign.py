@@ -1,7 +1,6 @@
-"""Signatures and attestations in the forms that cosign and its kin look for: layers under tags, and Sigstore bundles.
+"""Write signatures and attestations for cosign and similar programs: layers under tags, and Sigstore bundles.
 
-Both say again what the envelopes say, or less: a signature names a digest and nothing more. So neither adds anything to
-what `verify` believes.
+`verify` ignores the tags, and reads only the envelope of a bundle.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from toolchain.trust import dsse, keyless
 from toolchain.trust.keys import PublicKey, Signer
 
 SIGNATURE = "dev.cosignproject.cosign/signature"
-# The kind of the statement, with an empty predicate, that takes the place of a signature among bundles.
+# The predicate type of the bundle that replaces a signature under a tag. Its predicate is empty.
 SIGNED = "https://sigstore.dev/cosign/sign/v1"
 CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 
 
 def payload(reference: str, digest: str) -> bytes:
-    """The payload of a simple signature; `reference` is the repository that the image is published in."""
+    """Return the payload of a simple signature for an image that is published in the repository `reference`."""
     return canonical(
         {
             "critical": {
@@ -38,19 +37,19 @@ def payload(reference: str, digest: str) -> bytes:
 
 
 def signature_layer(layout: Layout, signer: Signer, reference: str, digest: str) -> Descriptor:
-    """The layer under `.sig`, its blob put into `layout`."""
+    """Write the blob of a layer under `.sig` into `layout`, and return the layer."""
     content = payload(reference, digest)
     made = layout.put_bytes(content, media.SIMPLE_SIGNING)
     return made.annotated({SIGNATURE: base64.b64encode(signer.sign(content)).decode()})
 
 
 def attestation_layer(layout: Layout, envelope: bytes, predicate: str) -> Descriptor:
-    """A layer under `.att`: the envelope as it is, with cosign's annotation, which has nothing to say here."""
+    """Write an envelope as a layer under `.att`; cosign requires the annotation, whose value is empty."""
     return layout.put_bytes(envelope, dsse.MEDIA_TYPE).annotated({SIGNATURE: "", "predicateType": predicate})
 
 
 def signed_already(layout: Layout, key: PublicKey) -> Same:
-    """Whether a layer is as good as the one wanted: another signature over the same payload by the same key is."""
+    """Return a comparison of layers that accepts another signature of `key` over the same payload."""
 
     def same(wanted: Descriptor, there: Descriptor) -> bool:
         if same_content(wanted, there):
@@ -65,9 +64,9 @@ def signed_already(layout: Layout, key: PublicKey) -> Same:
 
 
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
-    """An envelope as a Sigstore bundle that a key verifies.
+    """Return an envelope as a Sigstore bundle that a key verifies.
 
-    No key id goes with the signature: readers expect one of another form there, and pass over what has ours.
+    It has no key id, because readers expect another form of id and skip signatures with this one.
     """
     wrapped = envelope.as_json()
     for signature in wrapped["signatures"]:
@@ -78,5 +77,5 @@ def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
 
 
 def bundle_notes(predicate: str) -> dict[str, str]:
-    """The annotations of a bundle's artifact; programs that copy images take along what has both."""
+    """Return the annotations of a bundle's artifact; `cosign load` copies only artifacts with both."""
     return {CONTENT: "dsse-envelope", PREDICATE_TYPE: predicate}

@@ -1,4 +1,4 @@
-"""Signed envelopes (DSSE): a payload, its type, and signatures over both."""
+"""Read and write signed envelopes (DSSE)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ BUNDLE: Keys = {
 
 @dataclass(frozen=True)
 class Envelope:
-    """A payload with its signatures, each as (key id, signature). Key ids are hints only."""
+    """A payload with its signatures, each as (key id, signature). Key ids are not verified."""
 
     payload_type: str
     payload: bytes
     signatures: tuple[tuple[str, bytes], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The form in which it is stored and wrapped."""
+        """Return the envelope as JSON."""
         signatures = [{"keyid": key, "sig": base64.b64encode(sig).decode()} for key, sig in self.signatures]
         payload = base64.b64encode(self.payload).decode()
         return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
@@ -42,7 +42,7 @@ class Envelope:
         return canonical(self.as_json())
 
     def only(self, key: PublicKey) -> Envelope:
-        """The same with the signatures by `key` alone, and its id at them."""
+        """Return the envelope with only the signatures by `key`, each with its id."""
         content = pae(self.payload_type, self.payload)
         good = ((key.id, signature) for _, signature in self.signatures if key.verifies(signature, content))
         return replace(self, signatures=tuple(good))
@@ -53,19 +53,19 @@ class Envelope:
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """DSSE's pre-authentication encoding: what is signed."""
+    """Return DSSE's pre-authentication encoding, over which signatures are made."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def sign(statement: Any, signer: Signer) -> Envelope:
-    """An in-toto statement, canonical, in an envelope with one signature."""
+    """Return a canonical in-toto statement in an envelope with one signature."""
     payload = canonical(statement)
     return Envelope(IN_TOTO, payload, ((signer.public.id, signer.sign(pae(IN_TOTO, payload))),))
 
 
 def from_bundle(content: bytes) -> Envelope:
-    """The envelope that a Sigstore bundle wraps. What else is in the bundle does not show who signed it."""
+    """Return the envelope in a Sigstore bundle. The rest of the bundle is ignored."""
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:
@@ -76,7 +76,7 @@ def from_bundle(content: bytes) -> Envelope:
 
 
 def read(content: bytes) -> Envelope:
-    """An envelope from its bytes; nothing is checked but its form."""
+    """Parse an envelope. Signatures are not verified."""
     try:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
     except ValueError as error:
@@ -105,7 +105,7 @@ def _envelope(value: Any) -> Envelope:
             "envelope-malformed", "what is attached is not a signed envelope", why=type(error).__name__
         ) from error
     if len(envelope.signatures) > MOST_SIGNATURES:
-        # Each costs a look at the whole payload, and anybody may attach an envelope.
+        # Each signature is verified over the whole payload, and anybody may attach an envelope.
         raise UntrustedError(
             "envelope-too-many-signatures", f"an attached envelope has more than {MOST_SIGNATURES} signatures"
         )

@@ -1,4 +1,4 @@
-"""The facts of a finished image: its record, the stages below it, its base's packages; and their names."""
+"""Collect the facts that SBOM and provenance of a finished image are written from, and name them by package URLs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import EPOCH
 from toolchain.core.record import Fate, Record, RecordedSource
 
-# How a distribution is called in package URLs where its base's name says something else.
+# The names of distributions in package URLs, if bases have others.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
 
 def distribution(base: str) -> tuple[str, str]:
-    """The distribution of a base (`debian13`) and its release in package URLs: `debian`, `13`."""
+    """Return distribution and release of a base (`debian13`) as in package URLs: `debian`, `13`."""
     match = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
     family, release = (match[1], match[2] or "") if match else (base, "")
     return _NAMESPACE.get(family, family), release.replace("_", ".")
@@ -30,9 +30,9 @@ class Package:
     Args:
         kind: `deb` or `rpm`.
         sha256: hex, of the package file; empty if the list names none.
-        source: the source package and its version, `glibc 2.41-12`, where that is known and called otherwise:
-            advisories are about source packages.
-        system: the distribution that it is of (`debian11`), where that is not the base's.
+        source: name and version of the source package, `glibc 2.41-12`, if they are known and differ. Advisories name
+            source packages.
+        system: the package's distribution (`debian11`), if it is not the base's.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Package:
     system: str = ""
 
     def purl(self, base: str) -> str:
-        """Its package URL, for a base called `base` (`debian13`)."""
+        """Return the package URL, for a base with this name (`debian13`)."""
         family, release = distribution(self.system or base)
         distro = f"{family}-{release}" if release else family
         upstream = self.source.replace(" ", "@")
@@ -61,9 +61,9 @@ class ImageFacts:
         dependencies: records of the stages it was built on, lowest first.
         packages: of the base.
         isolation: what the engine's probe found; empty if it left nothing.
-        finished: seconds since 1970, for records that do not say.
-        system: how the base calls itself (`debian12`), for one that no recipe names.
-        compressors: what wrote the layers' blobs where the image is published (`gzip/zlib-1.2.13/9`), by their digests.
+        finished: seconds since 1970, for records without a time.
+        system: the name in the base's os-release (`debian12`), for a base without a recipe.
+        compressors: of the published layers' blobs (`gzip/zlib-1.2.13/9`), by digest.
     """
 
     record: Record
@@ -76,7 +76,7 @@ class ImageFacts:
 
     @property
     def base(self) -> Record | None:
-        """The record of the base, which may be the image itself."""
+        """The record of the base. The image itself may be the base."""
         return next(
             (dependency for dependency in (*self.dependencies, self.record) if dependency.stage == "base"), None
         )
@@ -88,7 +88,7 @@ class ImageFacts:
         return str(named or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
-        """Each prebuilt thing inside, by the name it was allowed by, with the lowest stage that has it."""
+        """Yield each prebuilt input by its name in `--allow-binary`, with the lowest stage that has it."""
         seen: set[str] = set()
         for record in (*self.dependencies, self.record):
             for name in sorted(_names_let_in(record) - seen):
@@ -96,7 +96,7 @@ class ImageFacts:
                 yield name, record
 
     def prebuilt_files(self) -> Iterator[tuple[Mapping[str, Any], Record]]:
-        """Each file that a scan of the sources found and that was allowed."""
+        """Yield each prebuilt file that was found in the sources and allowed."""
         for record in (*self.dependencies, self.record):
             for row in _found(record):
                 yield row, record
@@ -107,7 +107,7 @@ def _found(record: Record) -> list[Mapping[str, Any]]:
 
 
 def _names_let_in(record: Record) -> set[str]:
-    # Files that the data has no name for are allowed by their path.
+    # Prebuilt files without a name are allowed by their path.
     choices = record.inputs.get("binaries")
     allowed = set(choices.get("allow") or ()) if isinstance(choices, dict) else set()
     files = {str(row["path"]).partition("!")[0] for row in _found(record)}
@@ -116,7 +116,7 @@ def _names_let_in(record: Record) -> set[str]:
 
 @dataclass(frozen=True)
 class Origin:
-    """The identity of a source outside this project.
+    """The public identity of a source.
 
     Args:
         purl: package URL.
@@ -134,7 +134,7 @@ class Origin:
 
 
 def origin(row: RecordedSource) -> Origin:
-    """The origin of a source, from its row in a record."""
+    """Return the origin of a recorded source."""
     name, ref, repository, digest = row.name, row.ref, row.repository, row.digest or ""
     plain = digest.removeprefix("sha256:") if digest.startswith("sha256:") else ""
     match row.kind:
@@ -152,7 +152,7 @@ def origin(row: RecordedSource) -> Origin:
             url_name = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
             return Origin(url_name, plain[:12], url, plain)
         case _:
-            # A checkout is a tree; its digest is not that of a file, so it is not a checksum in the sense of SPDX.
+            # The digest of a checkout is that of a tree, and SPDX only has checksums of files.
             return Origin(purl("generic", name, version=plain[:12]), plain[:12], "NOASSERTION")
 
 
@@ -166,24 +166,24 @@ def _git(name: str, commit: str, repository: str) -> Origin:
 
 
 def is_tool(row: RecordedSource) -> bool:
-    """Whether a source is a wheel that the build only imports."""
+    """Return whether a source is a wheel that the build only imports."""
     return row.name.startswith("wheel-")
 
 
 def binary_row(name: str, record: Record) -> RecordedSource | None:
-    """The source that is the prebuilt thing `name` itself (`triton-wheel`: the source `triton`), None without one."""
+    """Return the source that is itself the prebuilt input `name` (`triton` for `triton-wheel`), or None."""
     return next((row for row in record.sources if f"{row.name}-wheel" == name and row.kind == "pypi"), None)
 
 
 def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:
-    """A package URL; empty qualifiers are left out, the others sorted."""
+    """Return a package URL with sorted qualifiers; empty ones are left out."""
     name = "/".join(quote(part, safe=".-_~") for part in path)
     rest = "&".join(f"{key}={quote(text, safe='/:.-_~')}" for key, text in sorted(qualifiers.items()) if text)
     return f"pkg:{kind}/{name}" + (f"@{quote(version, safe=':.-_~')}" if version else "") + (f"?{rest}" if rest else "")
 
 
 def parse_dpkg_status(text: str) -> tuple[Package, ...]:
-    """The installed packages that a dpkg status file names, sorted."""
+    """Return the installed packages of a dpkg status file, sorted."""
     packages = []
     for fields in stanzas(text):
         if fields.get("status", "").endswith(" installed") and fields.keys() >= {"package", "version", "architecture"}:
@@ -194,14 +194,14 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """`NAME VERSION` of the source package that dpkg names as `NAME` or `NAME (VERSION)`; empty if both are ours."""
+    """Return `NAME VERSION` of a source package from dpkg's field, or empty text if both equal the package's."""
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)
 
 
 def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple[Package, ...]:
-    """The packages, with the source packages that others of the same name and version have."""
+    """Return the packages with the source packages of known ones with the same name and version."""
     sources = {(package.name, package.version): package.source for package in known}
     return tuple(
         replace(package, source=package.source or sources.get((package.name, package.version), ""))
@@ -210,13 +210,13 @@ def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple
 
 
 def parse_os_release(text: str) -> str:
-    """The name that a distribution gives itself, `debian12`; empty if missing."""
+    """Return a distribution's name and release from its os-release, such as `debian12`; empty if missing."""
     fields = dict(re.findall(r"^(ID|VERSION_ID)=[\"']?([^\"'\n]*)", text, re.MULTILINE))
     return fields.get("ID", "") + fields.get("VERSION_ID", "") if fields.get("ID") else ""
 
 
 def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:
-    """The packages of a base's resolved list: rows of dpkg, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    """Parse the packages of a base's lock: rows of dpkg, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
     parsed = []
     for row in packages:
         if isinstance(row, dict):

@@ -1,4 +1,4 @@
-"""The options in a provenance: the command that builds the image again."""
+"""Write the options in a provenance as the command that builds the image again."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _LONGEST = 4000
 
 
 def request_command(request: Any) -> str:
-    """The command for the request in a provenance; empty if it has another form or no end.
+    """Return the command for the request in a provenance; empty if it is malformed or too long.
 
-    A checkout is named by its tree in the store and a patch by its file name, since paths are the other machine's.
-    Options that a plain call has anyway are left out.
+    A checkout is named by its tree in the store, and a patch by its file name, because paths are those of the
+    publisher. Defaults are left out.
     """
     if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""
     try:
         text = shlex.join(build_command(request["stage"], [*_words(request)]))
-    except (TypeError, ValueError, RecursionError):  # a stranger's own form
+    except (TypeError, ValueError, RecursionError):  # the signer chose the form
         return ""
-    # People copy it: what a terminal hides or turns around must not be in it.
+    # People copy it, so it must not contain characters that a terminal hides or reorders.
     return text if len(text) <= _LONGEST and text.isprintable() else ""
 
 
 def _words(request: Mapping[str, Any]) -> Iterator[str]:
-    """The options that differ from their defaults."""
+    """Yield the options that differ from their defaults."""
     usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}  # a named base is shown
     for option in options():
         value = request.get(option.field)

@@ -1,6 +1,6 @@
-"""Signing by who one is instead of by a key: an OIDC identity, a certificate that lives for minutes, a public log.
+"""Sign by an OIDC identity instead of a key, with Sigstore.
 
-Sigstore does the work; its library is an optional extra, so nothing of it is imported before it is needed.
+Sigstore's library is an optional extra, so it is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATIENCE = 180.0  # seconds for a signature, or for Sigstore's roots
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the name of a variable, the same as sigstore's own program reads
+TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the variable that sigstore's own program reads
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose signature is trusted: the name in a certificate, and who vouched for it.
+    """A signer by certificate: the name in it, and the issuer of the identity.
 
     Args:
-        name: as in the certificate: an address, or of a GitHub workflow
-            `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…`.
-        issuer: of the identity, e.g. `https://token.actions.githubusercontent.com`.
-        config: trust config of a Sigstore of one's own, or one that was kept to do without a network; None for the
-            public one, whose roots are refreshed.
+        name: an e-mail address, or `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…` of a GitHub workflow.
+        issuer: e.g. `https://token.actions.githubusercontent.com`.
+        config: the trust config of a private Sigstore, or a stored one for use without a network; None for the public
+            Sigstore, whose roots are refreshed.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Identity:
 
     @property
     def id(self) -> str:
-        """For people."""
+        """The name and the issuer, for display."""
         return f"{self.name} (vouched for by {self.issuer})"
 
     @cached_property
@@ -60,13 +59,7 @@ class Identity:
             return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
 
     def opened(self, content: bytes) -> Envelope:
-        """The payload of a bundle, after a check of signature, certificate, log and identity.
-
-        Raises:
-            UntrustedError: it is not a bundle, or one of these is wrong.
-            UnreachableError: Sigstore's roots cannot be refreshed.
-            ConfigError: the extra is not installed, or `config` cannot be used.
-        """
+        """Verify signature, certificate, log and identity of a bundle, and return its payload."""
         require()
         from sigstore.errors import Error  # noqa: PLC0415
         from sigstore.models import Bundle  # noqa: PLC0415
@@ -85,7 +78,7 @@ class Identity:
         except DocumentError as error:
             raise UntrustedError("not-a-sigstore-bundle", "what is attached is not a bundle", why=error.what) from error
         except Exception as error:
-            # Untrusted certificates and JSON reach deep into libraries, which raise all kinds of exceptions.
+            # Libraries raise all kinds of exceptions for hostile certificates and JSON.
             raise UntrustedError(
                 "not-a-sigstore-bundle", "what is attached is not a bundle", why=type(error).__name__
             ) from error
@@ -93,10 +86,10 @@ class Identity:
 
 
 class Keyless:
-    """Signs as the identity that this process has. The token is never shown."""
+    """Signs as the identity of this process. The token is never shown."""
 
     def __init__(self, config: Path | None = None) -> None:
-        """Take the identity, so that what is missing shows before anything is sent."""
+        """Read the identity, so that a missing one is an error before anything is sent."""
         require()
         self._config = config
         self._token = _identity()
@@ -106,12 +99,12 @@ class Keyless:
         return f"Keyless({self.identity.id})"
 
     def sign(self, statement: Mapping[str, Any]) -> bytes:
-        """A bundle with the statement, its signature, the certificate and the log's entry."""
+        """Return a bundle with the statement, its signature, the certificate and the log entry."""
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
         if not self._token.in_validity_period():
-            self._token = _identity()  # of a GitHub job it lasts for minutes, and an upload may take longer
+            self._token = _identity()  # a GitHub token lasts for minutes, and an upload may take longer
 
         def signed() -> bytes:
             context = SigningContext.from_trust_config(trust_config(self._config))
@@ -123,7 +116,7 @@ class Keyless:
 
 
 def require() -> None:
-    """Check that the library is installed."""
+    """Check that Sigstore's library is installed."""
     try:
         import sigstore.models  # noqa: F401, PLC0415
     except ImportError as error:
@@ -133,12 +126,12 @@ def require() -> None:
             why=f"Python finds no module {error.name}",
             fix="pip install '.[keyless]' in a checkout of the tool, or use --key",
         ) from error
-    # At its most talkative it writes whole statements into the log.
+    # It logs whole statements at debug level.
     logging.getLogger("sigstore").setLevel(logging.WARNING)
 
 
 def trust_config(path: Path | None) -> ClientTrustConfig:
-    """The addresses and keys of Sigstore."""
+    """Return the addresses and keys of a Sigstore."""
     from sigstore.models import ClientTrustConfig  # noqa: PLC0415
 
     if path is None:
@@ -178,7 +171,7 @@ def _identity() -> IdentityToken:
 
 @contextmanager
 def _translated(what: str, *, secret: str = "") -> Iterator[None]:
-    """Errors of the library as errors of ours, without the token."""
+    """Translate errors of the library, and remove the token from them."""
     import requests  # noqa: PLC0415
     from sigstore.errors import NetworkError, TUFError  # noqa: PLC0415
 
@@ -194,7 +187,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
             fix="check the network; --sigstore FILE names another Sigstore",
         ) from None
     except Exception as error:
-        # Its clients' errors are of classes that it does not export.
+        # The library does not export the classes of some errors.
         if not (isinstance(error, ValueError) or type(error).__module__.startswith("sigstore")):
             raise
         cause = error.__cause__ or error.__context__
@@ -207,7 +200,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`, within a time limit: the library waits for ever for a silent server."""
+    """Return the result of `call`, with a time limit, which the library does not have."""
     result: list[T] = []
     failed: list[Exception] = []
 

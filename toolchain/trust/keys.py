@@ -1,4 +1,4 @@
-"""Keys on this machine: made, read, used to sign and to check. Ed25519, or ECDSA on P-256."""
+"""Make and read keys, sign and verify: Ed25519, or ECDSA on P-256."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _OF_COSIGN = (b"ENCRYPTED SIGSTORE PRIVATE KEY", b"ENCRYPTED COSIGN PRIVATE KEY"
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key, which checks signatures; `id` is the SHA-256 of its SubjectPublicKeyInfo."""
+    """A public key. Its `id` is the SHA-256 of its SubjectPublicKeyInfo."""
 
     key: ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
     @property
     def id(self) -> str:
-        """`sha256:<hex>`: the same as `openssl pkey -pubin -outform DER | sha256sum` gives."""
+        """`sha256:<hex>`, with the digits that `openssl pkey -pubin -outform DER | sha256sum` prints."""
         spki = self.key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         return sha256_bytes(spki)
 
     def verifies(self, signature: bytes, content: bytes) -> bool:
-        """Whether `signature` over `content` is by this key."""
+        """Return whether `signature` over `content` is by this key."""
         try:
             if isinstance(self.key, ed25519.Ed25519PublicKey):
                 self.key.verify(signature, content)
@@ -51,7 +51,7 @@ class PublicKey:
         return True
 
     def pem(self) -> bytes:
-        """The key in PEM form."""
+        """Return the key as PEM."""
         return self.key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -60,7 +60,7 @@ class Signer:
     """A private key. It is never shown, not even in a traceback.
 
     Args:
-        bundles: whether what it signs for others also goes out as Sigstore bundles.
+        bundles: whether `publish` also writes what it signs as Sigstore bundles.
     """
 
     key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -68,39 +68,41 @@ class Signer:
 
     @property
     def public(self) -> PublicKey:
-        """Its other half."""
+        """The public key."""
         return PublicKey(self.key.public_key())
 
     @property
     def repeats(self) -> bool:
-        """Whether the same content gets the same signature each time."""
+        """Whether two signatures over the same content are equal."""
         return self.sign(b"") == self.sign(b"")
 
     def sign(self, content: bytes) -> bytes:
-        """A signature over `content`; the same one each time where the library can do that."""
+        """Return a signature over `content`, always the same one if the library supports that."""
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)
         try:
             return self.key.sign(content, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
-        except UnsupportedAlgorithm:  # OpenSSL before 3.2: another signature each time, each of them good
+        except UnsupportedAlgorithm:  # OpenSSL before 3.2 makes another valid signature each time
             return self.key.sign(content, ec.ECDSA(hashes.SHA256()))
 
 
 def new_key(path: Path) -> PublicKey:
-    """Make an Ed25519 key: the private half at `path` (mode 0600), the public one beside it as `<path>.pub`.
+    """Write an Ed25519 key: the private key to `path` (mode 0600), the public key to `<path>.pub`.
 
-    With the variable TOOLCHAIN_KEY_PASSPHRASE the private half is encrypted with it.
+    If TOOLCHAIN_KEY_PASSPHRASE is set, the private key is encrypted with it.
     """
     if not path.name:
         raise ConfigError("not-a-file-name", f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
     if not path.parent.is_dir():
         fix = f"make it, for you alone: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
-        raise ConfigError("output-unwritable", f"cannot write {path}", why=f"there is no folder {path.parent}", fix=fix)
+        raise ConfigError(
+            "output-unwritable", f"cannot write {path}", why=f"the folder {path.parent} does not exist", fix=fix
+        )
     public = path.with_name(f"{path.name}.pub")
     for file in (path, public):
         if file.exists() or file.is_symlink():
             raise ConfigError(
-                "key-exists", f"{file} is there already", why="a key is never written over", fix="name another file"
+                "key-exists", f"{file} already exists", why="keys are never overwritten", fix="name another file"
             )
     signer = Signer(ed25519.Ed25519PrivateKey.generate())
     secret = _passphrase()
@@ -122,7 +124,7 @@ def new_key(path: Path) -> PublicKey:
         ) from error
     finally:
         if begun is not None:
-            begun.unlink(missing_ok=True)  # half of a pair is useless, also after an interrupt
+            begun.unlink(missing_ok=True)  # a private key without its public key is useless, also after an interrupt
     return signer.public
 
 
@@ -139,7 +141,7 @@ def _passphrase() -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
-    """The content of a key's file. It is read once: it may be a pipe."""
+    """Read a key's file, once, because it may be a pipe."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)
@@ -151,7 +153,7 @@ def _content(path: Path) -> bytes:
         raise ConfigError(
             "key-empty",
             f"the key {path} is empty",
-            why="nothing was written there; a pipe also gives what it holds once only",
+            why="nothing was written to it, or it is a pipe that was already read",
             fix="name another file; toolchain keygen FILE makes a key",
         )
     return content
@@ -164,7 +166,7 @@ def _p256(key: object) -> bool:
 
 
 def load_signer(path: Path) -> Signer:
-    """A private key in PEM (PKCS#8 or SEC1), also from a pipe; encrypted ones need TOOLCHAIN_KEY_PASSPHRASE."""
+    """Read a private key in PEM (PKCS#8 or SEC1). An encrypted one needs TOOLCHAIN_KEY_PASSPHRASE."""
     return _signer(_content(path), path)
 
 
@@ -186,7 +188,7 @@ def _signer(content: bytes, path: Path) -> Signer:
             fix="make one with toolchain keygen FILE; `cosign import-key-pair --key FILE` gives it to cosign. "
             "To verify, name the public half, cosign.pub",
         )
-    # A passphrase for a key that has none is refused by the library; the variable may be meant for another key.
+    # The library refuses a passphrase for an unencrypted key, but the variable may be meant for another key.
     encrypted = b"ENCRYPTED" in content
     secret = _passphrase() if encrypted else None
     try:
@@ -209,14 +211,14 @@ def _signer(content: bytes, path: Path) -> Signer:
         raise ConfigError(
             "key-kind",
             f"{path} is a key of another kind",
-            why="Ed25519 and ECDSA on P-256 are known",
+            why="only Ed25519 and ECDSA on P-256 are supported",
             fix="make one with toolchain keygen FILE",
         )
     return Signer(key)
 
 
 def load_public(path: Path) -> PublicKey:
-    """A public key in PEM, also from a pipe; of a private one its public half."""
+    """Read a public key in PEM, or the public half of a private key."""
     content = _content(path)
     if b"PRIVATE KEY" in content:
         return _signer(content, path).public
@@ -233,7 +235,7 @@ def load_public(path: Path) -> PublicKey:
         raise ConfigError(
             "key-kind",
             f"{path} is a key of another kind",
-            why="Ed25519 and ECDSA on P-256 are known",
+            why="only Ed25519 and ECDSA on P-256 are supported",
             fix="give the publisher's key as PEM, of one of these kinds",
         )
     return PublicKey(key)

@@ -26,19 +26,19 @@ POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Demands.
+    """What `verify` requires.
 
     Args:
-        source_only: nothing prebuilt but what `allow` names. The base distribution's own packages are not meant: they
-            are listed in the SBOM and are the distribution's.
-        isolated: an isolation of the build was proved on the machine that built.
-        fresh: it was built without a compiler cache.
-        no_kernel_store: its build compiled all of its kernels, and took none from a kernel store.
-        allow: names of prebuilt things, as `--allow-binary` takes them.
-        source_repos: every source of the image must come from one of these (see `normal_repository`).
-        max_age: days since the build ended; None for no limit.
-        input_digest: the image must be made from exactly these inputs; None for any.
-        image: the name that its provenance must give it; None for any.
+        source_only: no prebuilt input except those in `allow`. The base's packages are not prebuilt inputs in this
+            sense.
+        isolated: the build ran in proved isolation.
+        fresh: the build used no compiler cache.
+        no_kernel_store: the build compiled every kernel.
+        allow: names of prebuilt inputs, as in `--allow-binary`.
+        source_repos: normalized repositories, of which every source of the image must come from one.
+        max_age: in days since the end of the build; None for no limit.
+        input_digest: of the image; None for any.
+        image: the image's name in the provenance; None for any.
     """
 
     source_only: bool = False
@@ -53,7 +53,7 @@ class Policy:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is demanded."""
+        """Whether nothing is required."""
         return self == Policy(allow=self.allow)
 
 
@@ -65,7 +65,7 @@ def make_policy(
     max_age: float | None = None,
     image: str | None = None,
 ) -> Policy:
-    """A policy from option values."""
+    """Return the policy of option values."""
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(
@@ -98,7 +98,7 @@ def normal_repository(text: str) -> str:
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
-        # GitHub does not tell upper from lower case; others may.
+        # Only GitHub is known to ignore case.
         query = f"?{parts.query}" if parts.query else ""  # some hosts choose the repository by it
         return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):
