@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.accesses import ApartError
 from toolchain_lab.emulator.bits import Array, round_bf16, split_quads, widen_bf16
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
@@ -100,6 +101,12 @@ def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
     return old
 
 
+def _require_order(wave: Wave) -> None:
+    """Refuse waves that run at once, because the old value depends on their order."""
+    if wave.group.accesses is not None:
+        raise ApartError
+
+
 def _nowhere(_: Wave) -> Array:
     return np.zeros(0, np.uint64)
 
@@ -131,6 +138,7 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
         puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
 
         def run(wave: Wave) -> None:
+            _require_order(wave)
             memory, lanes = wave.group.memory, None
             if buffer is not None:
                 addresses, lanes = buffer.of(wave)
@@ -162,6 +170,7 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
         puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
 
         def run(wave: Wave) -> None:
+            _require_order(wave)
             place, _ = places(wave, address(wave), offset, dtype.itemsize, pc)
             if (place % dtype.itemsize).any():
                 raise FaultyKernelError(

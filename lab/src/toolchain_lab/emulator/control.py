@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from toolchain_lab.emulator.bits import signed
 from toolchain_lab.emulator.calls import jumps
+from toolchain_lab.emulator.operands import SCC
 from toolchain_lab.emulator.syntax import Instruction
-from toolchain_lab.emulator.wave import Wave
+from toolchain_lab.emulator.wave import EXEC, VCC, Wave
 
 # `scoreboard` handles what these wait for, order or announce; no value depends on them.
 _WITHOUT_EFFECT = re.compile(
@@ -24,9 +25,10 @@ _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
     "s_cbranch_scc1": lambda wave: bool(wave.scc),
     "s_cbranch_execz": lambda wave: not wave.exec_bits,
     "s_cbranch_execnz": lambda wave: bool(wave.exec_bits),
-    "s_cbranch_vccz": lambda wave: not wave.lane_bits(106),
-    "s_cbranch_vccnz": lambda wave: bool(wave.lane_bits(106)),
+    "s_cbranch_vccz": lambda wave: not wave.lane_bits(VCC),
+    "s_cbranch_vccnz": lambda wave: bool(wave.lane_bits(VCC)),
 }
+_READS = {"scc": frozenset({SCC}), "exe": frozenset({EXEC, EXEC + 1}), "vcc": frozenset({VCC, VCC + 1})}
 COUNTERS = ("vm", "lgkm", "exp", "vs", "load", "store", "ds", "km", "sample", "bvh", "x")
 _COUNT = re.compile(r"(vm|lgkm|exp)cnt\((\d+)\)")
 # The highest count that each counter can hold: to wait for that is not to wait.
@@ -40,11 +42,13 @@ class Branch:
     Args:
         target: where the condition holds.
         following: where it does not.
+        reads: the registers that decide it.
     """
 
     condition: Callable[[Wave], bool]
     target: int
     following: int
+    reads: frozenset[int]
 
 
 def has_no_effect(instruction: Instruction) -> bool:
@@ -77,7 +81,8 @@ def branch(instruction: Instruction) -> Branch | None:
     if instruction.name in _CONDITIONS:
         words = signed(instruction.line.words[0], 16)
         following = instruction.address + 4
-        return Branch(_CONDITIONS[instruction.name], following + 4 * words, following)
+        reads = _READS.get(instruction.name.removeprefix("s_cbranch_")[:3], frozenset())
+        return Branch(_CONDITIONS[instruction.name], following + 4 * words, following, reads)
     if instruction.name.startswith(("s_branch", "s_cbranch")):
         raise instruction.unknown()
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -59,7 +60,14 @@ _FINDERS: tuple[Callable[[str], Handler | None], ...] = (
 )
 # Takes a sign on what it chooses from, so it reads floats then.
 _CHOICE = "v_cndmask_b32"
+_DPP = frozenset({"dpp", "e64_dpp", "dpp8"})
+_MATRIX = ("v_mfma_", "v_wmma_")
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
+
+
+# How an instruction runs for several waves: on numbers that they share, on any number of lanes, on the lanes of one
+# wave, or for one wave after the other.
+SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,9 @@ class Operation:
         names: mnemonics, two for an instruction that does two things.
         spared: halves of `reads` and `writes` that are not accessed, as numbers of `Operands.half_reads`.
         kept: halves of `writes` that are not written.
+        how: one of the words above.
+        masks: scalar registers that are read as lane masks.
+        numbers: those that are read as numbers.
     """
 
     instruction: Instruction
@@ -81,6 +92,14 @@ class Operation:
     names: tuple[str, ...]
     spared: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
+    how: str = LANES
+    masks: frozenset[int] = frozenset()
+    numbers: frozenset[int] = frozenset()
+
+    @property
+    def scalar_reads(self) -> frozenset[int]:
+        """The scalar registers that are read, as whatever."""
+        return self.masks | self.numbers
 
 
 def decode(line: Line, target: Target) -> Operation:
@@ -101,10 +120,33 @@ def decode(line: Line, target: Target) -> Operation:
         raise instruction.unknown(f"its text has another form ({error})") from error
     if left := instruction.modifiers.left():
         raise instruction.unknown(f"the modifier {', '.join(left)}")
+    execs = range(0)
     if instruction.name.startswith("v_") and not instruction.name.startswith(("v_readlane", "v_writelane")):
-        operands.reads.update(range(EXEC, EXEC + target.lanes // 32))
+        execs = range(EXEC, EXEC + target.lanes // 32)
     reads, writes, spared, kept = operands.accesses()
-    return Operation(instruction, run, reads, writes, (instruction.name,), spared, kept)
+    return Operation(
+        instruction,
+        run,
+        reads.union(execs),
+        writes,
+        (instruction.name,),
+        spared,
+        kept,
+        _how(instruction.name, instruction.suffix),
+        frozenset(operands.masks),
+        operands.numbers,
+    )
+
+
+@cache
+def _how(name: str, suffix: str) -> str:
+    """How an instruction runs for several waves."""
+    if name.startswith(("s_setreg", "s_setpc", "s_swappc")):
+        return ORDERED
+    if name.startswith(("s_", "v_s_")):
+        return SCALAR
+    crosses = name in lanes.HANDLERS or name in local.HANDLERS or suffix in _DPP
+    return WAVE if crosses or name.startswith(_MATRIX) else LANES
 
 
 def _row(instruction: Instruction) -> LaneOp | None:
@@ -137,7 +179,7 @@ def _build(operands: Operands) -> Run:
         if row is None:
             raise instruction.unknown("its SDWA form")
         return lanes.sdwa(operands, row)
-    if instruction.suffix in {"dpp", "e64_dpp", "dpp8"}:
+    if instruction.suffix in _DPP:
         return lanes.dpp(operands, handler)
     return handler(operands)
 
@@ -146,6 +188,8 @@ def _dual(line: Line, target: Target) -> Operation:
     """Two instructions in one: both read before either writes."""
     parts: list[tuple[Get, Put]] = []
     reads: set[int] = set(range(EXEC, EXEC + target.lanes // 32))
+    masks: set[int] = set()
+    numbers: set[int] = set()
     writes: set[int] = set()
     names = []
     first: Instruction | None = None
@@ -161,6 +205,8 @@ def _dual(line: Line, target: Target) -> Operation:
             raise instruction.unknown(f"the modifier {', '.join(left)}")
         read, written, *_ = operands.accesses()
         reads |= read
+        masks |= operands.masks
+        numbers |= operands.numbers
         writes |= written
         names.append(instruction.name)
         first = first or instruction
@@ -173,4 +219,12 @@ def _dual(line: Line, target: Target) -> Operation:
         put_x(wave, x)
         put_y(wave, y)
 
-    return Operation(first, run, frozenset(reads), frozenset(writes), tuple(names))
+    return Operation(
+        first,
+        run,
+        frozenset(reads),
+        frozenset(writes),
+        tuple(names),
+        masks=frozenset(masks),
+        numbers=frozenset(numbers),
+    )

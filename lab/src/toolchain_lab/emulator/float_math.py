@@ -28,7 +28,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     # Shifted and less 1, a denormal is small, and 0 is not.
     denormal = (result.view(np.uint32) << _ONE_32) - _ONE_32 < _DENORMAL
     if np.count_nonzero(near | denormal):
-        return _away(total, np.isfinite(total), _lost(product, addend, total)).astype(np.float32)
+        return _to_odd(total, _lost(product, addend, total)).astype(np.float32)
     return result
 
 
@@ -38,17 +38,17 @@ def _lost(a: Array, b: Array, total: Array) -> Array:
     return np.asarray((a - (total - back)) + (b - back))
 
 
-def _away(total: Array, where: Array, lost: Array) -> Array:
-    """Move a sum by one unit towards what it lost."""
+def _to_odd(total: Array, lost: Array) -> Array:
+    """Move sums with even bits by one unit towards what they lost, so that rounding them once more is right."""
     step = np.where((lost > 0) == (total > 0), _ONE, _MINUS_ONE)
-    return np.where(where & (lost != 0), total.view(np.uint64) + step, total.view(np.uint64)).view(np.float64)
+    moves = (total.view(np.uint64) & _ONE == 0) & np.isfinite(total) & (lost != 0)
+    return np.where(moves, total.view(np.uint64) + step, total.view(np.uint64)).view(np.float64)
 
 
 def add_to_odd(a: Array, b: Array) -> Array:
     """a+b of `float64`; a sum that is not exact gets the neighbour with odd bits, so a later rounding is right."""
     total = np.asarray(a + b)
-    even = (total.view(np.uint64) & _ONE) == 0
-    return _away(total, even & np.isfinite(total), _lost(a, b, total))
+    return _to_odd(total, _lost(a, b, total))
 
 
 def fma_half(a: Array, b: Array, c: Array) -> Array:

@@ -115,6 +115,35 @@ def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Ar
     return lambda wave: get_half(wave).astype(np.uint32)[None]
 
 
+def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes: Array | None = None) -> Array:
+    """Load from memory, `uint32[words, n]`.
+
+    Args:
+        addresses: of some lanes.
+        lanes: which these are; the active ones by default.
+    """
+    memory, accesses = wave.group.memory, wave.group.accesses
+    place = memory.places(addresses, size, what, pc)
+    if accesses is not None:
+        accesses.memory.load(place, size, wave.owners(lanes))
+    return memory.views.load(place, size)
+
+
+def _store(
+    wave: Wave, addresses: Array, size: int, what: str, pc: int, *, values: Array, lanes: Array | None = None
+) -> None:
+    """Store to memory; the arguments are those of `_load`."""
+    memory, accesses = wave.group.memory, wave.group.accesses
+    place = memory.places(addresses, size, what, pc, write=True)
+    if lanes is not None:
+        values = values[:, lanes]
+    elif not wave.all_lanes:
+        values = values[:, wave.mask]
+    if accesses is not None:
+        accesses.memory.store(place, size, wave.owners(lanes), values)
+    memory.views.store(place, size, values)
+
+
 def _offset(operands: Operands) -> int:
     return operands.instruction.modifiers.number("offset")
 
@@ -146,18 +175,13 @@ def _global(access: Access, *, flat: bool) -> Handler:
             address, write = global_address(operands, texts[1], scalar), writer(operands, texts[0], access)
 
             def load(wave: Wave) -> None:
-                memory = wave.group.memory
-                place = memory.places(active(wave, address(wave)), size, what, pc)
-                write(wave, spread(wave, memory.views.load(place, size)))
+                write(wave, spread(wave, _load(wave, active(wave, address(wave)), size, what, pc)))
 
             return load
         address, read = global_address(operands, texts[0], scalar), reader(operands, texts[1], access)
 
         def store(wave: Wave) -> None:
-            memory = wave.group.memory
-            place = memory.places(active(wave, address(wave)), size, what, pc, write=True)
-            values = read(wave)
-            memory.views.store(place, size, values if wave.all_lanes else values[:, wave.mask])
+            _store(wave, active(wave, address(wave)), size, what, pc, values=read(wave))
 
         return store
 
@@ -344,18 +368,14 @@ def _in_buffer(operands: Operands, access: Access) -> Run:
 
         def load(wave: Wave) -> None:
             addresses, inside = where.of(wave)
-            memory = wave.group.memory
-            place = memory.places(addresses[inside], size, "a buffer load", pc)
-            write(wave, spread(wave, memory.views.load(place, size), inside))
+            write(wave, spread(wave, _load(wave, addresses[inside], size, "a buffer load", pc, lanes=inside), inside))
 
         return load
     read = reader(operands, texts[0], access)
 
     def store(wave: Wave) -> None:
         addresses, inside = where.of(wave)
-        memory = wave.group.memory
-        place = memory.places(addresses[inside], size, "a buffer store", pc, write=True)
-        memory.views.store(place, size, read(wave)[:, inside])
+        _store(wave, addresses[inside], size, "a buffer store", pc, values=read(wave), lanes=inside)
 
     return store
 
@@ -383,6 +403,8 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
                 data = image[place : place + size]
             else:
                 data = wave.group.memory.read(place & 0xFFFFFFFFFFFF, size, pc)
+                if wave.group.accesses is not None:
+                    wave.group.accesses.memory.load_for_all(place & 0xFFFFFFFFFFFF, size, wave.members)
             if size < 4:
                 wave.s[first] = int.from_bytes(data, "little", signed=sign) & 0xFFFFFFFF
             else:

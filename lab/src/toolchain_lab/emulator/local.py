@@ -32,6 +32,17 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
     return place, bits
 
 
+def _note(wave: Wave, place: Array, size: int, pc: int, values: Array | None = None) -> None:
+    """Note an access of the active lanes; `values` are those of a store."""
+    accesses = wave.group.accesses
+    if accesses is None:
+        wave.group.lds.note(place, size, pc, values)
+    elif values is None:
+        accesses.lds.load(place, size, wave.owners())
+    else:
+        accesses.lds.store(place, size, wave.owners(), values)
+
+
 def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
     lds = wave.group.lds
     if size <= 4:
@@ -43,17 +54,17 @@ def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
         except IndexError:
             places(wave, address, offset, size, pc)  # says which
             raise
-        lds.note(place, size, pc)
+        _note(wave, place, size, pc)
         return spread(wave, numbers.astype(np.uint32, copy=False)[None])
     place, bits = places(wave, address, offset, size, pc)
-    lds.note(place, size, pc)
+    _note(wave, place, size, pc)
     return spread(wave, lds.load(place, size, bits))
 
 
 def _store(wave: Wave, address: Array, offset: int, size: int, pc: int, *, values: Array) -> None:
     (place, _), lds = places(wave, address, offset, size, pc), wave.group.lds
     stored = values if wave.all_lanes else values[:, wave.mask]
-    lds.note(place, size, pc, stored)
+    _note(wave, place, size, pc, stored)
     lds.store(place, size, stored)
 
 

@@ -179,7 +179,7 @@ def _matrix(compute: Callable[[Array, Array, Array], tuple[Array, float]]) -> Ha
             result, magnitude = compute(a, b, add(wave))
             wave.vectors[destination.index : destination.index + destination.count] = result.view(np.uint32)
             if magnitude:
-                wave.group.program.note(name, magnitude)
+                wave.group.note(name, magnitude)
 
         return run
 

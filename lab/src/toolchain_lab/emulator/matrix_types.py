@@ -162,7 +162,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
             wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
             if out != "i32":
                 added = more.view(np.float32) if out == "f32" else more
-                wave.group.program.note(name, left.shape[1] * largest(left) * largest(right) + largest(added))
+                wave.group.note(name, left.shape[1] * largest(left) * largest(right) + largest(added))
 
         return run
 

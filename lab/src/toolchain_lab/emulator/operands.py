@@ -64,6 +64,8 @@ class Signed:
 class Operands:
     """Makes functions that read and write the operands of one instruction, and notes which registers these are.
 
+    Scalar registers that are read as lane masks are in `masks`, all others that are read in `reads`.
+
     Args:
         raw: sources that an encoding modifies, by their text; they give `uint32`.
     """
@@ -73,6 +75,7 @@ class Operands:
         self.instruction = instruction
         self.raw = raw or {}
         self.reads: set[int] = set()
+        self.masks: set[int] = set()
         self.writes: set[int] = set()
         # Halves that gfx11 and later access alone: twice the number of the vector register, + 1 for the upper half.
         self.half_reads: set[int] = set()
@@ -127,6 +130,11 @@ class Operands:
         self.writes.update(names if count is None else range(names.start, names.start + count))
         return register
 
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The scalar registers that are read as numbers."""
+        return frozenset(register for register in self.reads if register < VECTOR)
+
     def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:
         """The registers that are read, and written; the halves of these that are neither, and those not written."""
         halves = self.half_reads | self.half_writes
@@ -134,7 +142,7 @@ class Operands:
         spared = frozenset(half ^ 1 for half in halves if half >> 1 not in whole) - halves
         kept = frozenset(half ^ 1 for half in self.half_writes if half >> 1 not in self.writes) - self.half_writes
         reads, writes = (half >> 1 for half in self.half_reads), (half >> 1 for half in self.half_writes)
-        return frozenset(self.reads.union(reads)), frozenset(self.writes.union(writes)), spared, kept
+        return frozenset(self.reads.union(self.masks, reads)), frozenset(self.writes.union(writes)), spared, kept
 
     def vector(self, text: str) -> Register:
         """An operand that must be vector registers; neither read nor written yet.
@@ -256,7 +264,8 @@ class Operands:
         register = self.register(text)
         if register is None or register.vector:
             raise self.instruction.unknown(f"{text} as a lane mask")
-        index = self.read(register, self.target.lanes // 32).index
+        index = register.index
+        self.masks.update(range(index, index + self.target.lanes // 32))
         return lambda wave: wave.lane_mask(index)
 
     @property
@@ -357,9 +366,9 @@ class Operands:
         if register is None or register.vector:
             raise self.instruction.unknown(f"{text} as a lane mask")
         index = self.write(register, self.target.lanes // 32).index
-        shape = (self.target.lanes,)
 
         def put(wave: Wave, value: Array) -> None:
+            shape = (wave.lanes,)
             wave.set_lane_mask(index, value if value.shape == shape else np.broadcast_to(value, shape))
 
         return put

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toolchain_lab.emulator.calls import jumps
@@ -14,6 +14,7 @@ from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.exactness import bound
 from toolchain_lab.emulator.operands import Run
+from toolchain_lab.emulator.plan import Plan
 from toolchain_lab.emulator.scoreboard import Scoreboard
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
@@ -29,6 +30,7 @@ class Block:
         branch: how it continues; None at a barrier, at the end, and where the last instruction jumps by itself.
         following: the address behind it.
         executions: how often a wave ran it.
+        plans: how it runs for all waves at once, see `plan`, by the first instruction and the registers that differ.
     """
 
     address: int
@@ -39,6 +41,7 @@ class Block:
     jumps: bool
     following: int
     executions: int = field(default=0)
+    plans: dict[tuple[int, frozenset[int]], Plan] = field(default_factory=dict)
 
 
 def names(line: Line) -> tuple[str, ...]:
@@ -68,6 +71,8 @@ class Program:
         self._blocks: dict[int, Block] = {}
         self.scoreboard = Scoreboard(self.target)
         self.magnitudes: dict[str, float] = {}
+        # Whether the waves of its workgroups may run at once.
+        self.together = True
 
     @classmethod
     def of(cls, code: CodeObject, disassembler: Disassembler, *, exact: bool = True) -> Program:
@@ -152,9 +157,17 @@ class Program:
                     counts[name] += block.executions
         return +counts
 
-    def note(self, name: str, magnitude: float) -> None:
-        """Keep the largest magnitude of what an approximate instruction adds."""
-        self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
+    def note(self, executions: Mapping[int, int], magnitudes: Mapping[str, float]) -> None:
+        """Add what a workgroup ran.
+
+        Args:
+            executions: of blocks, by address.
+            magnitudes: the largest ones of what approximate instructions add, by name.
+        """
+        for address, count in executions.items():
+            self._blocks[address].executions += count
+        for name, magnitude in magnitudes.items():
+            self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def approximate(self) -> dict[str, str]:
         """Return the executed instructions whose results may differ from hardware, with the bound of each error."""

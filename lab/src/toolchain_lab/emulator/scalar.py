@@ -19,12 +19,15 @@ Pair = tuple[int, int]
 _I32 = range(-(1 << 31), 1 << 31)
 
 
-def _binary(compute: Callable[[int, int], Pair | int], width: int = 32, *, sign: bool = False) -> Handler:
-    """An instruction with two sources. A result without SCC leaves SCC as it is.
+def _binary(
+    compute: Callable[[int, int], Pair | int], width: int = 32, *, sign: bool = False, flags: bool = True
+) -> Handler:
+    """An instruction with two sources.
 
     Args:
         width: 32 or 64 bits, of sources and result alike.
         sign: sources are signed.
+        flags: it writes SCC, so `compute` returns two numbers.
     """
 
     def build(operands: Operands) -> Run:
@@ -32,13 +35,16 @@ def _binary(compute: Callable[[int, int], Pair | int], width: int = 32, *, sign:
         read = operands.quad if width == 64 else operands.signed_number if sign else operands.number
         left, right = read(first), read(second)
         put = operands.put_number(result, width // 32)
-        return _applied(operands, put, lambda wave: compute(left(wave), right(wave)))
+        return _applied(operands, put, lambda wave: compute(left(wave), right(wave)), flags=flags)
 
     return build
 
 
-def _applied(operands: Operands, put: Callable[[Wave, int], None], compute: Callable[[Wave], Pair | int]) -> Run:
-    operands.writes.add(SCC)
+def _applied(
+    operands: Operands, put: Callable[[Wave, int], None], compute: Callable[[Wave], Pair | int], *, flags: bool = True
+) -> Run:
+    if flags:
+        operands.writes.add(SCC)
 
     def run(wave: Wave) -> None:
         value = compute(wave)
@@ -51,11 +57,13 @@ def _applied(operands: Operands, put: Callable[[Wave, int], None], compute: Call
     return run
 
 
-def _unary(compute: Callable[[int], Pair | int], words: int = 1, source: int = 32, *, sign: bool = False) -> Handler:
+def _unary(
+    compute: Callable[[int], Pair | int], words: int = 1, source: int = 32, *, sign: bool = False, flags: bool = True
+) -> Handler:
     def build(operands: Operands) -> Run:
         result, text = operands.instruction.operands
         get = operands.quad(text) if source == 64 else (operands.signed_number if sign else operands.number)(text)
-        return _applied(operands, operands.put_number(result, words), lambda wave: compute(get(wave)))
+        return _applied(operands, operands.put_number(result, words), lambda wave: compute(get(wave)), flags=flags)
 
     return build
 
@@ -367,11 +375,13 @@ def _of_width(width: int) -> dict[str, Handler]:
         f"s_bfe_u{width}": _bit_field(width, sign=False),
         f"s_bfe_i{width}": _bit_field(width, sign=True),
         f"s_cselect_b{width}": _select(width),
-        f"s_mov_b{width}": _unary(lambda a: a, words, width) if width == 32 else _move_quad,
+        f"s_mov_b{width}": _unary(lambda a: a, words, width, flags=False) if width == 32 else _move_quad,
         f"s_not_b{width}": _unary(lambda a: _flagged(~a, width), words, width),
         f"s_bcnt1_i32_b{width}": _unary(lambda a: _flagged(a.bit_count()), 1, width),
-        **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), _unary(_lowest_bit, 1, width)),
-        **dict.fromkeys((f"s_flbit_i32_b{width}", f"s_clz_i32_u{width}"), _unary(_highest_bit(width), 1, width)),
+        **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), _unary(_lowest_bit, 1, width, flags=False)),
+        **dict.fromkeys(
+            (f"s_flbit_i32_b{width}", f"s_clz_i32_u{width}"), _unary(_highest_bit(width), 1, width, flags=False)
+        ),
     }
     table.update({f"s_{name}_b{width}": _logic(logic, width) for name, logic in _LOGIC.items()})
     table.update({f"s_{name}_saveexec_b{width}": _save_exec(logic, width) for name, logic in _SAVE_EXEC.items()})
@@ -426,25 +436,25 @@ HANDLERS: dict[str, Handler] = {
     "s_movk_i32": _constant_move,
     "s_mulk_i32": _constant_multiply,
     "s_cmov_b32": _conditional_move,
-    "s_mul_i32": _binary(lambda a, b: a * b),
-    "s_mul_hi_u32": _binary(lambda a, b: a * b >> 32),
-    "s_mul_hi_i32": _binary(lambda a, b: a * b >> 32, sign=True),
-    "s_mul_u64": _binary(lambda a, b: a * b, 64),
-    **dict.fromkeys(("s_add_nc_u64", "s_add_u64"), _binary(lambda a, b: a + b, 64)),
-    **dict.fromkeys(("s_sub_nc_u64", "s_sub_u64"), _binary(lambda a, b: a - b, 64)),
+    "s_mul_i32": _binary(lambda a, b: a * b, flags=False),
+    "s_mul_hi_u32": _binary(lambda a, b: a * b >> 32, flags=False),
+    "s_mul_hi_i32": _binary(lambda a, b: a * b >> 32, sign=True, flags=False),
+    "s_mul_u64": _binary(lambda a, b: a * b, 64, flags=False),
+    **dict.fromkeys(("s_add_nc_u64", "s_add_u64"), _binary(lambda a, b: a + b, 64, flags=False)),
+    **dict.fromkeys(("s_sub_nc_u64", "s_sub_u64"), _binary(lambda a, b: a - b, 64, flags=False)),
     "s_absdiff_i32": _binary(lambda a, b: _flagged(abs(a - b)), sign=True),
     "s_abs_i32": _unary(lambda a: _flagged(abs(a)), sign=True),
-    "s_sext_i32_i16": _unary(lambda a: signed(a, 16)),
-    "s_sext_i32_i8": _unary(lambda a: signed(a, 8)),
-    "s_brev_b32": _unary(lambda a: int(f"{a:032b}"[::-1], 2)),
+    "s_sext_i32_i16": _unary(lambda a: signed(a, 16), flags=False),
+    "s_sext_i32_i8": _unary(lambda a: signed(a, 8), flags=False),
+    "s_brev_b32": _unary(lambda a: int(f"{a:032b}"[::-1], 2), flags=False),
     "s_bitcmp0_b32": _test_bit(wanted=0),
     "s_bitcmp1_b32": _test_bit(wanted=1),
     "s_bitset0_b32": _set_bit(to=0),
     "s_bitset1_b32": _set_bit(to=1),
-    "s_bfm_b32": _binary(lambda a, b: (1 << (a & 31)) - 1 << (b & 31)),
-    "s_pack_ll_b32_b16": _binary(lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16),
-    "s_pack_lh_b32_b16": _binary(lambda a, b: a & 0xFFFF | b & 0xFFFF0000),
-    "s_pack_hh_b32_b16": _binary(lambda a, b: a >> 16 | b & 0xFFFF0000),
+    "s_bfm_b32": _binary(lambda a, b: (1 << (a & 31)) - 1 << (b & 31), flags=False),
+    "s_pack_ll_b32_b16": _binary(lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16, flags=False),
+    "s_pack_lh_b32_b16": _binary(lambda a, b: a & 0xFFFF | b & 0xFFFF0000, flags=False),
+    "s_pack_hh_b32_b16": _binary(lambda a, b: a >> 16 | b & 0xFFFF0000, flags=False),
     "s_add_f32": _float(np.add, 2),
     "s_sub_f32": _float(np.subtract, 2),
     "s_mul_f32": _float(np.multiply, 2),
@@ -463,6 +473,6 @@ HANDLERS: dict[str, Handler] = {
     "s_rndne_f32": _float(np.rint, 1),
     "s_cvt_f32_i32": _from_integer(sign=True),
     "s_cvt_f32_u32": _from_integer(sign=False),
-    "s_cvt_i32_f32": _unary(_to_integer(-2147483648.0, 2147483647.0)),
-    "s_cvt_u32_f32": _unary(_to_integer(0.0, 4294967295.0)),
+    "s_cvt_i32_f32": _unary(_to_integer(-2147483648.0, 2147483647.0), flags=False),
+    "s_cvt_u32_f32": _unary(_to_integer(0.0, 4294967295.0), flags=False),
 }

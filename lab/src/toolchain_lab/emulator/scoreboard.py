@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from toolchain_lab.emulator.control import wait
 from toolchain_lab.emulator.decode import Operation
@@ -15,6 +16,9 @@ from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.hazards import MEMORY, Facts, too_close
 from toolchain_lab.emulator.operands import VECTOR
 from toolchain_lab.emulator.wave import TTMP, VCC, Target
+
+if TYPE_CHECKING:
+    from toolchain_lab.emulator.program import Block
 
 _MOST = 64  # a counter stops a wave before it counts more
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
@@ -48,6 +52,10 @@ class Scoreboard:
         self.start = State()
         self._states: dict[tuple[object, ...], State] = {((), ()): self.start}
         self._facts: dict[int, Facts] = {}
+
+    def behind(self, state: State, block: Block) -> State:
+        """The state behind a block, which is found once for each state before it."""
+        return state.following.get(block.address) or self.after(state, block.address, block.operations)
 
     def after(self, state: State, address: int, operations: tuple[Operation, ...]) -> State:
         """The state behind a block.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +35,7 @@ class Target:
     lanes: int
     exact: bool = True
 
-    @property
+    @cached_property
     def generation(self) -> int:
         """9 for CDNA, 11 and 12 for RDNA."""
         return int(self.gpu[3:-2])
@@ -46,32 +47,31 @@ class Target:
 
 
 class Wave:
-    """Registers and state of one wave; they begin as garbage.
+    """Registers and state of one wave.
 
     Each vector register is a row of `uint32[lanes]`; the lists below are views of these rows by type. The scalar
     registers are `uint32[128]`, numbered as instructions encode them.
 
     Args:
         number: of the wave in its workgroup.
-        random: the source of the garbage.
+        vectors: its vector registers, `uint32[512, lanes]`.
+        scalars: its scalar registers.
+        scratch: its scratch memory, `uint32[words, lanes]`.
     """
 
-    def __init__(self, group: Workgroup, target: Target, number: int, random: np.random.Generator) -> None:
+    def __init__(
+        self, group: Workgroup, target: Target, number: int, *, vectors: Array, scalars: Array, scratch: Array
+    ) -> None:
         self.group = group
         self.target = target
-        self.lanes = target.lanes
         self.number = number
-        self.vectors: Array = random.integers(0, 1 << 32, (VECTORS, self.lanes), dtype=np.uint32)
-        self.u: list[Array] = list(self.vectors)
-        self.i: list[Array] = list(self.vectors.view(np.int32))
-        self.f: list[Array] = list(self.vectors.view(np.float32))
-        halves = self.vectors.view(np.uint16)
-        self.half_bits: tuple[list[Array], list[Array]] = (list(halves[:, 0::2]), list(halves[:, 1::2]))
-        self.s: Array = random.integers(0, 1 << 32, SCALARS, dtype=np.uint32)
-        self.sh_bits: Array = self.s.view(np.uint16)
+        self.vectors = vectors
+        self.lanes: int = vectors.shape[1]
+        self.s = scalars
+        self.sh_bits: Array = scalars.view(np.uint16)
+        self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        self.scratch: Array = np.empty((0, self.lanes), np.uint32)
         # Where it is, as a kernel of gfx90a sees it; 0 for GPUs that keep that to themselves.
         self.scratch_address = 0
         self.scc = 0
@@ -82,10 +82,39 @@ class Wave:
         self.done = False
         self.count = 0
         # What was last packed to or unpacked from registers: a mask is most often read as it was written.
-        self._masks: dict[int, tuple[int, Array]] = {}
+        self._masks: dict[int, tuple[object, Array]] = {}
         self.mask: Array = np.ones(self.lanes, np.bool_)
         self.all_lanes = True
-        self.set_exec((1 << self.lanes) - 1)
+
+    @cached_property
+    def u(self) -> list[Array]:
+        """The vector registers as `uint32`."""
+        return list(self.vectors)
+
+    @cached_property
+    def i(self) -> list[Array]:
+        """The same as `int32`."""
+        return list(self.vectors.view(np.int32))
+
+    @cached_property
+    def f(self) -> list[Array]:
+        """The same as `float32`."""
+        return list(self.vectors.view(np.float32))
+
+    @cached_property
+    def half_bits(self) -> tuple[list[Array], list[Array]]:
+        """Their lower and upper halves as `uint16`."""
+        halves = self.vectors.view(np.uint16)
+        return list(halves[:, 0::2]), list(halves[:, 1::2])
+
+    @property
+    def members(self) -> Array:
+        """The numbers of the waves that these registers are of, `uint8`."""
+        return np.array([self.number], np.uint8)
+
+    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - it matters where there are several waves
+        """The number of the wave of each active lane, or of each of some lanes; one number if there is one wave."""
+        return self.members
 
     def quad(self, index: int) -> int:
         """The number in a pair of scalar registers."""
@@ -93,7 +122,7 @@ class Wave:
 
     def lane_bits(self, index: int) -> int:
         """A lane mask in scalar registers, as a number: one register for 32 lanes, two for 64."""
-        return int(self.s[index]) if self.lanes == 32 else self.quad(index)
+        return int(self.s[index]) if self.target.lanes == 32 else self.quad(index)
 
     def lane_mask(self, index: int) -> Array:
         """The same as `bool[lanes]`."""
@@ -129,7 +158,6 @@ class Wave:
     def set_exec(self, value: int) -> None:
         """Set the active lanes."""
         self.s[EXEC], self.s[EXEC + 1] = value & WORD, value >> 32
-
         self.exec_changed()
 
     def exec_changed(self) -> None:
@@ -137,6 +165,10 @@ class Wave:
         value = self.exec_bits
         self.all_lanes = value == (1 << self.lanes) - 1
         self.mask = self.lane_mask(EXEC)
+
+    def forget_masks(self) -> None:
+        """Unpack lane masks anew, after scalar registers were restored."""
+        self._masks = {}
 
     def first_lane(self) -> int:
         """The lowest active lane; 0 if there is none."""

@@ -1,18 +1,22 @@
-"""Runs one workgroup: its waves one after the other, from barrier to barrier."""
+"""Runs one workgroup: its waves at once where that makes no difference, else one after the other."""
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import WORD
+from toolchain_lab.emulator.accesses import GroupAccesses
+from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.memory import Lds, Memory
 from toolchain_lab.emulator.program import Program
-from toolchain_lab.emulator.wave import TTMP, Wave
+from toolchain_lab.emulator.together import run_together
+from toolchain_lab.emulator.wave import SCALARS, TTMP, VECTORS, Wave
 
 # Round to nearest, denormals kept: what Triton asks for.
 _FLOAT_MODE = 0xF0
@@ -71,14 +75,30 @@ class Workgroup:
         self.lds_size = lds
         self.lds = Lds(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8), watch=watch, limit=lds)
         refuse(self.code)
-        words = self.code.descriptor.scratch // 4 + 4
+        self.executions: Counter[int] = Counter()
+        self.magnitudes: dict[str, float] = {}
+        # What waves touch that run at once; None if they run one after the other.
+        self.accesses: GroupAccesses | None = None
+        # Registers and scratch memory begin as garbage. The lanes of a wave lie beside those of the next one.
+        lanes = program.target.lanes
+        self.vectors: Array = np.empty((VECTORS, waves * lanes), np.uint32)
+        self.scalars: Array = np.empty((waves, SCALARS), np.uint32)
+        self.scratch: Array = np.empty((self.code.descriptor.scratch // 4 + 4, waves * lanes), np.uint32)
         self.waves = []
         for number in range(waves):
-            wave = Wave(self, program.target, number, random)
-            wave.scratch = random.integers(0, 1 << 32, (words, program.target.lanes), dtype=np.uint32)
+            columns = slice(number * lanes, (number + 1) * lanes)
+            parts = self.vectors[:, columns], self.scalars[number], self.scratch[:, columns]
+            for part in parts:
+                part[...] = random.integers(0, 1 << 32, part.shape, dtype=np.uint32)
+            wave = Wave(self, program.target, number, vectors=parts[0], scalars=parts[1], scratch=parts[2])
+            wave.set_exec((1 << lanes) - 1)
             wave.state = program.scoreboard.start
             _begin(wave, arguments, argument_address, place)
             self.waves.append(wave)
+
+    def note(self, name: str, magnitude: float) -> None:
+        """Keep the largest magnitude of what an approximate instruction adds."""
+        self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:
         """Run to the end; the number of instructions.
@@ -90,44 +110,57 @@ class Workgroup:
             NotEmulatedError: something is not emulated.
             FaultyKernelError: the kernel does what no kernel may, or does not end.
         """
-        order = self.waves[::-1] if reverse else self.waves
         with np.errstate(all="ignore"):
-            while not all(wave.done for wave in self.waves):
-                for wave in order:
-                    if not wave.done:
-                        self.lds.turn(wave.number)
-                        self._to_barrier(wave, limits)
-                self.lds.barrier()
-                if sum(wave.count for wave in self.waves) > limits.instructions:
-                    raise FaultyKernelError(
-                        "kernel-endless",
-                        f"{self.code.kernel} does not end",
-                        why=f"a workgroup ran more than {limits.instructions} instructions",
-                    )
+            try:
+                if len(self.waves) > 1 and self.program.together:
+                    self.program.together = run_together(self, limits)
+                if not all(wave.done for wave in self.waves):
+                    self._run_waves(self.waves[::-1] if reverse else self.waves, limits)
+            finally:
+                self.program.note(self.executions, self.magnitudes)
         return sum(wave.count for wave in self.waves)
+
+    def _run_waves(self, order: Sequence[Wave], limits: Limits) -> None:
+        """Run the waves one after the other, from barrier to barrier."""
+        while not all(wave.done for wave in self.waves):
+            for wave in order:
+                if not wave.done:
+                    self.lds.turn(wave.number)
+                    self._to_barrier(wave, limits)
+            self.lds.barrier()
+            if sum(wave.count for wave in self.waves) > limits.instructions:
+                raise FaultyKernelError(
+                    "kernel-endless",
+                    f"{self.code.kernel} does not end",
+                    why=f"a workgroup ran more than {limits.instructions} instructions",
+                )
 
     def _to_barrier(self, wave: Wave, limits: Limits) -> None:
         """Run a wave up to a barrier or its end."""
-        find = self.program.block
-        while True:
-            block = find(wave.pc)
-            behind = wave.state.following.get(block.address)
-            wave.state = behind or self.program.scoreboard.after(wave.state, block.address, block.operations)
-            block.executions += 1
-            wave.count += len(block.operations)
-            for step in block.steps:
-                step(wave)
-            if block.branch is not None:
-                wave.pc = block.branch.target if block.branch.condition(wave) else block.branch.following
-            elif not block.jumps:
-                wave.pc, wave.done = block.following, not block.barrier
-                return
+        address = wave.pc
+        while not self.step(wave):
             if wave.count > limits.instructions:
                 raise FaultyKernelError(
                     "kernel-endless",
                     f"{self.code.kernel} does not end",
-                    why=f"a wave ran more than {limits.instructions} instructions, the last at {block.address:#x}",
+                    why=f"a wave ran more than {limits.instructions} instructions, the last at {address:#x}",
                 )
+            address = wave.pc
+
+    def step(self, wave: Wave) -> bool:
+        """Run one block of a wave; whether it stops behind it, at a barrier or its end."""
+        block = self.program.block(wave.pc)
+        wave.state = self.program.scoreboard.behind(wave.state, block)
+        self.executions[block.address] += 1
+        wave.count += len(block.operations)
+        for step in block.steps:
+            step(wave)
+        if block.branch is not None:
+            wave.pc = block.branch.target if block.branch.condition(wave) else block.branch.following
+        elif not block.jumps:
+            wave.pc, wave.done = block.following, not block.barrier
+            return True
+        return False
 
 
 def refuse(code: CodeObject) -> None:

@@ -1,0 +1,127 @@
+"""Whether waves that run together touch the same memory, so that the order in which they run would matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import WORD, Array
+from toolchain_lab.emulator.memory import BASE, Views
+
+# Byte offsets, bytes at each of them, and the wave of each: one number where it is the same for all.
+Access = tuple[Array, int, Array]
+_NOBODY, _SEVERAL = 255, 254
+# A loop without a barrier stops to be run together before its list gets long.
+_MOST = 20_000
+
+
+class ApartError(Exception):
+    """The waves of a workgroup must run one after the other."""
+
+
+class Accesses:
+    """The loads and stores of one memory since the last barrier, in units of two bytes.
+
+    Args:
+        undo: keep what stores overwrite.
+    """
+
+    def __init__(self, views: Views, *, undo: bool) -> None:
+        self._views = views
+        self._undo: list[tuple[Array, int, Array]] | None = [] if undo else None
+        self._loads: list[Access] = []
+        self._stores: list[Access] = []
+        self._values: list[Array] = []
+
+    @property
+    def too_many(self) -> bool:
+        """Whether the list is too long to go on."""
+        return len(self._loads) + len(self._stores) > _MOST
+
+    def load(self, place: Array, size: int, owners: Array) -> None:
+        """Note a load."""
+        self._loads.append((place, size, owners))
+
+    def load_for_all(self, address: int, size: int, waves: Array) -> None:
+        """Note a scalar load of several waves."""
+        self._loads.append((np.full(len(waves), address - BASE), size, waves))
+
+    def store(self, place: Array, size: int, owners: Array, values: Array) -> None:
+        """Note a store of `uint32[words, n]`, before it happens."""
+        if not len(place):
+            return
+        self._stores.append((place, size, owners))
+        self._values.append(values.copy())
+        if self._undo is not None:
+            self._undo.append((place, size, self._views.load(place, size)))
+
+    def meet(self) -> bool:
+        """Return whether the order of the waves since the last barrier matters, and forget what they did.
+
+        It does if one of them writes what another one touches, unless both write the same and nobody reads it.
+        """
+        stores, values, loads = self._stores, self._values, self._loads
+        self._loads, self._stores, self._values = [], [], []
+        if not stores:
+            return False
+        places, owners = _units(stores)
+        low, high = int(places.min()), int(places.max()) + 1
+        owner_of: Array = np.full(high - low, _NOBODY, np.uint8)
+        owner_of[places - low] = owners
+        several = owner_of[places - low] != owners
+        if np.count_nonzero(several):
+            owner_of[places[several] - low] = _SEVERAL
+            shared = owner_of == _SEVERAL
+            if not all(self._is_there(*each, shared, low) for each in zip(stores, values, strict=True)):
+                return True
+        near = [
+            each
+            for each in loads
+            if len(each[0]) and int(each[0].min()) >> 1 < high and int(each[0].max()) + each[1] > low << 1
+        ]
+        if not near:
+            return False
+        places, owners = _units(near)
+        inside = (places >= low) & (places < high)
+        writers = owner_of[places[inside] - low]
+        return bool(np.count_nonzero((writers != _NOBODY) & (writers != owners[inside])))
+
+    def _is_there(self, store: Access, values: Array, shared: Array, low: int) -> bool:
+        """Whether memory holds what a store wrote to units that several waves wrote, a mask from the unit `low` on."""
+        place, size, _ = store
+        units, _ = _units([store])
+        lanes = shared[units - low].reshape(len(place), -1).any(axis=1)
+        if not np.count_nonzero(lanes):
+            return True
+        kept = np.uint32((1 << 8 * size) - 1 if size < 4 else WORD)
+        return np.array_equal(self._views.load(place[lanes], size), values[:, lanes] & kept)
+
+    def restore(self) -> None:
+        """Undo all stores."""
+        for place, size, old in reversed(self._undo or []):
+            self._views.store(place, size, old)
+
+
+class GroupAccesses:
+    """The accesses of a workgroup whose waves run together.
+
+    Args:
+        memory, lds: the contents of both.
+    """
+
+    def __init__(self, memory: Views, lds: Views) -> None:
+        self.memory = Accesses(memory, undo=True)
+        self.lds = Accesses(lds, undo=False)
+
+
+def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
+    """Accesses as pairs of bytes, with the wave of each."""
+    places, owners = [], []
+    for place, size, owner in accesses:
+        # An odd place touches one more pair.
+        steps = np.arange((size + 1) // 2 + (int(np.bitwise_or.reduce(place)) & 1 if size > 1 else 0))
+        units = (place >> 1)[:, None] + steps
+        places.append(units.ravel())
+        owners.append(np.broadcast_to(np.reshape(owner, (-1, 1)), units.shape).ravel())
+    return np.concatenate(places), np.concatenate(owners)

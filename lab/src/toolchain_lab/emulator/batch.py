@@ -1,0 +1,145 @@
+"""The waves of a workgroup as one wave with as many lanes as all of them have.
+
+Scalar registers that hold the same number in all waves are in `s`, as those of one wave; the others are in `rows`,
+which has a row for each wave. EXEC is always there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.operands import SCC
+from toolchain_lab.emulator.wave import EXEC, SCALARS, Wave
+
+if TYPE_CHECKING:
+    from toolchain_lab.emulator.scoreboard import State
+    from toolchain_lab.emulator.workgroup import Workgroup
+
+EXECS = frozenset({EXEC, EXEC + 1})
+Registers = frozenset[int]
+
+
+class Batch(Wave):
+    """All waves of a workgroup.
+
+    Args:
+        group: its waves are taken as they are by `join`, and left as they became by `part`.
+    """
+
+    def __init__(self, group: Workgroup) -> None:
+        scalars = group.scalars[0].copy()
+        super().__init__(group, group.program.target, 0, vectors=group.vectors, scalars=scalars, scratch=group.scratch)
+        self.waves = group.waves
+        self.rows = group.scalars
+        self.width = self.target.lanes
+        self.words = self.width // 32
+        # Registers, by number, that differ between the waves, SCC included.
+        self.varying: Registers = EXECS
+        self.states: list[State] = []
+        self._members = np.arange(len(self.waves), dtype=np.uint8)
+        self._owners = np.repeat(self._members, self.width)
+        self._every = b"\xff" * (self.lanes // 8)
+        self._lent = False
+
+    # ---------------------------------------------------------------- one wave or all
+
+    def join(self) -> None:
+        """Take over the registers and the place of the waves, which must have the same program counter."""
+        first = self.waves[0]
+        self.s[:] = self.rows[0]
+        differing = np.flatnonzero((self.rows != self.rows[0]).any(axis=0)).tolist()
+        flags = {wave.scc for wave in self.waves}
+        self.varying = EXECS.union(differing, {SCC} if len(flags) > 1 else ())
+        self.scc, self.pc, self.clamps_overflow = first.scc, first.pc, first.clamps_overflow
+        self.states = [wave.state for wave in self.waves]
+        self.exec_changed()
+
+    def part(self) -> None:
+        """Give the registers and the place back to the waves."""
+        same = [register for register in range(SCALARS) if register not in self.varying]
+        self.rows[:, same] = self.s[same]
+        if SCC not in self.varying:
+            self.push_scc()
+        self.lend()
+        for wave, state in zip(self.waves, self.states, strict=True):
+            wave.pc, wave.state = self.pc, state
+            wave.count += self.count
+        self.count = 0
+
+    def push(self, registers: Registers) -> None:
+        """Give those of some registers that are the same for all waves to each wave."""
+        same = [register for register in registers if register not in self.varying and register != SCC]
+        self.rows[:, same] = self.s[same]
+
+    def push_scc(self) -> None:
+        """Give SCC, which is the same for all, to each wave."""
+        for wave in self.waves:
+            wave.scc = self.scc
+
+    def set_flags(self, values: Array) -> None:
+        """Set SCC of each wave to whether its row of values has one that is not 0."""
+        for wave, row in zip(self.waves, values.tolist(), strict=True):
+            wave.scc = int(any(row))
+
+    def lend(self) -> None:
+        """Give EXEC to each wave, so that it can run an instruction alone."""
+        if self._lent:
+            return
+        masks = self.mask.reshape(-1, self.width)
+        for wave, mask in zip(self.waves, masks, strict=True):
+            wave.mask, wave.all_lanes = mask, self.all_lanes or bool(mask.all())
+        self._lent = True
+
+    def settle(self, registers: Registers) -> None:
+        """Find out which of some registers that were just written differ between the waves."""
+        for register in registers:
+            column = self.rows[:, register]
+            if (column == column[0]).all():
+                self.s[register] = column[0]
+                self.varying -= {register}
+
+    # ---------------------------------------------------------------- lanes
+
+    @property
+    def members(self) -> Array:
+        """The numbers of all waves."""
+        return self._members
+
+    def owners(self, lanes: Array | None = None) -> Array:
+        """The number of the wave of each active lane, or of each of some lanes."""
+        if lanes is None:
+            return self._owners if self.all_lanes else self._owners[self.mask]
+        return self._owners[lanes]
+
+    def by_wave(self, values: Array) -> Array:
+        """Values of all lanes as a row for each wave."""
+        return np.broadcast_to(values, (self.lanes,)).reshape(-1, self.width)
+
+    def lane_mask(self, index: int) -> Array:
+        """A lane mask in the scalar registers of all waves."""
+        bits = self.rows[:, index : index + self.words].tobytes()
+        known = self._masks.get(index)
+        if known is not None and known[0] == bits:
+            return known[1]
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").view(np.bool_)
+        self._masks[index] = (bits, mask)
+        return mask
+
+    def set_lane_mask(self, index: int, mask: Array) -> None:
+        """Write a lane mask to the scalar registers of all waves; lanes that are not active give 0."""
+        if not self.all_lanes:
+            mask = mask & self.mask
+        bits = np.packbits(mask, bitorder="little")
+        self._masks[index] = (bits.tobytes(), mask)
+        self.rows[:, index : index + self.words] = bits.view(np.uint32).reshape(-1, self.words)
+        if index == EXEC:
+            self.exec_changed()
+
+    def exec_changed(self) -> None:
+        """Follow EXEC after a write to the waves' registers."""
+        self.all_lanes = self.rows[:, EXEC : EXEC + self.words].tobytes() == self._every
+        self.mask = self.lane_mask(EXEC)
+        self._lent = False

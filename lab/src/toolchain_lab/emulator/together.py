@@ -1,0 +1,148 @@
+"""Runs all waves of a workgroup at once, as long as their program counters agree.
+
+That gives what waves give that run one after the other, unless two waves touch the same memory between two barriers
+and one of them writes. The workgroup is then brought back to its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from toolchain_lab.emulator.accesses import ApartError, GroupAccesses
+from toolchain_lab.emulator.batch import Batch
+from toolchain_lab.emulator.errors import EmulatorError
+from toolchain_lab.emulator.plan import plan
+from toolchain_lab.emulator.wave import Wave
+
+if TYPE_CHECKING:
+    from toolchain_lab.emulator.program import Block
+    from toolchain_lab.emulator.workgroup import Limits, Workgroup
+
+
+def run_together(group: Workgroup, limits: Limits) -> bool:
+    """Run a workgroup to its end.
+
+    Returns:
+        False if its waves must run one after the other; it is then as it was before.
+    """
+    arrays = [group.vectors, group.scalars, group.scratch, group.lds.bytes]
+    kept = [array.copy() for array in arrays]
+    waves = [dict(wave.__dict__) for wave in group.waves]
+    accesses = group.accesses = GroupAccesses(group.memory.views, group.lds)
+    try:
+        _Together(group, accesses, limits).run()
+    except (ApartError, EmulatorError):
+        accesses.memory.restore()
+        for array, old in zip(arrays, kept, strict=True):
+            array[...] = old
+        for wave, attributes in zip(group.waves, waves, strict=True):
+            wave.__dict__.update(attributes)
+            wave.forget_masks()
+        group.executions = Counter()
+        group.magnitudes.clear()
+        return False
+    finally:
+        group.accesses = None
+    return True
+
+
+class _Together:
+    def __init__(self, group: Workgroup, accesses: GroupAccesses, limits: Limits) -> None:
+        self.group = group
+        self.program = group.program
+        self.waves = group.waves
+        self.accesses = accesses
+        self.limit = limits.instructions
+        self.batch = Batch(group)
+
+    def run(self) -> None:
+        """Run to the end.
+
+        Raises:
+            ApartError, EmulatorError: the waves must run one after the other.
+        """
+        while not all(wave.done for wave in self.waves):
+            self._to_barrier()
+            if self.accesses.memory.meet() or self.accesses.lds.meet():
+                raise ApartError
+            if sum(wave.count for wave in self.waves) > self.limit:
+                raise ApartError
+
+    def _to_barrier(self) -> None:
+        """Run all waves up to a barrier or their ends. Those that parted run alone, the one that is behind first."""
+        running = [wave for wave in self.waves if not wave.done]
+        while running:
+            if len(running) == len(self.waves) and self._agree():
+                if self._run_batch():
+                    return
+                continue
+            wave = min(running, key=_place)
+            if self.group.step(wave):
+                running.remove(wave)
+            self._check(wave)
+
+    def _check(self, wave: Wave) -> None:
+        if wave.count > self.limit or self.accesses.memory.too_many or self.accesses.lds.too_many:
+            raise ApartError
+
+    def _agree(self) -> bool:
+        first = self.waves[0]
+        return all(wave.pc == first.pc and wave.clamps_overflow == first.clamps_overflow for wave in self.waves)
+
+    def _run_batch(self) -> bool:
+        """Run all waves until they part; whether they have reached a barrier or the end."""
+        batch, find = self.batch, self.program.block
+        batch.join()
+        while True:
+            block = find(batch.pc)
+            batch.states = [self.program.scoreboard.behind(state, block) for state in batch.states]
+            self.group.executions[block.address] += len(self.waves)
+            batch.count += len(block.operations)
+            self._steps(block)
+            self._check(batch)
+            if block.branch is None:
+                if block.jumps:
+                    continue
+                batch.pc = block.following
+                batch.part()
+                for wave in self.waves:
+                    wave.done = not block.barrier
+                return True
+            if not self._branch(block):
+                return False
+
+    def _steps(self, block: Block) -> None:
+        batch, start = self.batch, 0
+        while start < len(block.operations):
+            key = (start, batch.varying)
+            planned = block.plans.get(key)
+            if planned is None:
+                planned = block.plans[key] = plan(block.operations, start, batch.varying, batch.target)
+            for step in planned.steps:
+                step(batch)
+            batch.varying, start = planned.after, planned.stop
+            if planned.unsettled:
+                batch.settle(planned.unsettled)
+
+    def _branch(self, block: Block) -> bool:
+        """Continue behind a block; whether all waves continue at the same place."""
+        batch, branch = self.batch, block.branch
+        if branch is None:
+            raise AssertionError(block.address)
+        if not branch.reads & batch.varying:
+            batch.pc = branch.target if branch.condition(batch) else branch.following
+            return True
+        batch.push(branch.reads)
+        places = [branch.target if branch.condition(wave) else branch.following for wave in self.waves]
+        batch.pc = places[0]
+        if len(set(places)) == 1:
+            return True
+        batch.part()
+        for wave, place in zip(self.waves, places, strict=True):
+            wave.pc = place
+        return False
+
+
+def _place(wave: Wave) -> int:
+    return wave.pc
