@@ -379,6 +379,13 @@ FLOAT = [
         {"v0": 2, "v1": 1},
         "gfx1100",
     ),
+    v(
+        "one of two instructions is DOT2",
+        "v_dual_dot2acc_f32_f16 v0, v1, v2 :: v_dual_mov_b32 v3, v1",
+        {"v0": bits(1), "v1": pair(2, 3), "v2": pair(4, 5)},
+        {"v0": bits(24), "v3": pair(2, 3)},
+        "gfx1100",
+    ),
 ]
 
 

@@ -48,14 +48,12 @@ class Factor:
         exponents: of these, `int16`; `_ZERO` for 0, and 0 for infinity and NaN.
         top: the largest of them.
         scaled: the values over 2^top as `float32`; None if one is not finite, or too small for that.
-        largest: the largest finite magnitude, for a factor that no rule is for.
     """
 
     values: Array
     exponents: Array | None = None
     top: int = 0
     scaled: Array | None = None
-    largest: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class Batch(Wave):
         # Registers, by number, that differ between the waves, SCC included.
         self.varying: Registers = EXECS
         self.states: list[State] = []
-        self._members = np.arange(len(self.waves), dtype=np.uint8)
-        self._owners = np.repeat(self._members, self.width)
+        self.members = np.arange(len(self.waves), dtype=np.uint8)
+        self._owners = np.repeat(self.members, self.width)
         self._every = b"\xff" * (self.lanes // 8)
         self._lent = False
 
@@ -102,11 +102,6 @@ class Batch(Wave):
                 self.varying -= {register}
 
     # ---------------------------------------------------------------- lanes
-
-    @property
-    def members(self) -> Array:
-        """The numbers of all waves."""
-        return self._members
 
     def owners(self, lanes: Array | None = None) -> Array:
         """The number of the wave of each active lane, or of each of some lanes."""

@@ -146,7 +146,9 @@ def _how(name: str, suffix: str) -> str:
     if name.startswith(("s_", "v_s_")):
         return SCALAR
     crosses = name in lanes.HANDLERS or name in local.HANDLERS or suffix in _DPP
-    return WAVE if crosses or name.startswith(_MATRIX) else LANES
+    # Only the common matrix instructions have a form for several waves.
+    crosses = crosses or (name.startswith(_MATRIX) and matrix.handler_of(name) is None)
+    return WAVE if crosses else LANES
 
 
 def _row(instruction: Instruction) -> LaneOp | None:

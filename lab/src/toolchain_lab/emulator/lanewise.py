@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -26,9 +27,10 @@ class LaneOp:
         compute: takes an array for each source and gives the result.
         keeps_high: a 16-bit result leaves the upper half of its register as it is on gfx9 too.
 
-    Letters of 32 bits: `u` uint32, `t` uint32 of which the text may name a half, `i` int32, `f` float32, `d` the
-    destination's old value as float32. Of 16 bits: `h` float16, `s` int16, `w` uint16. Of 64 bits: `q` uint64, `l`
-    int64, `e` float64, `a` the destination's old value as float64. And `b`: a lane mask, VCC where it is left out.
+    Letters of 32 bits: `u` uint32, `t` uint32 of which the text may name a half, `p` two halves, `i` int32, `f`
+    float32, `d` the destination's old value as float32. Of 16 bits: `h` float16, `s` int16, `w` uint16. Of 64 bits: `q`
+    uint64, `l` int64, `e` float64, `a` the destination's old value as float64. And `b`: a lane mask, VCC where it is
+    left out.
     """
 
     result: str
@@ -106,13 +108,14 @@ def _has_halves(row: LaneOp) -> bool:
 
 def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
     """A source by its letter; `high` picks the upper half where it has 16 bits."""
-    simple = {
+    simple: dict[str, Callable[[str], Get]] = {
         "u": operands.u32,
         "i": operands.i32,
         "f": operands.f32,
         "q": operands.u64,
         "e": operands.f64,
         "b": operands.mask,
+        "p": partial(_two_halves, operands),
     }
     if letter in simple:
         return simple[letter](text)
@@ -129,6 +132,16 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
         return lambda wave: quad(wave).view(np.int64)
     bits = operands.half_bits(text, high)
     return bits if letter == "w" else lambda wave: bits(wave).view(np.int16)
+
+
+def _two_halves(operands: Operands, text: str) -> Get:
+    """Two halves in 32 bits. A constant such as 1.0 is the lower half; the other is 0."""
+    if operands.register(text) is not None or text.startswith("0x"):
+        return operands.u32(text)
+    if text != "0" and "." not in text:
+        raise operands.instruction.unknown(f"the constant {text} as two halves")
+    value = np.asarray(np.uint32(operands.constant(text, 16)))
+    return lambda _: value
 
 
 def destination(operands: Operands, row: LaneOp, text: str, high: int | None = None) -> Put:

@@ -57,29 +57,48 @@ def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
 
 # A factor is most often used by several instructions.
 @lru_cache(maxsize=512)
-def _factor_of(
-    registers: bytes, count: int, parts: int, kind: str, *, rule: Rule | None = None, order: bytes = b""
-) -> Factor:
-    """A factor, whose rows are columns for the second one.
+def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rule, order: bytes = b"") -> Factor:
+    """A factor of one wave, whose rows are columns for the second one.
 
     Args:
         registers: `uint32[count, lanes]`; the lanes hold `parts` parts of k, one behind the other.
-        rule: how it will be used; None for float64, where `largest` is the largest finite value.
+        rule: how it will be used.
         order: the order that its rows get, `int64`.
     """
-    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=rule is not None)
-    rows = len(numbers) // parts
-    matrix: Array = numbers.reshape(parts, rows, -1).transpose(1, 0, 2).reshape(rows, -1)
-    if order:
-        matrix = matrix[np.frombuffer(order, np.int64)]
-    if rule is not None:
-        return rule.factor(matrix, kind)
-    return Factor(matrix, largest=largest(matrix))
+    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=True)
+    return rule.factor(_matrices(numbers, 1, parts, order)[0], kind)
+
+
+@lru_cache(maxsize=512)
+def _factors_of(
+    registers: bytes, count: int, waves: int, parts: int, kind: str, *, order: bytes = b""
+) -> tuple[Array, Array]:
+    """The factors of several waves for a product that is rounded once, and the largest finite value of each.
+
+    Args:
+        registers: `uint32[count, waves * lanes]`.
+    """
+    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=False)
+    matrices = _matrices(numbers, waves, parts, order)
+    return matrices, _largest(matrices)
+
+
+def _matrices(numbers: Array, waves: int, parts: int, order: bytes) -> Array:
+    """The numbers of lanes as a matrix for each wave, `float64[waves, rows, k]`."""
+    rows = len(numbers) // (waves * parts)
+    matrices: Array = numbers.reshape(waves, parts, rows, -1).transpose(0, 2, 1, 3).reshape(waves, rows, -1)
+    return matrices[:, np.frombuffer(order, np.int64)] if order else matrices
+
+
+def _largest(matrices: Array) -> Array:
+    """The largest finite magnitude of each matrix, `float64`."""
+    found: Array = np.maximum.reduce(np.abs(matrices), axis=(1, 2)).astype(np.float64)
+    return found if np.isfinite(found).all() else np.array([largest(matrix) for matrix in matrices])
 
 
 @lru_cache(maxsize=512)
 def _repeats(registers: bytes) -> bool:
-    """Whether lanes 16 to 31 of 32 hold what lanes 0 to 15 do."""
+    """Whether lanes 16 to 31 of each 32 hold what lanes 0 to 15 do."""
     halves = np.frombuffer(registers, np.uint32).reshape(-1, 2, 16)
     return np.array_equal(halves[:, 0], halves[:, 1])
 
@@ -98,48 +117,69 @@ def _rows(size: int) -> bytes:
 _ROWS = {size: _rows(size) for size in (16, 32)}
 
 
-def _wmma_registers(product: Array, generation: int) -> Array:
-    """A product as registers of 32 lanes: row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16."""
+def _wmma_registers(products: Array, generation: int) -> Array:
+    """The products of waves as registers of 32 lanes for each of them.
+
+    Row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16.
+    """
     if generation == 11:
-        return product.reshape(8, 32)
-    return product.reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32)
+        return products.reshape(-1, 8, 32)
+    return products.reshape(-1, 2, 8, 16).transpose(0, 2, 1, 3).reshape(-1, 8, 32)
 
 
-def mfma(a: Array, b: Array, c: Array, size: int, kind: str, *, rule: Rule | None) -> tuple[Array, float]:
+def _beside(registers: Array) -> Array:
+    """The registers of each wave, `[waves, r, lanes]`, as those of all lanes, `[r, waves * lanes]`."""
+    return registers[0] if len(registers) == 1 else registers.transpose(1, 0, 2).reshape(registers.shape[1], -1)
+
+
+def mfma(
+    a: Array, b: Array, c: Array, size: int, kind: str, *, rule: Rule | None, waves: int = 1
+) -> tuple[Array, float]:
     """a*b+c for matrices of size x size, as registers, and the magnitude that bounds the error.
 
     Args:
-        a, b: `uint32[n, 64]`; lane l holds row (column) l % size, and the part l // size of k.
-        c: `float32[r, 64]` or a number.
+        a, b: `uint32[n, waves * 64]`; lane l of a wave holds row (column) l % size, and the part l // size of k.
+        c: `float32[r, waves * 64]` or a number.
         rule: how it rounds; None for once.
 
     Returns:
-        `float32[r, 64]`, and 0 if there is a rule.
+        `float32[r, waves * 64]`, and 0 if there is a rule.
     """
     parts = 64 // size
-    left = _factor_of(a.tobytes(), len(a), parts, kind, rule=rule, order=_ROWS[size])
-    right = _factor_of(b.tobytes(), len(b), parts, kind, rule=rule)
     if rule is not None:
-        return rule.add(left, right, c.reshape(-1, size) if c.ndim else c).reshape(-1, 64), 0.0
-    result: Array = ((left.values @ right.values.T).reshape(-1, 64) + c).astype(np.float32)
-    return result, _magnitude(left, right, c)
+        results = []
+        for first in range(0, 64 * waves, 64):
+            own = np.s_[:, first : first + 64]
+            left = _factor_of(a[own].tobytes(), len(a), parts, kind, rule=rule, order=_ROWS[size])
+            right = _factor_of(b[own].tobytes(), len(b), parts, kind, rule=rule)
+            total = rule.add(left, right, c[own].reshape(-1, size) if c.ndim else c)
+            results.append(total.reshape(-1, 64))
+        return np.concatenate(results, axis=1), 0.0
+    left_of, largest_left = _factors_of(a.tobytes(), len(a), waves, parts, kind, order=_ROWS[size])
+    right_of, largest_right = _factors_of(b.tobytes(), len(b), waves, parts, kind)
+    products = (left_of @ right_of.transpose(0, 2, 1)).reshape(waves, -1, 64)
+    magnitude = _magnitude(left_of.shape[2], largest_left, largest_right, c)
+    return (_beside(products) + c).astype(np.float32), magnitude
 
 
-def _magnitude(left: Factor, right: Factor, c: Array) -> float:
-    """At least the sum of the magnitudes of everything that one result adds."""
-    return int(left.values.shape[1]) * left.largest * right.largest + largest(c)
+def _magnitude(depth: int, left: Array, right: Array, c: Array) -> float:
+    """At least the sum of the magnitudes of everything that one result adds, of the wave with the largest one."""
+    added = _largest(c.reshape(len(c), len(left), -1).transpose(1, 0, 2)) if c.ndim else largest(c)
+    return float(np.max(depth * left * right + added))
 
 
-def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> tuple[Array, float]:
+def wmma(a: Array, b: Array, c: Array, generation: int, kind: str, *, waves: int = 1) -> tuple[Array, float]:
     """a*b+c for 16x16 matrices on 32 lanes, and the magnitude that bounds the error.
 
     On gfx11 lanes 16 to 31 repeat lanes 0 to 15; on gfx12 they hold the second half of k.
     """
     if generation == 11:
-        a, b = a[:, :16], b[:, :16]
-    left, right = (_factor_of(factor.tobytes(), len(factor), generation - 10, kind) for factor in (a, b))
-    result: Array = (_wmma_registers(left.values @ right.values.T, generation) + c).astype(np.float32)
-    return result, _magnitude(left, right, c)
+        a, b = (factor.reshape(len(factor), waves, 2, 16)[:, :, 0] for factor in (a, b))
+    left, largest_left = _factors_of(a.tobytes(), len(a), waves, generation - 10, kind)
+    right, largest_right = _factors_of(b.tobytes(), len(b), waves, generation - 10, kind)
+    products = _wmma_registers(left @ right.transpose(0, 2, 1), generation)
+    result: Array = (_beside(products) + c).astype(np.float32)
+    return result, _magnitude(left.shape[2], largest_left, largest_right, c)
 
 
 def handler_of(name: str) -> Handler | None:
@@ -167,7 +207,7 @@ def _sources(operands: Operands) -> tuple[Register, Register, Register, Get]:
     return destination, left, right, lambda wave: wave.vectors[start:end].view(np.float32)
 
 
-def _matrix(compute: Callable[[Array, Array, Array], tuple[Array, float]]) -> Handler:
+def _matrix(compute: Callable[[Array, Array, Array, int], tuple[Array, float]]) -> Handler:
     def build(operands: Operands) -> Run:
         destination, left, right, add = _sources(operands)
         name = operands.instruction.name
@@ -176,7 +216,7 @@ def _matrix(compute: Callable[[Array, Array, Array], tuple[Array, float]]) -> Ha
             # EXEC does not matter to these.
             a = wave.vectors[left.index : left.index + left.count]
             b = wave.vectors[right.index : right.index + right.count]
-            result, magnitude = compute(a, b, add(wave))
+            result, magnitude = compute(a, b, add(wave), len(wave.members))
             wave.vectors[destination.index : destination.index + destination.count] = result.view(np.uint32)
             if magnitude:
                 wave.group.note(name, magnitude)
@@ -189,7 +229,7 @@ def _matrix(compute: Callable[[Array, Array, Array], tuple[Array, float]]) -> Ha
 def _mfma(size: int, kind: str, suffix: str) -> Handler:
     def build(operands: Operands) -> Run:
         rule = rule_of(operands.target, kind + suffix)
-        return _matrix(lambda a, b, c: mfma(a, b, c, size, kind, rule=rule))(operands)
+        return _matrix(lambda a, b, c, waves: mfma(a, b, c, size, kind, rule=rule, waves=waves))(operands)
 
     return build
 
@@ -201,14 +241,14 @@ def _wmma(kind: str) -> Handler:
             raise operands.instruction.unknown(f"{operands.target.lanes} lanes on {operands.target.gpu}")
         address = operands.instruction.address
 
-        def compute(a: Array, b: Array, c: Array) -> tuple[Array, float]:
+        def compute(a: Array, b: Array, c: Array, waves: int) -> tuple[Array, float]:
             if generation == 11 and not (_repeats(a.tobytes()) and _repeats(b.tobytes())):
                 raise FaultyKernelError(
                     "matrix-halves-differ",
                     f"a matrix instruction at {address:#x} has different halves",
                     why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
                 )
-            return wmma(a, b, c, generation, kind)
+            return wmma(a, b, c, generation, kind, waves=waves)
 
         return _matrix(compute)(operands)
 

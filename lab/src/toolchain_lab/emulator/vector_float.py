@@ -117,6 +117,7 @@ LANE_OPS: dict[str, LaneOp] = {
         ),
     ),
     "v_cvt_pk_bf16_f32": LaneOp("u", "ff", lambda a, b: _packed(round_bf16(a), round_bf16(b))),
+    **dict.fromkeys(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), LaneOp("f", "ppd", _dot2)),
     "v_add_f16": LaneOp("h", "hh", np.add),
     "v_sub_f16": LaneOp("h", "hh", np.subtract),
     "v_subrev_f16": LaneOp("h", "hh", lambda a, b: b - a),
@@ -209,26 +210,6 @@ def _dot2_of(compute: Compute) -> Handler:
     return build
 
 
-def _dot2_added_to(compute: Compute) -> Handler:
-    """V_DOT2C and V_DOT2ACC, which add to the old result. A constant such as 1.0 is the lower half; the other is 0."""
-
-    def build(operands: Operands) -> Run:
-        result, *texts = operands.instruction.operands
-
-        def halves(text: str) -> Get:
-            if operands.register(text) is not None or text.startswith("0x"):
-                return operands.u32(text)
-            if text != "0" and "." not in text:
-                raise operands.instruction.unknown(f"the constant {text} as two halves")
-            value = np.asarray(np.uint32(operands.constant(text, 16)))
-            return lambda _: value
-
-        (left, right), add, put = map(halves, texts), operands.f32(result), operands.put_f32(result)
-        return lambda wave: put(wave, compute(left(wave), right(wave), add(wave)))
-
-    return build
-
-
 def dot2_bf16(operands: Operands) -> Run:
     """V_DOT2_BF16_BF16 as a multiplication, which is how Triton 3.6 to 3.8 use it: one product and the addend are 0.
 
@@ -274,7 +255,6 @@ HANDLERS: dict[str, Handler] = {
     "v_cvt_pk_f16_f32": pack_as_halves,
     "v_div_scale_f32": div_scale,
     "v_dot2_bf16_bf16": dot2_bf16,
-    **dict.fromkeys(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), _dot2_added_to(_dot2)),
     "v_dot2_f32_f16": _dot2_of(_dot2),
     "v_dot2_f32_bf16": _dot2_of(_dot2_bf16),
     "v_fma_mix_f32": fma_mix,

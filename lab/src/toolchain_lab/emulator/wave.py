@@ -107,7 +107,7 @@ class Wave:
         halves = self.vectors.view(np.uint16)
         return list(halves[:, 0::2]), list(halves[:, 1::2])
 
-    @property
+    @cached_property
     def members(self) -> Array:
         """The numbers of the waves that these registers are of, `uint8`."""
         return np.array([self.number], np.uint8)
