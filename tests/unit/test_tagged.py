@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
+from tests.evidence_fixtures import Stand, ed25519_signer, small_image
 from tests.fake_registry import FakeRegistry, fake_registry
 from tests.places import attach_evidence, attach_layers
 from tests.refusals import refused
@@ -150,43 +150,6 @@ def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) 
         with refused("statements-tag-taken"):
             attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
         assert server.manifests[tag] == image
-
-
-def test_a_signature_that_is_good_already_is_kept(stand: Stand) -> None:
-    """Without deterministic signatures each is another one."""
-    signer, same = p256_signer(), cosign.signed_already(stand.layout, stand.signer.public)
-    first = signature(stand, signer)
-    other = first.annotated({cosign.SIGNATURE: base64.b64encode(_another(signer, stand, first)).decode()})
-    assert not same(first, other), "of another key"
-    assert cosign.signed_already(stand.layout, signer.public)(first, other)
-    broken = first.annotated({cosign.SIGNATURE: base64.b64encode(b"x").decode()})
-    assert not cosign.signed_already(stand.layout, signer.public)(first, broken)
-    assert ed25519_signer().repeats
-
-
-def _another(signer: Signer, stand: Stand, layer: Descriptor) -> bytes:
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-    assert isinstance(signer.key, ec.EllipticCurvePrivateKey)
-    return signer.key.sign(stand.layout.blob(layer.digest).read_bytes(), ec.ECDSA(hashes.SHA256()))
-
-
-def test_where_signing_again_gives_another_signature(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    monkeypatch.setattr(Signer, "sign", lambda self, content: key.sign(content, ec.ECDSA(hashes.SHA256())))
-    signer = Signer(key, bundles=True)
-    once, again = (
-        attach_evidence(
-            stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref, signer=signer, scratch=stand.work
-        ).pushed_bytes
-        for _ in range(2)
-    )
-    assert once > 0
-    assert again == 0
 
 
 def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:

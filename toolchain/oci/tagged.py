@@ -7,7 +7,7 @@ some readers require it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from toolchain.oci.referrers import readable
 
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
-Same = Callable[[Descriptor, Descriptor], bool]
 _NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes
 _TAKEN = "publish to your own repository, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
@@ -31,7 +30,7 @@ def about_tag(subject: str, kind: Kind) -> str:
     return f"{check_digest(subject).replace(':', '-')}.{kind}"
 
 
-def same_content(wanted: Descriptor, there: Descriptor) -> bool:
+def _same(wanted: Descriptor, there: Descriptor) -> bool:
     """Return whether a layer is there with the digest and the annotations that are wanted."""
     return wanted.digest == there.digest and dict(wanted.annotations).items() <= dict(there.annotations).items()
 
@@ -43,13 +42,11 @@ class Tagged:
     Args:
         subject: digest of the image or index.
         layers: with their annotations.
-        same: whether the second layer makes the first unnecessary.
     """
 
     subject: str
     kind: Kind
     layers: tuple[Descriptor, ...]
-    same: Same = same_content
 
     @property
     def tag(self) -> str:
@@ -59,7 +56,7 @@ class Tagged:
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
         """Return the layers that a manifest under the tag lacks."""
         there = list(readable((value or {}).get("layers", ())))
-        return [layer for layer in self.layers if not any(self.same(layer, present) for present in there)]
+        return [layer for layer in self.layers if not any(_same(layer, present) for present in there)]
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from toolchain.trust.image_facts import (
     with_sources,
 )
 from toolchain.trust.keyless import Identity, Keyless
-from toolchain.trust.keys import PublicKey, Signer
+from toolchain.trust.keys import Signer
 from toolchain.trust.sbom import CYCLONEDX, SPDX, Format
 from toolchain.trust.spdx import spdx
 from toolchain.trust.statements import Evidence, gather
@@ -241,11 +241,8 @@ def _sign(
             signed_before = _signed_before(signer.identity, subjects[0], place, own)
             contents = [_by_identity(signer, statement, signed_before) for statement in statements]
             return replace(_attach(contents, subjects, place, scratch, kinds), signed_by=signer.identity.id)
-        envelopes = _by_key(
-            signer,
-            [*statements, attest.statement(about, cosign.SIGNED, {})] if signer.bundles else statements,
-            lambda: _signed_before(signer.public, subjects[0], place, own),
-        )
+        to_sign = [*statements, attest.statement(about, cosign.SIGNED, {})] if signer.bundles else statements
+        envelopes = [(statement["predicateType"], dsse.sign(statement, signer)) for statement in to_sign]
         signed = envelopes[: len(statements)]
         contents = [
             _Content(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in signed
@@ -265,9 +262,9 @@ def attach_statement(
 ) -> AttachedEvidence:
     """Sign a statement about an image and attach it to these digests of its manifest and its index."""
     subjects = [place.manifest(digest)[0] for digest in digests]
-    with _own_layout(scratch) as own:
-        ((_, envelope),) = _by_key(signer, [statement], lambda: _signed_before(signer.public, subjects[0], place, own))
-    content = _Content(envelope.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]})
+    content = _Content(
+        dsse.sign(statement, signer).as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]}
+    )
     return replace(_attach([content], subjects, place, scratch, (kind,)), signed_by=signer.public.id)
 
 
@@ -301,24 +298,6 @@ def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[by
     return _bundled(statement["predicateType"], before.content if before is not None else signer.sign(statement))
 
 
-def _by_key(
-    signer: Signer, statements: Sequence[attest.Statement], known: Callable[[], Mapping[bytes, Evidence]]
-) -> list[tuple[str, dsse.Envelope]]:
-    """Return signed statements with their predicate types.
-
-    If signing twice gives different bytes, signatures that are already attached are reused.
-    """
-    before = (
-        {}
-        if signer.repeats
-        else {payload: attached.envelope().only(signer.public) for payload, attached in known().items()}
-    )
-    return [
-        (statement["predicateType"], before.get(canonical(statement)) or dsse.sign(statement, signer))
-        for statement in statements
-    ]
-
-
 def _bundled(kind: str, bundle: bytes) -> _Content:
     return _Content(bundle, keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)})
 
@@ -329,31 +308,17 @@ def _tagged(
     """Return a signature and the envelopes in the form of cosign's tags."""
     signature = cosign.signature_layer(own, signer, named, subject)
     layers = [cosign.attestation_layer(own, envelope.as_bytes(), kind) for kind, envelope in envelopes]
-    return (
-        Tagged(subject, "sig", (signature,), cosign.signed_already(own, signer.public)),
-        Tagged(subject, "att", tuple(layers)),
-    )
+    return Tagged(subject, "sig", (signature,)), Tagged(subject, "att", tuple(layers))
 
 
-def _signed_before(
-    who: PublicKey | Identity, manifest: Descriptor, place: Place, scratch: Layout
-) -> dict[bytes, Evidence]:
-    """Return the existing signatures by payload.
+def _signed_before(who: Identity, manifest: Descriptor, place: Place, scratch: Layout) -> dict[bytes, Evidence]:
+    """Return the existing bundles of an identity by payload.
 
-    They are reused because a new signature would differ, and with an identity would add an entry to a public log.
+    They are reused because a new signature would differ, and would add an entry to a public log.
     """
     by_payload: dict[bytes, Evidence] = {}
-    there = gather(place, [manifest.digest], scratch)
-    # Bundles last, because they repeat envelopes that are attached too.
-    for attached in sorted(there, key=lambda attached: attached.media_type == keyless.MEDIA_TYPE):
-        with contextlib.suppress(UntrustedError):
-            if isinstance(who, PublicKey):
-                envelope = attached.envelope()
-                if not envelope.signed_by(who):
-                    continue
-            elif attached.media_type == keyless.MEDIA_TYPE:
-                envelope = who.opened(attached.content)
-            else:
-                continue
-            by_payload.setdefault(envelope.payload, attached)
+    for attached in gather(place, [manifest.digest], scratch):
+        if attached.media_type == keyless.MEDIA_TYPE:
+            with contextlib.suppress(UntrustedError):
+                by_payload.setdefault(who.opened(attached.content).payload, attached)
     return by_payload

@@ -11,7 +11,6 @@ from toolchain.core.digest import canonical
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.tagged import Same, same_content
 from toolchain.trust import dsse, keyless
 from toolchain.trust.keys import PublicKey, Signer
 
@@ -46,21 +45,6 @@ def signature_layer(layout: Layout, signer: Signer, reference: str, digest: str)
 def attestation_layer(layout: Layout, envelope: bytes, predicate: str) -> Descriptor:
     """Write an envelope as a layer under `.att`; cosign requires the annotation, whose value is empty."""
     return layout.put_bytes(envelope, dsse.MEDIA_TYPE).annotated({SIGNATURE: "", "predicateType": predicate})
-
-
-def signed_already(layout: Layout, key: PublicKey) -> Same:
-    """Return a comparison of layers that accepts another signature of `key` over the same payload."""
-
-    def same(wanted: Descriptor, there: Descriptor) -> bool:
-        if same_content(wanted, there):
-            return True
-        try:
-            signature = base64.b64decode(there.annotations.get(SIGNATURE, ""), validate=True)
-        except ValueError:
-            return False
-        return wanted.digest == there.digest and key.verifies(signature, layout.blob(wanted.digest).read_bytes())
-
-    return same
 
 
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from toolchain.core import strict_json
@@ -41,15 +41,10 @@ class Envelope:
         """The envelope as it is stored."""
         return canonical(self.as_json())
 
-    def only(self, key: PublicKey) -> Envelope:
-        """Return the envelope with only the signatures by `key`, each with its id."""
-        content = pae(self.payload_type, self.payload)
-        good = ((key.id, signature) for _, signature in self.signatures if key.verifies(signature, content))
-        return replace(self, signatures=tuple(good))
-
     def signed_by(self, key: PublicKey) -> bool:
-        """Whether one of the signatures is by `key`."""
-        return bool(self.only(key).signatures)
+        """Return whether one of the signatures is by `key`."""
+        content = pae(self.payload_type, self.payload)
+        return any(key.verifies(signature, content) for _, signature in self.signatures)
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:

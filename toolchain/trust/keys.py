@@ -71,18 +71,16 @@ class Signer:
         """The public key."""
         return PublicKey(self.key.public_key())
 
-    @property
-    def repeats(self) -> bool:
-        """Whether two signatures over the same content are equal."""
-        return self.sign(b"") == self.sign(b"")
-
     def sign(self, content: bytes) -> bytes:
-        """Return a signature over `content`, always the same one if the library supports that."""
+        """Return a signature over `content`.
+
+        Signing again gives the same bytes, so publishing again adds nothing. P-256 needs OpenSSL 3.2 for that.
+        """
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)
         try:
             return self.key.sign(content, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
-        except UnsupportedAlgorithm:  # OpenSSL before 3.2 makes another valid signature each time
+        except UnsupportedAlgorithm:
             return self.key.sign(content, ec.ECDSA(hashes.SHA256()))
 
 
