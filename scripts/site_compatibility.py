@@ -10,7 +10,6 @@ from pathlib import Path
 
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.architectures import MACHINES
-from toolchain.catalog.bases import load_bases
 from toolchain.catalog.components import LlvmRequirements, check_generation, needs_for
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
@@ -124,13 +123,9 @@ def compatibility() -> str:
         ("A layer or wheel works on systems whose glibc is at least as new as its floor. On older ones the layer's check"
         " fails, and pip refuses the wheel.\n"),
         _systems(),
-        "## Bases, and HIP for AOTriton\n",
-        _bases(),
-        ("Without `--base`, AOTriton's library is linked for several ROCms, see below. With `--base` it is linked with that base's"
-        " HIP, and needs its glibc: `debian13` has 5.7.1 (5.7.0 in its CMake file) with `libamdhip64.so.5`. The packs of kernels"
-        " depend on neither HIP nor glibc.\n"),
         "## ROCm: where AOTriton's library is loaded\n",
-        ("The library for a ROCm needs that ROCm's `libamdhip64`, and glibc 2.31 or newer. **tested** means that a program with it"
+        ("Without `--base`, AOTriton's library is linked for several ROCms; with it, for the HIP of that [base](bases.md), which"
+        " `debian13` alone of this project's bases has. The library for a ROCm needs that ROCm's `libamdhip64`, and glibc 2.31 or newer. **tested** means that a program with it"
         " was started there and requested a kernel, of a 0.13b with head sizes cut to 64. There was no GPU, so no AMD code object was"
         " run. Where HIP's real library needs a newer system, the stub took its place.\n"),
         _rocms(),
@@ -230,7 +225,7 @@ def _others() -> str:
                     tested(one),
                 ]
             )
-    return table(["what", "on or for", "result"], rows)
+    return table(["what", "on or for", "result"], grouped(rows))
 
 
 def _systems() -> str:
@@ -245,9 +240,9 @@ def _systems() -> str:
                 cells.append("[refused: 7](exit-codes.md)")
             else:
                 cells.append(tested or (_UNTRIED if _line(one["glibc"]) >= _line(floor) else "refused: older"))
-        rows.append([one["name"], one["glibc"], *cells])
-    rows = sorted(rows, key=lambda row: _line(row[1]))
-    return table(["system", "its glibc", *(f"`--glibc {floor}`" for floor in floors), "`--base debian13`"], rows)
+        rows.append([one["glibc"], f"{one['name']} ({one['glibc']})", *cells])
+    named = [row[1:] for row in sorted(rows, key=lambda row: _line(row[0]))]
+    return table(["system (glibc)", *(f"`--glibc {floor}`" for floor in floors), "`--base debian13`"], grouped(named))
 
 
 def _rocms() -> str:
@@ -257,8 +252,7 @@ def _rocms() -> str:
     }
     rows = [
         [
-            name,
-            glibc,
+            f"{name} ({glibc})",
             *(
                 "older" if _line(glibc) < _line(DEFAULT_GLIBC) else done.get((one.major, name), _UNTRIED)
                 for one in rocms()
@@ -266,25 +260,7 @@ def _rocms() -> str:
         ]
         for name, glibc in sorted(systems.items(), key=lambda one: _line(one[1]))
     ]
-    return table(["system", "its glibc", *(f"`--rocm {one.major}`, {one.soname}" for one in rocms())], rows)
-
-
-def _bases() -> str:
-    rows = []
-    for name, one in load_bases().items():
-        made = next((row for row in tried() if (row.what, row.of) == ("base", name)), None)
-        # A base counts as tested only if LLVM and Triton were built in it.
-        partly = f"{made.part}: [figures]({measured(made.section)}); else {_UNTRIED}" if made else _UNTRIED
-        builds = "**tested**" if one.tested else partly
-        hip = one.tools.get("hip", "")
-        aotriton = _tested("aotriton", "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec", name) or (
-            _UNTRIED if one.hip else "refused: no HIP with hipStreamGetDevice"
-        )
-        rows.append([f"`{name}`", builds, hip or "none", aotriton, one.note])
-    rows.append(["your own, `oci:DIR`", "**tested**: debian13's image given as one", "what it holds",
-                 "untried; without hipStreamGetDevice in its HIP [refused: 7](exit-codes.md)",
-                 "checked before anything is built: [what it must hold](bases.md#a-base-of-your-own)"])  # fmt: skip
-    return table(["base", "LLVM and Triton", "HIP", "AOTriton", "remarks"], rows)
+    return table(["system (glibc)", *(f"`--rocm {one.major}`, {one.soname}" for one in rocms())], grouped(rows))
 
 
 def _aotritons() -> str:
@@ -407,8 +383,7 @@ def what_it_takes() -> str:
         " reserve, not a measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
         "- A whole GPU of AOTriton 0.10 to 0.13 has 14,485 to 23,883 kernels (gfx1250 of 0.13.50tp has 1,715), as far as upstream's generator was counted. The 19,001 of gfx942 near 0.14"
-        f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores, with other load.\n"
-        "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),
+        f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores, with other load.\n"),
         "## What is brought in\n",
         table(["what", "size"], [
             ["base packages of debian13", "478 MB packed, 1.5 GB on disk"],
@@ -416,6 +391,5 @@ def what_it_takes() -> str:
             ["LLVM 22.1.8 of the distribution, `distro:llvm-toolchain-22`", "197 MB"],
             ["LLVM by git, one commit at depth 1", "hundreds of MB, not measured"],
             ["a wheel of Triton (`inspect pypi:triton==3.9.0`, `--source triton=pypi:3.9.0`)", "286 MB"],
-            ["a bundle of `llvm` for arm64 with its base", "1.8 GB"],
         ]),
     ])  # fmt: skip

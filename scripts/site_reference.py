@@ -63,6 +63,7 @@ def verbs() -> str:
          " someone else, as after `git clone`, so it cannot decide whose code, keys, paths or registries are used: a key that is not"
          " \"any file\" above ends with exit code 3. The example needs `--config` because of `drop-binary`.\n"),
         "## Environment\n",
+        "Values of repeatable options are separated by spaces. Variables that are no options:\n",
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
             ["`TOOLCHAIN_LIMITS`", "limits of a container, `NAME=VALUE,…`: [isolation](../isolation.md#limits-of-a-container)"],
@@ -71,7 +72,6 @@ def verbs() -> str:
             ["`TOOLCHAIN_LLVM_OBJDUMP`", "llvm-objdump of `build --check`, `kernels check` and `emulate`; as `--objdump`"],
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "files with logins, read before `~/.docker/config.json`"],
         ]),
-        "Values of repeatable options are separated by spaces.\n",
         json_keys.section(),
     ])  # fmt: skip
 
@@ -170,8 +170,7 @@ def names() -> str:
              "wheels built on Triton, with base, Triton and PyTorch"],
             ["`triton-cache-WHEEL-triton-TRITON-BASE`", "the kernels of a wheel, compiled ahead of time"],
         ]),
-        ("TRITON is the first eight digits of Triton's commit, or the version of the index's wheel.\n"),
-        ("BASE is the base's name; for your own image (`--base oci:mybase`) it is `local-` and the first eight digits of its"
+        ("TRITON is the first eight digits of Triton's commit, or the version of the index's wheel. BASE is the base's name; for your own image (`--base oci:mybase`) it is `local-` and the first eight digits of its"
          " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`.\n"),
         ("The path in the image never contains the base or the part: `llvm-triton-f6ded0be-debian13` and"
         " `llvm-triton-tablegen-f6ded0be` both have `/usr/lib64/llvm-triton-f6ded0be`. AOTriton's is `/usr/lib64/aotriton-HASH8-GPUS`,"
