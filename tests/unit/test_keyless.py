@@ -23,6 +23,7 @@ from tests.registry_fixtures import free_port
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, UnreachableError, UntrustedError
+from toolchain.core.record import LOCAL_BUILDER
 from toolchain.oci.layout import Layout
 from toolchain.trust import keyless
 from toolchain.trust.attest import PREDICATE
@@ -227,6 +228,19 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sigstore.models", None)
     with refused("sigstore-missing"):
         Keyless()
+
+
+def test_a_listed_identity_counts_as_a_rebuilder_and_grants_its_level(place: Place, tmp_path: Path) -> None:
+    place.publish()
+    words = ["verify", f"oci:{place.stand.layout.root}", "--sigstore", str(place.config), "--identity", WHO,
+             "--issuer", ISSUER, "--builders", str(tmp_path / "list"), "--vsa", str(tmp_path / "vsa")]  # fmt: skip
+    row = f'[[builder]]\nid = "{LOCAL_BUILDER}"\noperator = "ci"\nidentity = "{WHO}"\nlevel = 3\n'
+    for issuer, level, code in ((ISSUER, 3, 0), ("https://other.example", 1, 17)):
+        (tmp_path / "list").write_text(f'{row}issuer = "{issuer}"\n')
+        assert CliRunner().invoke(app, words).exit_code == 0
+        said = json.loads((tmp_path / "vsa").read_text())["predicate"]["verifiedLevels"]
+        assert said == [f"SLSA_BUILD_LEVEL_{level}"]
+        assert CliRunner().invoke(app, [*words, "--rebuilders", "1"]).exit_code == code
 
 
 def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

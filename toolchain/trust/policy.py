@@ -248,26 +248,20 @@ def _binaries(statement: Mapping[str, Any]) -> list[str]:
     return sorted(statement["predicate"]["buildDefinition"]["internalParameters"]["binaries"])
 
 
-def facts_that_held(demands: Policy) -> dict[str, str]:
-    """Return the requirements on sources and age that were met, by the name of the check, for display."""
-    checks = {}
-    if demands.source_repos:
-        checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
-    if demands.max_age is not None:
-        checks["age"] = f"built within {demands.max_age:g} days"
-    return checks
-
-
-def policy_that_held(demands: Policy) -> dict[str, str]:
-    """Return the policy that was met, for display; empty if none was required."""
-    held = (
+def met(demands: Policy, *names: str) -> dict[str, str]:
+    """Return what was required by the checks with these names, for display."""
+    policies = (
         (demands.source_only, "nothing prebuilt but what was allowed"),
         (demands.isolated, "built in a proved isolation"),
         (demands.fresh, "built without a compiler cache"),
         (demands.no_kernel_store, "no kernel from a kernel store"),
     )
-    text = "; ".join(text for demanded, text in held if demanded)
-    return {"policy": text} if text else {}
+    checks = {
+        "source-repo": demands.source_repos and f"every source comes from {' or '.join(demands.source_repos)}",
+        "age": demands.max_age is not None and f"built within {demands.max_age:g} days",
+        "policy": "; ".join(text for required, text in policies if required),
+    }
+    return {name: text for name in names if (text := checks[name])}
 
 
 def summary(statement: Mapping[str, Any]) -> dict[str, Any]:

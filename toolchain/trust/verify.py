@@ -35,10 +35,10 @@ class Verdict:
     """The result of a verification.
 
     Args:
-        problems: what is wrong; of several the first.
-        id: of the error that the image is refused with; empty if nothing is wrong.
+        problems: the first problem, if there is one.
         checks: the checks that passed, in order, each with a text for display.
-        fix: what would make it right, where that is in the caller's hands; not in `as_json`.
+        fix: what the caller can do about the problem.
+        id: of the error that the image is refused with.
         believed: the signed provenances that were accepted: one for each image, or several for plain files.
     """
 
@@ -57,8 +57,8 @@ class Verdict:
 
     @property
     def verdict(self) -> Literal["trusted", "intact", "untrusted"]:
-        """`trusted`: a key was given and everything holds. `intact`: the bytes are those that the digests name and
-        nothing contradicts them, but no signature was checked. `untrusted`: something is wrong.
+        """`trusted`: signed, and all checks passed. `intact`: the bytes match their digests, and no signature was
+        checked. `untrusted`: a check failed.
         """
         if self.problems:
             return "untrusted"
@@ -88,18 +88,17 @@ def verify(
     now: datetime | None = None,
     accept: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Verdict:
-    """Look at the image or index `top`, whose blobs are in `layout`, with the evidence that is in `place`.
+    """Verify the image or index `top`, whose blobs are in `layout`, with what is attached to it in `place`.
 
     Args:
-        key: the key or identity that must have signed; without one nothing is authenticated.
-        demands: further conditions; they count only with a key.
+        key: the key or identity that must have signed it; None if no signature is required.
+        demands: further requirements, which are checked only with a key.
         rebuilders: who must have rebuilt it.
-        now: instead of the present time.
-        accept: raises UntrustedError for a provenance of an image that does not serve the caller; another may.
+        now: the time to compare with; None for the present.
+        accept: raises UntrustedError for a provenance that the caller cannot use.
 
     Raises:
-        UnreachableError, RegistryError: the evidence could not be queried; that says nothing about the image.
-        EngineError: a zstd layer, and the zstd program is missing.
+        UnreachableError, RegistryError: the attachments could not be read, which says nothing about the image.
     """
     verdict = Verdict(str(place.ref), top.digest)
     try:
@@ -184,7 +183,7 @@ def _signed_files(
             "artifact-not-named", f"provenance: what is signed does not name {names}, or names other bytes"
         )
     checks["provenance"] = f"it names every file ({len(files)}) by name and digest, and agrees with itself"
-    checks |= policy.facts_that_held(demands) | policy.policy_that_held(demands)
+    checks |= policy.met(demands, "source-repo", "age", "policy")
     return chosen
 
 
@@ -197,7 +196,7 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
-    """The oldest system that links every image of an index, as their labels tell it; empty if none tells one."""
+    """Return the oldest system that can link every image of an index, from their labels; empty if they have none."""
     floors: dict[str, str] = {}
     for image in images:
         config = layout.read_json(layout.children(image)[0])
@@ -212,7 +211,7 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
 
 
 class _Image:
-    """One image on its way through the checks; each raises for the first thing that is wrong."""
+    """The checks of one image. Each raises the first problem."""
 
     def __init__(
         self, layout: Layout, image: Descriptor, top: Descriptor, evidence: Sequence[Evidence], checks: dict[str, str]
@@ -231,7 +230,7 @@ class _Image:
         self._files: list[LayerFile] | None = None
 
     def unsigned(self) -> None:
-        """Without a key an SBOM can still contradict the bytes."""
+        """Compare unsigned SBOMs with the bytes."""
         for format_ in FORMATS:
             documents = [
                 document for document in self._documents(format_) if format_.describes(document, self._image.digest)
@@ -268,12 +267,12 @@ class _Image:
         now: datetime,
         accept: Callable[[Mapping[str, Any]], object] | None,
     ) -> Mapping[str, Any]:
-        """With a key only what it signed is used; the provenance that was trusted."""
+        """Check what a key or an identity has signed, and return the accepted provenance."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
         made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
-        self._checks |= policy.facts_that_held(demands)
+        self._checks |= policy.met(demands, "source-repo", "age")
         binaries = [self._signed_sbom(statements, format_) for format_ in FORMATS]
 
         def as_demanded(statement: Mapping[str, Any]) -> None:
@@ -285,7 +284,7 @@ class _Image:
                 accept(statement)
 
         chosen = passing(made, as_demanded)[0]
-        self._checks |= policy.policy_that_held(demands)
+        self._checks |= policy.met(demands, "policy")
         if numbers_checked := numbers.result(statements, self._needed):
             self._checks["numbers"] = numbers_checked
         return chosen
