@@ -67,7 +67,7 @@ def collected() -> dict[str, int]:
 def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
     """Return the exit codes of the classes in `toolchain.core.errors` and of their subclasses, by name."""
     codes = {name: value.code for name, value in vars(errors).items() if hasattr(value, "code")}
-    codes["Fault"] = errors.UntrustedError.code  # what `verify` refuses an image with
+    codes["Fault"] = errors.UntrustedError.code  # the error of an image that `verify` refuses
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

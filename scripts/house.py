@@ -29,7 +29,10 @@ def room_of(module: str) -> str:
 
 
 def imported(source: str, modules: frozenset[str]) -> set[str]:
-    """Return the modules that a source imports anywhere. A module outside `modules` may appear as its package only."""
+    """Return the modules that a source imports.
+
+    `from a import b` gives `a.b` if that is one of `modules`, else `a`.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

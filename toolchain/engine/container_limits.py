@@ -1,4 +1,4 @@
-"""The limits of containers from `data/limits.toml`, and the error for a container that reached one."""
+"""Read the limits of containers from `data/limits.toml`, and make the error for a container that reached a limit."""
 
 from __future__ import annotations
 

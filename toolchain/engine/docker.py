@@ -127,7 +127,7 @@ class DockerRunner:
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
         """Load an image of an OCI layout, unless the daemon has it; see `Buildah.ensure_image`.
 
-        The daemon's layers are compared with those of the layout by digest, because a name may refer to another image.
+        The layers of daemon and layout are compared by digest, because a name may refer to another image.
         """
         reference = f"{IMAGES}/{key}:{digest.removeprefix('sha256:')[:12]}"
         layers = layers_of(layout, digest)

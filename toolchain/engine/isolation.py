@@ -1,4 +1,4 @@
-"""Options of buildah that isolate containers, and the check that a build has no network."""
+"""Choose the options of buildah that isolate containers, and check that a build has no network."""
 
 from __future__ import annotations
 

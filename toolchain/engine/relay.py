@@ -1,4 +1,4 @@
-"""Named pipes for the whole output of a container under chroot isolation.
+"""Collect the whole output of a container under chroot isolation through named pipes.
 
 Under chroot isolation a process of buildah forwards the output. This process ends with the command and drops the rest.
 On a busy machine about one in fifty commands that print and exit loses its output, and a failed build then shows no

@@ -1,4 +1,4 @@
-"""The resources of this machine: jobs by cores, memory and control groups, resource limits, and disk space."""
+"""Measure the resources of this machine: cores, memory and control groups, resource limits, and disk space."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class Variation:
         seed: decides all values; the same seed gives the same conditions.
 
     Attributes:
-        conditions: what was changed, by name.
-        fixed: what was not changed, and why.
+        conditions: the changed values, by condition.
+        fixed: the reasons why conditions were not changed, by condition.
         static: programs of the base that the preloaded libraries do not reach.
     """
 

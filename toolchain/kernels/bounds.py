@@ -1,4 +1,4 @@
-"""Limits of time and memory for kernels and their workers, and turns for a worker that needs all memory.
+"""Enforce limits of time and memory on kernels and their workers, and let a worker that needs all memory work alone.
 
 The memory of a worker's processes is measured in `/proc`. A limit of the address space would be wrong, because Triton
 maps much more than it uses, and control groups are not available everywhere.

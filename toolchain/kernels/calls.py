@@ -1,4 +1,4 @@
-"""Calls of a wheel whose kernels are compiled ahead of time, and their outcomes."""
+"""List the calls of a wheel whose kernels are compiled ahead of time, and collect their outcomes."""
 
 from __future__ import annotations
 

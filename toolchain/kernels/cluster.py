@@ -30,7 +30,11 @@ _LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and of the
 
 
 def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:
-    """Return the Dask resources that a worker needs for a campaign, by what must be equal: sources, Triton, …"""
+    """Return the names of the Dask resources that a worker must have for a campaign.
+
+    Each name holds a digest of a property that must be the same for worker and campaign, such as the sources. The keys
+    are the names of these properties.
+    """
     parts = {**setup.naming.shared, "sources": setup.naming.tree, "limits": asdict(limits), "version": __version__}
     return {name: f"toolchain-{name}-{sha256_json(value)[7:23]}" for name, value in parts.items()}
 

@@ -1,4 +1,4 @@
-"""Run a worker of a Dask scheduler, whose tasks processes in containers compile, as in a local campaign."""
+"""Run a worker of a Dask scheduler. Processes in containers compile its tasks, as in a local campaign."""
 
 from __future__ import annotations
 

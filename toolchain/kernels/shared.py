@@ -82,7 +82,7 @@ class SharedResults:
         self._writes: KernelStore | None = stores[0] if stores and not only else None
         self.key = key
         self._inputs: dict[str, Mapping[str, Any]] = {}
-        self._unusable: set[str] = set()  # names of records that are to be replaced
+        self._unusable: set[str] = set()  # names of records to replace
 
     def name(self, rule: Rule) -> str:
         """Return the name of a rule's result."""

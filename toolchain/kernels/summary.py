@@ -19,7 +19,7 @@ _ROWS, _SLOW, _REASONS = 8, 3, 4
 
 
 def summary(result: CampaignResult, *, seconds: float, command: str, keep_going: bool) -> list[str]:
-    """Return lines of at most 80 columns, except for the command.
+    """Return the lines of a summary, of at most 80 columns except for the command.
 
     Args:
         seconds: wall time of this run.

@@ -56,8 +56,8 @@ class Need:
 
     Args:
         users: the stages that need it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
-        ways: the tools any of which meets the need.
-        debian, el: the packages that install such a tool on Debian and on Enterprise Linux.
+        ways: the alternatives; one of these tools is enough.
+        debian, el: the packages to install on Debian and on Enterprise Linux.
     """
 
     name: str
@@ -117,7 +117,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
     """Return which of these stages are built in the base, by their names in data/needs.toml."""
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
-    # The LLVMs for GPUs and the libraries on them need the same as LLVM.
+    # The LLVMs for GPUs and the libraries on them need the same tools as LLVM.
     users |= {"llvm"} if inside & {name for codegen in codegens() for name in (codegen.llvm, codegen.stage)} else set()
     if inside - {"base", "llvm"} and any("triton-wheel" in stage.binaries for stage in planned):
         users.add("triton-wheel")
@@ -178,7 +178,7 @@ def _tools_of(request: Request) -> dict[str, str]:
         pass
     _require_intact(request, image)
     console.note(f"base {request.base}: looking for what the builds need in it")
-    from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - what is remembered starts no engine
+    from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a known base starts no engine
 
     engine = Buildah(request.cache)
     name = engine.ensure_image(f"toolchain-base-{image.name}", image.root, image.digest)

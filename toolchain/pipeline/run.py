@@ -159,7 +159,7 @@ def _again(request: Request, planned: Planned) -> bool:
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
-    """Plan a stage that is about to be built, after fetching the sources whose digests are unknown before a fetch.
+    """Fetch the sources whose digests are unknown before a fetch, and return the final plan of a stage.
 
     A build without an input digest could not be recorded.
     """
@@ -173,7 +173,7 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
 
 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
-    """Raise an error if this machine lacks what a build needs: network, disk, engine, runner, emulator or base."""
+    """Raise an error if a build lacks the network, disk space, engine, runner, emulator or base that it needs."""
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
         return

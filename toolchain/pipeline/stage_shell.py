@@ -92,7 +92,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
         )
     if not planned.engine or planned.input_digest is None:
         raise UnsupportedError("stage-not-in-container", f"{name} is made without a container", fix="read its log")
-    from toolchain.engine.progress import Progress  # noqa: PLC0415 - after what can be refused
+    from toolchain.engine.progress import Progress  # noqa: PLC0415 - a refused request needs none of it
 
     own = request_of(last, request)
     request.cache.work.mkdir(parents=True, exist_ok=True)

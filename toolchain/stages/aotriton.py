@@ -196,7 +196,7 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """Return what only the tree decides: its generation, and the user's database with its place in the tree."""
+    """Return the generation of a tree, and the user's database with its place in the tree; only the tree has both."""
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     if not details.release:
@@ -327,7 +327,7 @@ def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Genera
 
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
-    """Return the number of kernels by the bitcode library that they linked."""
+    """Return how many kernels link each bitcode library."""
     return dict(sorted(Counter(name for entry in result.done for name in entry.bitcode).items()))
 
 

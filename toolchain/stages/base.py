@@ -358,7 +358,7 @@ def _whole(layout: Layout, manifest: Descriptor) -> bool:
 
 
 def _pull(recipe: BaseRecipe, ref: Target, layout: Layout) -> Descriptor:
-    from toolchain.oci.places import open_place  # noqa: PLC0415 - the HTTP library, and most bases are here
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - loads the HTTP library; most bases are local
 
     try:
         with open_place(ref) as place:

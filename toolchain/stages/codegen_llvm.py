@@ -148,13 +148,13 @@ def triton_here(request: Request) -> Path | None:
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins of the requested Triton: from its tree if the tree is here, else those on record."""
+    """Return the pins of the requested Triton: from its tree if the tree is here, else from the data."""
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
 
 def bindings(request: Request, tree: Path | None) -> Bindings:
-    """Return the C++ bindings of the request's Triton: from its tree, or without a tree those of the releases."""
+    """Return the C++ bindings of the request's Triton: from its tree if the tree is here, else from the data."""
     if tree is not None:
         return bindings_of(tree)
     # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.

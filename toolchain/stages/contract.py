@@ -1,4 +1,4 @@
-"""Run the contract check: prove in a container of base and layer that an LLVM layer holds what its Triton needs.
+"""Run the contract check, which proves in a container that an LLVM layer holds everything that its Triton needs.
 
 The check itself is the script `llvm-config/contract/check.sh`, which also runs without the tool.
 """

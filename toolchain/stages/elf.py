@@ -1,4 +1,4 @@
-"""Read from ELF files what the dynamic linker needs: names of libraries, symbols and versions."""
+"""Read the tables of the dynamic linker from ELF files: names of libraries, symbols and versions."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class HipDetails:
 
 @dataclass(frozen=True)
 class HipStage:
-    """Makes HIP's headers and libraries to link with, so that no ROCm has to be installed."""
+    """Makes HIP's headers and libraries to link with, so that nobody has to install ROCm."""
 
     name: str = "hip"
 

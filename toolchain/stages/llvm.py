@@ -133,7 +133,7 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # The version of the tree will choose among the rows of this file.
+            # The whole components.toml is an input, because the version of the tree decides later which rows apply.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),

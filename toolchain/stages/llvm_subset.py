@@ -48,7 +48,7 @@ class LlvmSubset:
         headers: headers below include/ that no component installs.
         native: the programs that a build for another machine runs.
         disk: bytes of tree, ccache and installed copy together, measured with LLVM 22.1.8.
-        recipe: the folder of the Containerfile and further recipe files, if they differ from those of the whole.
+        recipe: the folder of the Containerfile and further recipe files; empty for the files of the whole.
     """
 
     name: str

@@ -235,7 +235,7 @@ def finish(
     facts: Mapping[str, Any] | None = None,
     with_base: bool = True,
 ) -> Built:
-    """Put every wheel into the store, and make the image with one of them.
+    """Put every wheel into the store, and make the image with the wheel `wheel`.
 
     Args:
         wheel: the wheel for the image, which is unpacked below `SITE`.

@@ -36,7 +36,7 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# Triton writes the files of a kernel to a folder with such a name, and renames the folder at the end.
+# The temporary folder to which Triton writes the files of a kernel; it is renamed at the end.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes of a long name
 _AGAIN = "get it again from whoever made it"

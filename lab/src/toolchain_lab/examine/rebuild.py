@@ -94,7 +94,6 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
 
     The function returns None for a kernel that is not in the plan.
 
-
     Raises:
         SourceError: the folder holds no plan, or the source lacks its kernels.
     """

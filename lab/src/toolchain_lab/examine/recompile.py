@@ -34,7 +34,7 @@ _NEWEST = 20  # CPythons with this minor version or a higher one are not looked 
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 _MINOR = re.compile(r"\d+\.\d+")
-_SECONDS = 60.0  # for an interpreter to tell its version
+_SECONDS = 60.0  # the time limit for an interpreter to report its version
 
 
 @dataclass(frozen=True)

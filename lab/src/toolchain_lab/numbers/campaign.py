@@ -114,11 +114,11 @@ def run(
     exact: bool = True,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
-    """Check kernels.
+    """Check kernels in parallel, and return a report.
 
     Args:
         jobs: the number of processes.
-        available: the number of kernels that these were drawn from; by default the number of these kernels.
+        available: the number of kernels that the sample was drawn from; by default `len(objects)`.
         known: results of an earlier check by name; results of objects with the same bytes are reused.
         exact: see `check_object`.
         on_row: called with each result, the number of results so far, and the number of all kernels.

@@ -55,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Triple:
-    """The results in float64, and those of plain implementations in the tensors' type and in float32."""
+    """Results in float64, results of a plain implementation in the tensors' type, and results in float32."""
 
     exact: Results
     plain: Results

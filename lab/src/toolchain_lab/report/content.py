@@ -37,7 +37,7 @@ class Column:
         key: the name in filters, such as `vgpr>128`.
         label: the heading.
         help: an explanation of the heading, if it needs one.
-        before: the key of the column with the values of side A, if this column has those of side B.
+        before: the key of the column with the values of side A, if this column has the values of side B.
     """
 
     key: str
