@@ -71,6 +71,6 @@ set(LLVM_FORCE_VC_REVISION "" CACHE STRING "")
 set(LLVM_VERSION_SUFFIX "" CACHE STRING "")
 set(LLVM_USE_RELATIVE_PATHS_IN_FILES ON CACHE BOOL "")
 
-# Precompiled headers, injected by CMake's own project hook: LLVM itself stays as it is.
+# CMake's own project hook adds precompiled headers and edits. LLVM's tree stays as it is.
 set(TOOLCHAIN_PCH ON CACHE BOOL "Compile LLVM with precompiled headers (clang only)")
 set(CMAKE_PROJECT_LLVM_INCLUDE "${CMAKE_CURRENT_LIST_DIR}/pch.cmake" CACHE FILEPATH "")

@@ -15,6 +15,9 @@
 #
 # From version 23 on LLVM has precompiled headers of its own, for fewer libraries. They are switched off: a target has one.
 
+# The hook of a project is one file, so the edits come from here. They replace sources before these get headers.
+include("${CMAKE_CURRENT_LIST_DIR}/edits.cmake")
+
 if(NOT TOOLCHAIN_PCH OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_VERSION VERSION_LESS 3.20)
   return()
 endif()

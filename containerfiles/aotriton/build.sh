@@ -48,6 +48,14 @@ configure() {
     "-DCMAKE_CXX_STANDARD_LIBRARIES=-Wl,--as-needed -ldl" "$@"
 }
 
+# relocatable FOLDER PREFIX: let the CMake package below FOLDER find its files from its own place. AOTriton installs by
+# absolute paths, so CMake writes PREFIX into it.
+relocatable() {
+  find "$1" -name 'aotriton-targets*.cmake' -exec sed -i \
+    -e "s|set(_IMPORT_PREFIX \"$2\")|get_filename_component(_IMPORT_PREFIX \"\${CMAKE_CURRENT_LIST_DIR}/../../..\" ABSOLUTE)|" \
+    -e "s|$2/|\${_IMPORT_PREFIX}/|g" '{}' +
+}
+
 # Has what is compiled and linked next see one ROCm: `6=hip6`.
 point() { ln -sfn "/hip/rocm${1%%=*}" "/build/hip-${1#*=}"; }
 
@@ -198,6 +206,7 @@ if [ -z "${ROCM:-}" ]; then
   ninja -C /build/runtime ${JOBS:+-j"$JOBS"} aotriton_v2
   echo "@step install"
   DESTDIR=/out/prefix ninja -C /build/runtime install/strip
+  relocatable "/out/prefix$PREFIX" "$PREFIX"
 else
   for pair in $ROCM; do
     major=${pair%%=*} folder=/build/runtime-${pair#*=}
@@ -211,6 +220,7 @@ else
     from=$(sed -n 's/^CMAKE_INSTALL_PREFIX:[A-Z]*=//p' "$folder/CMakeCache.txt")
     mkdir -p "/out/prefix$PREFIX"
     mv "/build/install$from" "/out/prefix$PREFIX/rocm$major"
+    relocatable "/out/prefix$PREFIX/rocm$major" "$from"
     find "/out/prefix$PREFIX/rocm$major" -name '*.cmake' -exec sed -i "s|$from\b|$PREFIX/rocm$major|g" '{}' +
   done
   echo "@step install"

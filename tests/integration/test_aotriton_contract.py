@@ -46,11 +46,12 @@ attn_fwd_params::attn_fwd_params() : Max_seqlen_q(0) {}
 hipError_t attn_fwd(const attn_fwd_params &, int, hipStream_t, const void *) { return hipErrorNoBinaryForGpu; }
 }
 """
-PACKAGE = f"""
+PACKAGE = """
 add_library(aotriton_v2 SHARED IMPORTED)
-set_target_properties(aotriton_v2 PROPERTIES IMPORTED_LOCATION {PREFIX}/lib/libaotriton_v2.so
-  INTERFACE_INCLUDE_DIRECTORIES {PREFIX}/include INTERFACE_LINK_LIBRARIES hip::host)
+set_target_properties(aotriton_v2 PROPERTIES IMPORTED_LOCATION PLACE/lib/libaotriton_v2.so
+  INTERFACE_INCLUDE_DIRECTORIES PLACE/include INTERFACE_LINK_LIBRARIES hip::host)
 """
+MOVABLE = PACKAGE.replace("PLACE", "${CMAKE_CURRENT_LIST_DIR}/../../..")
 
 
 def test_a_program_finds_links_and_runs(base: tuple[Buildah, str], tmp_path: Path) -> None:
@@ -59,13 +60,13 @@ def test_a_program_finds_links_and_runs(base: tuple[Buildah, str], tmp_path: Pat
     for name, text in (
         ("include/aotriton/config.h", CONFIG),
         ("include/aotriton/flash.h", FLASH),
-        ("lib/cmake/aotriton/aotriton-config.cmake", PACKAGE),
+        ("lib/cmake/aotriton/aotriton-config.cmake", MOVABLE),
         ("library.cpp", LIBRARY),
     ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    here, log = [Mount(folder, PREFIX, read_only=False)], tmp_path / "log"
+    here, log = [Mount(folder, PREFIX)], tmp_path / "log"
     compiled = [
         "clang++",
         "-shared",
@@ -75,14 +76,19 @@ def test_a_program_finds_links_and_runs(base: tuple[Buildah, str], tmp_path: Pat
         f"{PREFIX}/library.cpp",
     ]
     compiled += ["-o", f"{PREFIX}/lib/libaotriton_v2.so"]
-    engine.run(image, compiled, mounts=here)
+    engine.run(image, compiled, mounts=[Mount(folder, PREFIX, read_only=False)])
     assert consumed(engine, image, PREFIX, log=log, mounts=here) == "1.2.3"
     (folder / "library.cpp").write_text("void nothing() {}\n", encoding="utf-8")
-    engine.run(image, compiled, mounts=here)
+    engine.run(image, compiled, mounts=[Mount(folder, PREFIX, read_only=False)])
     with pytest.raises(ContractError) as caught:
         consumed(engine, image, PREFIX, log=log, mounts=here)
     assert "attn_fwd_params" in caught.value.why, "the library lacks what the program calls"
-    (folder / "lib/cmake/aotriton/aotriton-config.cmake").unlink()
+    config = folder / "lib/cmake/aotriton/aotriton-config.cmake"
+    config.write_text(PACKAGE.replace("PLACE", PREFIX), encoding="utf-8")
+    with pytest.raises(ContractError) as caught:
+        consumed(engine, image, PREFIX, log=log, mounts=here)
+    assert f"{PREFIX}/lib/libaotriton_v2.so" in caught.value.why, "the package names the prefix that it was built for"
+    config.unlink()
     with pytest.raises(ContractError) as caught:
         consumed(engine, image, PREFIX, log=log, mounts=here)
     assert "Could not find a package configuration file" in caught.value.why

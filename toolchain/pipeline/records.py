@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
-from toolchain.catalog.stages import STAGES, involves, source_license
+from toolchain.catalog.stages import STAGES, involves
 from toolchain.core import console, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
-from toolchain.core.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
+from toolchain.core.record import LOCAL_BUILDER, Record, RecordError
 from toolchain.oci.layout import Layout
 from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request
 from toolchain.sources.edits import shipped
-from toolchain.sources.patch import listed
-from toolchain.sources.tree import Source
+from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned
 
 BROUGHT = "bundle"  # the suffix of the names of bases that came with a bundle and without a record
@@ -66,21 +65,6 @@ def new_record(
         layers=built.layers,
         compressor=compressor,
         facts=built.facts,
-    )
-
-
-def recorded_source(request: Request, source: Source) -> RecordedSource:
-    """Return the row of a source for a record, with the patches that the request has for the source."""
-    return RecordedSource(
-        name=source.name,
-        ref=source.ref,
-        repository=source.repository,
-        digest=source.digest,
-        tag=source.tag,
-        kind=source.kind,
-        license=source.license or source_license(source.name),
-        locked=source.locked,
-        patches=tuple(Patch(**patch) for patch in listed(request.patches.get(source.name, ()))),
     )
 
 

@@ -26,9 +26,10 @@ from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.compiler_cache import NONE, using
 from toolchain.pipeline.fetching import Prefetch, fetch_for
-from toolchain.pipeline.records import image_tag, new_record, recorded_source, stages_below, write_record
+from toolchain.pipeline.records import image_tag, new_record, stages_below, write_record
 from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource, Source
+from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import PLAIN, Built, ContractCheck, ImageParts, LayerContent, Planned
 from toolchain.trust.contents import Contents, of_sources
 

@@ -360,15 +360,17 @@ def _check(
 def consumed(
     runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
 ) -> str:
-    """Build a C++ program that finds the AOTriton at `prefix` by find_package, and return the version that it prints.
+    """Build a C++ program that finds a copy of the AOTriton by find_package, and return the version that it prints.
 
     Args:
         mounts: further mounts of the container.
         hip: the prefix of the HIP that the program is built and run with.
     """
+    # The prefix is a copy, because the CMake package must work wherever a consumer unpacks it.
     script = (
-        'set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_PREFIX_PATH=$1;$2;/usr" '
-        ">/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; "
+        'set -e; cp -rs "$1" /tmp/aotriton; '
+        "cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "
+        '"-DCMAKE_PREFIX_PATH=/tmp/aotriton;$2;/usr" >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; '
         "cmake --build /tmp/c >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; "
         'LD_LIBRARY_PATH="$2/lib" /tmp/c/version'
     )

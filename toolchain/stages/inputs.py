@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolchain.catalog.stages import source_license
 from toolchain.core.digest import EPOCH, FORMAT, sha256_file
+from toolchain.core.record import Patch, RecordedSource
 from toolchain.request.model import Request
+from toolchain.sources.patch import listed
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Planned
 
@@ -56,3 +59,18 @@ def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path
         }
         for source in sorted(sources, key=lambda s: s.name)
     ]
+
+
+def recorded_source(request: Request, source: Source) -> RecordedSource:
+    """Return a source, with the patches that the request has for it, as a record holds it."""
+    return RecordedSource(
+        name=source.name,
+        ref=source.ref,
+        repository=source.repository,
+        digest=source.digest,
+        tag=source.tag,
+        kind=source.kind,
+        license=source.license or source_license(source.name),
+        locked=source.locked,
+        patches=tuple(Patch(**patch) for patch in listed(request.patches.get(source.name, ()))),
+    )

@@ -35,6 +35,7 @@ _RECIPE = (
     "llvm-config/archive_index.py",
     "llvm-config/closure.py",
     "llvm-config/common.cmake",
+    "llvm-config/edits.cmake",
     "llvm-config/packages.py",
     "llvm-config/pch.cmake",
     "llvm-config/pch-headers.cmake",

@@ -31,7 +31,6 @@ from toolchain.stages.triton_source import (
     plan_from_source,
     run_contract,
     take_source,
-    wheels_in,
 )
 from toolchain.stages.triton_tree import python_requires, setup_text
 from toolchain.stages.triton_wheel import unzip
@@ -90,8 +89,8 @@ class TritonPortableStage:
             "BINDINGS": details.bindings.project,
             **({"STABLE_ABI": "ON"} if details.bindings.stable else {}),
         }
-        out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
-        wheels = {version: for_python(wheels_in(out), version) for version in versions}
+        out, made = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
+        wheels = {version: for_python(made, version) for version in versions}
         carried = {rule.installed: str(library["sha256"]) for rule, library in zip(rules, libraries, strict=True)}
         for wheel in wheels.values():
             check_carried(wheel, carried)
@@ -116,6 +115,7 @@ class TritonPortableStage:
             wheels[details.held],
             dependencies,
             workspace,
+            wheels=made,
             check=check,
             facts=facts,
             with_base=not cross,

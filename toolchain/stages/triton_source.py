@@ -32,7 +32,8 @@ from toolchain.stages.triton_report import lit
 from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
-from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources
+from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
+from toolchain.trust.wheel_sbom import WRITER
 
 # One GPU of each of AMD's families. A Triton that compiles for one GPU compiles for the other GPUs of its family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
@@ -64,14 +65,15 @@ class TritonSourceStage:
     def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         taken = take_source(planned, dependencies, workspace)
         args = {"PYTHONS": " ".join(planned.details.pythons)}
-        out = build_wheels("triton", taken, dependencies, workspace, args=args, contexts={})
+        out, wheels = build_wheels("triton", taken, dependencies, workspace, args=args, contexts={})
         own = read_built(out, "python").strip()
         return finish(
             taken,
             out,
-            for_python(wheels_in(out), own),
+            for_python(wheels, own),
             dependencies,
             workspace,
+            wheels=wheels,
             check=lambda image: {"contract": check_compiles(workspace, image)},
         )
 
@@ -125,6 +127,7 @@ def plan_from_source(
         **more,
         "binaries": choices("triton", request),
         "site": SITE,
+        "sbom": WRITER,
     }
     return Planned(
         name="triton",
@@ -182,14 +185,14 @@ def build_wheels(
     *,
     args: Mapping[str, str],
     contexts: Mapping[str, Path],
-) -> Path:
-    """Run the recipe `containerfiles/<recipe_name>`, and return the folder with its output.
+) -> tuple[Path, list[Path]]:
+    """Run the recipe `containerfiles/<recipe_name>`, and return the folder with its output, and the wheels with SBOMs.
 
     Args:
         args, contexts: arguments and contexts that only this recipe has.
     """
     request, planned, intake = workspace.request, taken.planned, taken.intake
-    return workspace.build(
+    out = workspace.build(
         Recipe(
             name="triton",
             containerfile=f"containerfiles/{recipe_name}/Containerfile",
@@ -214,14 +217,11 @@ def build_wheels(
             steps=_WEIGHTS,
         )
     )
-
-
-def wheels_in(out: Path) -> list[Path]:
-    """Return the wheels that a recipe built; BuildError if there are none."""
-    wheels = sorted((out / "wheel").glob("*.whl"))
+    libraries = [dependencies[rule.stage] for rule in planned.details.rules]
+    wheels = wheels_with_sbom(out, planned, [dependencies["llvm"], *libraries], workspace)
     if not wheels:
         raise BuildError("wheel-not-built", "Triton's build left no wheel", fix="see the log")
-    return wheels
+    return out, wheels
 
 
 def finish(
@@ -231,6 +231,7 @@ def finish(
     dependencies: Mapping[str, Built],
     workspace: Workspace,
     *,
+    wheels: Sequence[Path],
     check: Callable[[str], Mapping[str, Any]],
     facts: Mapping[str, Any] | None = None,
     with_base: bool = True,
@@ -242,10 +243,11 @@ def finish(
         check: the contract check of the image.
         with_base: whether the image has the base's layers, which do not fit a wheel for another machine. Only with them
             does the recipe run upstream's tests.
+        wheels: all wheels that were built.
     """
     request = workspace.request
     known = {
-        "wheels": [keep_wheel(file, workspace.cache) for file in wheels_in(out)],
+        "wheels": [keep_wheel(file, workspace.cache) for file in wheels],
         "auditwheel": read_built(out, "auditwheel.txt"),
         "lit": lit(out, required=request.contract and with_base),
         "found_binaries": taken.intake.rows(taken.findings),

@@ -26,7 +26,8 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
-from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources
+from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
+from toolchain.trust.wheel_sbom import WRITER
 
 RECIPE = "containerfiles/wheel"
 SITE = "/usr/lib/toolchain/wheels"
@@ -68,6 +69,7 @@ class WheelStage:
             "row": asdict(row),
             "binaries": choices(self.name, request),
             "site": SITE,
+            "sbom": WRITER,
         }
         triton = triton_id(dependencies["triton"])
         stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
@@ -100,7 +102,7 @@ class WheelStage:
         result = strict_json.read(read_built(out, "result.json"))
         if failed := result.get("failed"):
             raise _failure(self.name, *map(str, failed))
-        wheels = sorted((out / "wheel").glob("*.whl"))
+        wheels = wheels_with_sbom(out, planned, [], workspace)
         if len(wheels) != 1:
             raise BuildError(
                 "wheel-not-built", f"the build of {self.name} left {len(wheels)} wheels", fix="see the log"

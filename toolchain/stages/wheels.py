@@ -14,7 +14,9 @@ from toolchain.core.filesystem import copy_built, emptied
 from toolchain.sources.pypi import known_pypi, pypi_row
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
-from toolchain.stages.stage import Workspace
+from toolchain.stages.inputs import recorded_source
+from toolchain.stages.stage import Built, Planned, Workspace
+from toolchain.trust.wheel_sbom import Contents, add_sbom
 
 # Projects that Triton's build, and the names and tests of its wheels, need.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
@@ -45,6 +47,24 @@ def place(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:
         shutil.copyfile(file, target)
+
+
+def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], workspace: Workspace) -> list[Path]:
+    """Return copies of the wheels that a recipe left in `out`, each with an SBOM inside.
+
+    Args:
+        inside: the stages below whose code the wheels hold.
+    """
+    request, folder = workspace.request, emptied(workspace.work() / "wheels-with-sbom")
+    sources = [source for stage in (planned, *(built.planned for built in inside)) for source in stage.sources]
+    contents = Contents(
+        input_digest=str(planned.input_digest), sources=[recorded_source(request, source) for source in sources]
+    )
+    wheels = [folder / file.name for file in sorted((out / "wheel").glob("*.whl"))]
+    for wheel in wheels:
+        copy_built(out, f"wheel/{wheel.name}", wheel)
+        add_sbom(wheel, contents)
+    return wheels
 
 
 def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
