@@ -27,7 +27,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())
         raise UnsupportedError(
-            "unknown-stage", f"no such stage: {target!r}{near}", fix=f"one of {', '.join(catalog.targets())}"
+            "unknown-stage", f"{target!r} is not a stage{near}", fix=f"one of {', '.join(catalog.targets())}"
         )
     (arch,) = request.arch
     foreign = arch != this_machine()

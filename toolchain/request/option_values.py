@@ -154,7 +154,7 @@ def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     for name, file in _pairs(values, "--patch"):
         path = Path(file)
         if not path.is_file():
-            raise ConfigError("patch-missing", f"--patch {name}={file}: no such file", fix="check the path")
+            raise ConfigError("patch-missing", f"--patch {name}={file} names no file", fix="check the path")
         by_source[name] = (*by_source.get(name, ()), path.absolute())
     return by_source
 

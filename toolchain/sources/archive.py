@@ -155,7 +155,7 @@ class _Download:
             url = check_http_url(urljoin(url, answer.headers["Location"]), plain_allowed=plain)
         raise SourceError(
             "redirects-endless",
-            f"{self.name}: too many redirects",
+            f"the server of {self.name} redirects too often",
             why=without_query(self.url),
             fix="give the URL that the redirects end at",
         )

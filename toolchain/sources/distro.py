@@ -176,7 +176,7 @@ def _first(
 
 def _notes(package: str, version: str, cache: Cache) -> Path:
     if not PACKAGE.fullmatch(package) or not VERSION.fullmatch(version):
-        raise SourceError("not-a-package", f"not a package: {package[:80]!r}", fix="write distro:NAME=VERSION")
+        raise SourceError("not-a-package", f"{package[:80]!r} is not a package", fix="write distro:NAME=VERSION")
     return cache.store / "distro" / f"{package}{'=' if version else ''}{version}.toml"
 
 

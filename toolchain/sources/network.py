@@ -80,17 +80,17 @@ def check_address(url: str) -> str:
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
         raise SourceError(
             "not-a-url",
-            f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}",
+            f"{without_query(url.rpartition('@')[2])[:200]!r} is not a URL",
             why=why,
             fix="write it as https://HOST/PATH",
         ) from None
     if not parts.hostname and parts.scheme != "file":
         raise SourceError(
-            "not-a-url", f"not a URL: {url[:200]!r}", why="it names no host", fix="write it as https://HOST/PATH"
+            "not-a-url", f"{url[:200]!r} is not a URL", why="it names no host", fix="write it as https://HOST/PATH"
         )
     if parts.scheme != "file" and any(ord(char) <= 32 for char in url):
         raise SourceError(
-            "not-a-url", f"not a URL: {url[:200]!r}", why="it holds white space", fix="write %20 for a space"
+            "not-a-url", f"{url[:200]!r} is not a URL", why="it holds white space", fix="write %20 for a space"
         )
     return f"{scheme.lower()}{sign}{rest}"
 
@@ -102,7 +102,9 @@ def refuse_credentials(url: str) -> None:
         secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
         # Neither URL nor cause is shown, because they may hold a password.
-        raise SourceError("not-a-url", "not a URL", why=type(error).__name__, fix="give an https:// URL") from None
+        raise SourceError(
+            "not-a-url", "the text is not a URL", why=type(error).__name__, fix="give an https:// URL"
+        ) from None
     if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
         raise SourceError(
             "url-credentials",

@@ -127,7 +127,7 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
         if sign and not _SUITE.fullmatch(suite):
             raise SourceError(
                 "not-a-package",
-                f"not a package: {text!r}",
+                f"{text!r} is not a package",
                 why=f"{suite!r} is not a name of a suite",
                 fix="write distro:PACKAGE@trixie",
             )
@@ -143,7 +143,7 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     if text.startswith("stored:"):
         if (match := _STORED.fullmatch(text)) is None:
             raise SourceError(
-                "not-a-source", f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST"
+                "not-a-source", f"{text!r} is not a tree in the store", fix="write stored:NAME@sha256:DIGEST"
             )
         return SourceSpec(kind="stored", where=match[1], version=match[2], text=text)
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.\-]*://", text):
@@ -151,7 +151,7 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     if re.match(r"[\w.\-]+@[\w.\-]+:", text):
         raise SourceError(
             "not-a-source",
-            f"not a source: {text!r}",
+            f"{text!r} is not a source",
             why="git's short form names no scheme",
             fix="write ssh://git@HOST/PATH@COMMIT",
         )
@@ -186,7 +186,7 @@ def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str], what
     else:
         return where, version
     fix = f"write {prefix}{what.upper()} or {prefix}{what.upper()}{separator}VERSION"
-    raise SourceError("not-a-source", f"not a {what}: {text!r}", why=why, fix=fix)
+    raise SourceError("not-a-source", f"{text!r} is not a {what}", why=why, fix=fix)
 
 
 def _parse_url(text: str) -> SourceSpec:

@@ -102,5 +102,5 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         )  # fmt: skip
     known = ", ".join((TABLEGEN, MLIR_TBLGEN, SUPPORT))
     raise UnsupportedError(
-        "unknown-llvm-part", f"no such part of LLVM: {only!r}", fix=f"--only with one of {known}, or without for all"
+        "unknown-llvm-part", f"{only!r} is not a part of LLVM", fix=f"--only with one of {known}, or without for all"
     )

@@ -69,7 +69,7 @@ def make_policy(
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(
-            "unknown-policy", f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, comma-separated"
+            "unknown-policy", f"{unknown[0]!r} is not a policy", fix=f"one of {', '.join(POLICIES)}, comma-separated"
         )
     return Policy(
         source_only="source-only" in names,
