@@ -12,6 +12,7 @@ from toolchain_lab.emulator.memory import BASE, Views
 # Byte offsets, bytes at each of them, and the wave of each: one number where it is the same for all.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
+_STEPS = np.arange(64)
 # A loop without a barrier stops to be run together before its list gets long.
 _MOST = 20_000
 
@@ -32,7 +33,7 @@ class Accesses:
         self._undo: list[tuple[Array, int, Array]] | None = [] if undo else None
         self._loads: list[Access] = []
         self._stores: list[Access] = []
-        self._values: list[Array] = []
+        self._values: list[Array | None] = []
 
     @property
     def too_many(self) -> bool:
@@ -49,10 +50,18 @@ class Accesses:
 
     def store(self, place: Array, size: int, owners: Array, values: Array) -> None:
         """Note a store of `uint32[words, n]`, before it happens."""
+        self._write(place, size, owners, values.copy())
+
+    def change(self, place: Array, size: int, owners: Array) -> None:
+        """Note atomic accesses, before they happen."""
+        self.load(place, size, owners)
+        self._write(place, size, owners, None)
+
+    def _write(self, place: Array, size: int, owners: Array, values: Array | None) -> None:
         if not len(place):
             return
         self._stores.append((place, size, owners))
-        self._values.append(values.copy())
+        self._values.append(values)
         if self._undo is not None:
             self._undo.append((place, size, self._views.load(place, size)))
 
@@ -75,25 +84,21 @@ class Accesses:
             shared = owner_of == _SEVERAL
             if not all(self._is_there(*each, shared, low) for each in zip(stores, values, strict=True)):
                 return True
-        near = [
-            each
-            for each in loads
-            if len(each[0]) and int(each[0].min()) >> 1 < high and int(each[0].max()) + each[1] > low << 1
-        ]
-        if not near:
+        loads = [each for each in loads if len(each[0])]
+        if not loads:
             return False
-        places, owners = _units(near)
+        places, owners = _units(loads)
         inside = (places >= low) & (places < high)
         writers = owner_of[places[inside] - low]
         return bool(np.count_nonzero((writers != _NOBODY) & (writers != owners[inside])))
 
-    def _is_there(self, store: Access, values: Array, shared: Array, low: int) -> bool:
+    def _is_there(self, store: Access, values: Array | None, shared: Array, low: int) -> bool:
         """Whether memory holds what a store wrote to units that several waves wrote, a mask from the unit `low` on."""
         place, size, _ = store
         units, _ = _units([store])
         lanes = shared[units - low].reshape(len(place), -1).any(axis=1)
-        if not np.count_nonzero(lanes):
-            return True
+        if not np.count_nonzero(lanes) or values is None:
+            return not np.count_nonzero(lanes)
         kept = np.uint32((1 << 8 * size) - 1 if size < 4 else WORD)
         return np.array_equal(self._views.load(place[lanes], size), values[:, lanes] & kept)
 
@@ -117,11 +122,17 @@ class GroupAccesses:
 
 def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
     """Accesses as pairs of bytes, with the wave of each."""
+    by_size: dict[int, list[Access]] = {}
+    for access in accesses:
+        by_size.setdefault(access[1], []).append(access)
     places, owners = [], []
-    for place, size, owner in accesses:
+    for size, alike in by_size.items():
+        place = np.concatenate([each[0] for each in alike]) if len(alike) > 1 else alike[0][0]
+        full = [each[2] if len(each[2]) == len(each[0]) else np.repeat(each[2], len(each[0])) for each in alike]
+        count = (size + 1) // 2
         # An odd place touches one more pair.
-        steps = np.arange((size + 1) // 2 + (int(np.bitwise_or.reduce(place)) & 1 if size > 1 else 0))
-        units = (place >> 1)[:, None] + steps
-        places.append(units.ravel())
-        owners.append(np.broadcast_to(np.reshape(owner, (-1, 1)), units.shape).ravel())
-    return np.concatenate(places), np.concatenate(owners)
+        if size > 1 and int(np.bitwise_or.reduce(place)) & 1:
+            count += 1
+        places.append(((place >> 1)[:, None] + _STEPS[:count]).ravel())
+        owners.append(np.concatenate(full).repeat(count))
+    return (places[0], owners[0]) if len(places) == 1 else (np.concatenate(places), np.concatenate(owners))

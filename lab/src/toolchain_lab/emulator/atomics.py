@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from toolchain_lab.emulator import float_math
-from toolchain_lab.emulator.accesses import ApartError
 from toolchain_lab.emulator.bits import Array, round_bf16, split_quads, widen_bf16
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
@@ -101,12 +100,6 @@ def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
     return old
 
 
-def _require_order(wave: Wave) -> None:
-    """Refuse waves that run at once, because the old value depends on their order."""
-    if wave.group.accesses is not None:
-        raise ApartError
-
-
 def _nowhere(_: Wave) -> Array:
     return np.zeros(0, np.uint64)
 
@@ -138,7 +131,6 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
         puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
 
         def run(wave: Wave) -> None:
-            _require_order(wave)
             memory, lanes = wave.group.memory, None
             if buffer is not None:
                 addresses, lanes = buffer.of(wave)
@@ -151,6 +143,8 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
                     "misaligned-atomic", f"an atomic access at {pc:#x} is not aligned to its {size} bytes"
                 )
             values = [_numbers(wave, data.index + words * one, dtype, lanes) for one in range(operands_of_lane)]
+            if wave.group.accesses is not None:
+                wave.group.accesses.memory.change(place, size, wave.owners(lanes))
             old = _apply(memory.views.bytes, place, change, *values)
             for put, row in zip(puts, spread(wave, _words(old), lanes), strict=bool(puts)):
                 put(wave, row)
@@ -170,13 +164,15 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
         puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
 
         def run(wave: Wave) -> None:
-            _require_order(wave)
             place, _ = places(wave, address(wave), offset, dtype.itemsize, pc)
             if (place % dtype.itemsize).any():
                 raise FaultyKernelError(
                     "misaligned-atomic", f"an atomic access at {pc:#x} is not aligned to its {dtype.itemsize} bytes"
                 )
-            wave.group.lds.note_atomic(place, dtype.itemsize, pc)
+            if wave.group.accesses is None:
+                wave.group.lds.note_atomic(place, dtype.itemsize, pc)
+            else:
+                wave.group.accesses.lds.change(place, dtype.itemsize, wave.owners())
             old = _apply(wave.group.lds.bytes, place, change, _numbers(wave, data.index, dtype, None))
             for put, row in zip(puts, spread(wave, _words(old)), strict=bool(puts)):
                 put(wave, row)

@@ -64,10 +64,12 @@ class _Together:
         """
         while not all(wave.done for wave in self.waves):
             self._to_barrier()
-            if self.accesses.memory.meet() or self.accesses.lds.meet():
-                raise ApartError
-            if sum(wave.count for wave in self.waves) > self.limit:
-                raise ApartError
+            self._barrier(sum(wave.count for wave in self.waves))
+
+    def _barrier(self, count: int) -> None:
+        """Check what the waves did since the last barrier; `count` is that of all instructions."""
+        if self.accesses.memory.meet() or self.accesses.lds.meet() or count > self.limit:
+            raise ApartError
 
     def _to_barrier(self) -> None:
         """Run all waves up to a barrier or their ends. Those that parted run alone, the one that is behind first."""
@@ -91,7 +93,7 @@ class _Together:
         return all(wave.pc == first.pc and wave.clamps_overflow == first.clamps_overflow for wave in self.waves)
 
     def _run_batch(self) -> bool:
-        """Run all waves until they part; whether they have reached a barrier or the end."""
+        """Run all waves until they part; whether they have reached their end."""
         batch, find = self.batch, self.program.block
         batch.join()
         while True:
@@ -105,9 +107,12 @@ class _Together:
                 if block.jumps:
                     continue
                 batch.pc = block.following
+                if block.barrier:
+                    self._barrier(sum(wave.count + batch.count for wave in self.waves))
+                    continue
                 batch.part()
                 for wave in self.waves:
-                    wave.done = not block.barrier
+                    wave.done = True
                 return True
             if not self._branch(block):
                 return False
