@@ -411,7 +411,7 @@ def _trap(operands: Operands) -> Run:
     address = operands.instruction.address
 
     def run(_: Wave) -> None:
-        raise FaultyKernelError("trap", f"the kernel stops itself at {address:#x}", why="it runs s_trap")
+        raise FaultyKernelError("kernel-traps", f"the kernel stops itself at {address:#x}", why="it runs s_trap")
 
     return run
 
