@@ -28,7 +28,7 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
             problems.append(f"--{key} {','.join(more)} is not in the lock")
     for source in lock.sources:
         was = own.source(source.name)
-        whole = was is not None and was.kind == "local" and not was.parts  # its digest is the tree's
+        whole = was is not None and was.kind == "local" and not was.parts  # its digest is that of the tree
         if was is not None and not is_file(source) and not was.tree and not whole:
             problems.append(
                 f"the lock does not say which tree {source.name} ({was.ref}) is; make it again where the tree is"
@@ -59,7 +59,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
     dropped.
 
     Args:
-        layers: of the image, as in its manifest.
+        layers: the layers of the image, as in its manifest.
     """
     try:
         record = Record.parse(value)

@@ -48,7 +48,7 @@ class Entry:
         kind: `lock`, the lock of the bundle; `file` or `tree` (a tar of it), a source; `patch`, a patch of a source;
             `base`, the resolved package list of a base or sysroot; `record`, the record of a finished one; `blob`, a
             part of its image.
-        name: of the source, base or sysroot it belongs to.
+        name: the name of the source, base or sysroot it belongs to.
         title: file name.
         blob: digest and size of the layer.
         of: media type of a part of an image.

@@ -60,7 +60,7 @@ class Imported:
     """The result of an import.
 
     Args:
-        digest: of the bundle's manifest.
+        digest: the digest of the bundle's manifest.
         command: builds from it.
     """
 

@@ -45,7 +45,7 @@ class Generation:
 
     @property
     def inside(self) -> bool:
-        """Whether its library contains its kernels, and is built after them."""
+        """Whether AOTriton's library contains the kernels, so that it is built after them."""
         return self.layout == "library"
 
     def kernels(self, gpus: Sequence[str]) -> int | None:

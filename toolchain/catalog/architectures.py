@@ -15,9 +15,9 @@ class Machine:
     """An architecture by its names.
 
     Args:
-        arch: in OCI.
-        kernel: in `uname -m` and qemu.
-        debian: in packages.
+        arch: the name in OCI.
+        kernel: the name in `uname -m` and qemu.
+        debian: the name in Debian's packages.
     """
 
     arch: str

@@ -18,7 +18,7 @@ class BaseRef:
     Args:
         recipe: the name of a row of `catalog.bases`, known or not; empty for a local image.
         image: a local image; None for a recipe.
-        text: as the user wrote it.
+        text: the value as the user wrote it.
     """
 
     recipe: str = ""

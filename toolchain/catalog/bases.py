@@ -20,7 +20,7 @@ class BaseRecipe:
     """The recipe of a base for one architecture: a table of `DATA`, which describes the fields.
 
     Args:
-        name: as in `--base` and in image names.
+        name: the name in `--base` and in image names.
         arch: the OCI architecture of `image` and `links`.
         image: `repository@sha256:…` that the Containerfile starts from; empty for mmdebstrap.
     """

@@ -67,7 +67,7 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
     Args:
         arch: OCI architecture that Triton will run on, which decides the host code generator that it links.
-        features: in addition to those of the version, see `features_of`.
+        features: further features, which are added to those of the version; see `features_of`.
     """
     data = _data()
     if arch not in data["host"]:
@@ -134,7 +134,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     """Refuse an LLVM that is too old or too new for a Triton, before any work.
 
     Args:
-        llvm: its major version.
+        llvm: the major version of the LLVM.
         where: the LLVM, for messages.
     """
     own = needs.llvm
@@ -201,7 +201,7 @@ def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, 
     """Refuse to build `consumer` (`Triton 3.8.0`) on an LLVM that lacks files that it needs, before any long work.
 
     Args:
-        files: as for `missing_in`.
+        files: see `missing_in`.
         where: the LLVM, for messages.
     """
     missing = missing_in(files, needs)

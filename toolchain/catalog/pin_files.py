@@ -122,7 +122,7 @@ class NamedInSetup:
 
     Args:
         version: `17.0.0`; empty if only a commit is named.
-        commit: its first digits; empty if only a version is named.
+        commit: the first digits of the commit; empty if only a version is named.
     """
 
     version: str

@@ -47,10 +47,10 @@ class CodegenPin:
 
     Args:
         target: LLVM's name of its code generator: `AMDGPU`.
-        llvm: its commit.
+        llvm: the commit of its LLVM.
         build: number of the library's build, which changes with the library's own sources.
         repository: a repository that holds the commit; empty if that is only known after a fetch.
-        certainty: of commit and build; `source` says where they come from.
+        certainty: how certain commit and build are; `source` says where they come from.
     """
 
     target: str

@@ -59,7 +59,7 @@ class Stub:
     """A library to link with.
 
     Args:
-        name: of its folder: `rocm6`.
+        name: the name of its folder: `rocm6`.
         soname: the name that linked programs require.
         nodes: the functions of each version node.
     """

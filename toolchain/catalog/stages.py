@@ -24,11 +24,11 @@ class StageRow:
     """A stage.
 
     Args:
-        name: as in `plan`.
+        name: the name that `plan` shows.
         on: the stages that it may be built on, lowest first.
         sources: the names of its sources in `--source`, with the SPDX expression of the project's licence.
         license: SPDX expression of its layer's content; empty if the layer holds packages of many licences.
-        title: of its image; empty if the image's own name is its title.
+        title: the title of its image; empty if the image's own name is its title.
         machines: the OCI architectures that it is built for on the same machine; empty for any, on any.
         cross: whether it is also built for other machines (see `stages.makers.cross_machines`).
         packages: whether it consists of a distribution's packages, which locks and bundles list.

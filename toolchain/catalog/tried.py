@@ -10,7 +10,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True)
 class Tried:
-    """A row; data/tried.toml describes the fields."""
+    """A row of data/tried.toml, which describes the fields."""
 
     what: str
     of: str

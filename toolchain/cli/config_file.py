@@ -35,8 +35,8 @@ class ConfigFile:
     """A file of option values.
 
     Args:
-        path: as it was named or found.
-        values: by parameter, as on the command line; relative paths are relative to the current folder.
+        path: the path as it was named or found.
+        values: the values by parameter, as on the command line; relative paths are relative to the current folder.
     """
 
     path: Path

@@ -25,7 +25,7 @@ def screen(row: Mapping[str, Any]) -> list[str]:
     """Return the status as lines of at most 80 columns, except the command.
 
     Args:
-        row: from `toolchain.kernels.status.read`.
+        row: a row that `toolchain.kernels.status.read` returned.
     """
     lines = [f"{row['campaign']}  {_state(row)}", f"  {_counts(row)}"]
     if row["numbers"]:

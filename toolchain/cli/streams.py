@@ -21,7 +21,7 @@ class Terminated(SystemExit):
     """A signal asked the tool to end.
 
     Args:
-        number: of the signal.
+        number: the number of the signal.
     """
 
     def __init__(self, number: int) -> None:

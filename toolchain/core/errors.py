@@ -158,7 +158,7 @@ class NumbersError(
     title="Numbers",
     advice="do not use it; compile it with another Triton or LLVM, and report it there",
 ):
-    """A kernel with wrong results, or that accesses memory that is not its own."""
+    """A kernel that computes wrong results or accesses memory outside of its buffers."""
 
 
 class RegressionError(ToolchainError, code=25, title="Regression"):

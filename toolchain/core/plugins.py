@@ -28,7 +28,7 @@ class Verb:
     """A verb.
 
     Args:
-        name: as typed, after the group's name if it has one.
+        name: the word that users type, after the group's name if it has one.
         function: `module:function`; its docstring is the help of the verb. A module without a dot is in `cli/`.
         brief: its line in the list of verbs.
         engine: whether it runs containers, so that an ordinary user's process must enter a user namespace.

@@ -21,7 +21,7 @@ class Recipe:
     """A build in a container, as a stage requests it and an engine runs it.
 
     Args:
-        name: for display, such as `llvm`.
+        name: the name for display, such as `llvm`.
         containerfile: path below the recipe root.
         base: key of the base image (see `engine.buildah.Buildah.ensure_image`), passed to the build as `BASE`.
         images: further images by build argument, with keys as in `base`.

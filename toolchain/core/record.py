@@ -50,10 +50,10 @@ class RecordedSource:
 
     Args:
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
-        kind: where it came from, as in `sources.tree.Source`.
+        kind: the kind of its origin, as in `sources.tree.Source`.
         license: SPDX expression, empty if unknown.
         locked: whether the digest was known before the bytes were fetched.
-        patches: in order.
+        patches: the patches in their order.
         tag: the tag that was requested; empty if none was.
     """
 
@@ -86,8 +86,8 @@ class LayerFacts:
     """The facts that every record has about its layer.
 
     Args:
-        seconds: by step.
-        disk_bytes: of the files; None if the layer was a tar.
+        seconds: the duration of each step.
+        disk_bytes: the bytes of the files on disk; None if the layer was a tar.
         largest: `{"path", "bytes"}`.
     """
 

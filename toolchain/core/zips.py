@@ -75,7 +75,7 @@ def open_zip(
 
     Args:
         source: a path, or a seekable stream.
-        name: of the archive, for messages.
+        name: the name of the archive, for messages.
         kind: the expected kind of archive, for messages.
         ignore_case: see `EntryNames`.
     """

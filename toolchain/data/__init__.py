@@ -45,7 +45,7 @@ def typed_row(
     """A table of a data file as a dataclass; see `toolchain.core.typed`.
 
     Args:
-        name: of the table, for messages.
+        name: the name of the table, for messages.
         source: the file, for messages.
 
     Raises:

@@ -79,7 +79,7 @@ class Blobs:
             ) from error
 
     def digest_of(self, digest: str) -> str:
-        """Return the digest of the content under a digest."""
+        """Compute the digest of a stored blob's bytes, so that a caller can compare it with the blob's name."""
         with self.open(digest) as stream:
             return sha256_stream(stream)
 

@@ -32,9 +32,9 @@ class ImageSpec:
     Args:
         arch: OCI architecture (`amd64`, `arm64`); the system is Linux.
         layers: lowest first.
-        labels: of the config.
-        annotations: of the manifest.
-        environment: of its containers.
+        labels: the labels of the config.
+        annotations: the annotations of the manifest.
+        environment: the environment of its containers.
     """
 
     arch: str

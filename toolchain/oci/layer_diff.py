@@ -22,11 +22,11 @@ class FileDifference:
     """A file that is not the same in both layers.
 
     Args:
-        path: from the layer's root.
+        path: the path from the layer's root.
         what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
-        offset: of the first byte that differs; None if contents were not compared.
-        first, second: some bytes from there on, hex.
-        member: of a static library, the object that holds the byte.
+        offset: the position of the first byte that differs; None if contents were not compared.
+        first, second: bytes of each file from that position on, in hex.
+        member: the object of a static library that holds the byte.
     """
 
     path: str

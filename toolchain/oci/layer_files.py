@@ -39,12 +39,12 @@ class LayerFile:
     """A file or link of a layer.
 
     Args:
-        path: from the layer's root, without a leading slash; bytes that are not UTF-8 as `\\xNN`.
+        path: the path from the layer's root, without a leading slash; bytes that are not UTF-8 as `\\xNN`.
         kind: `file` (a hard link is a file with the same content) or `link`.
         size: bytes; of a link, of its target's name.
         sha1: hex, because SPDX asks for it.
         sha256, sha512: hex, of the content; of a link, of its target's name.
-        target: of a link.
+        target: the target of a link.
     """
 
     path: str

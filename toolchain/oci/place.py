@@ -35,9 +35,9 @@ class Published:
     """A published image index.
 
     Args:
-        ref: by digest; `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
-        digest: of the index.
-        tags: that point to it.
+        ref: the reference with a digest, `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
+        digest: the digest of the index.
+        tags: the tags that point to it.
         pushed_bytes: bytes that were sent or written.
         skipped_bytes: bytes that were there already.
     """
@@ -99,7 +99,7 @@ class Place(ABC):
         """Store an image index or artifact with everything below it, and read it back. Existing content is skipped.
 
         Args:
-            tags: that shall point to it.
+            tags: the tags that shall point to it.
         """
 
     @abstractmethod

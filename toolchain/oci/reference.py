@@ -143,7 +143,7 @@ def parse_place(text: str, what: str) -> Target:
     """Read the reference of a place of several images: a namespace of a registry, or a layout folder.
 
     Args:
-        what: names the reference in the error.
+        what: the name of the reference in error messages.
     """
     place = parse(text)
     if place.tag or place.digest:

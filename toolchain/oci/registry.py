@@ -109,11 +109,11 @@ class Registry(Transport):
         """Yield the pages of a list; nothing if the registry does not have that list.
 
         Args:
-            name: of the list, for messages.
+            name: the name of the list, for messages.
             none: statuses that mean that there is no such list.
             most: pages that are read.
             kind: the expected media type; another one means that there is no such list.
-            keys: of a page, see `strict_json.read`.
+            keys: the keys of a page, see `strict_json.read`.
         """
         for number in range(most):
             with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:

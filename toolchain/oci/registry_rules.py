@@ -30,7 +30,7 @@ class Rules:
         position: `range`: answers say how much arrived; `sent`: they do not, so accepted chunks are added up.
         last: the end of an upload in chunks: an `empty` request, or the last `piece`.
         layer_limit, manifest_limit: bytes; 0 if unknown.
-        least_parts, most_parts: of a repository's name, between slashes; 0 without a limit.
+        least_parts, most_parts: limits for the number of a name's parts between slashes; 0 without a limit.
         names: the form of a repository's name, e.g. `OWNER/NAME`.
     """
 

@@ -32,7 +32,7 @@ class SharedTag:
     """A tag, and what to add to it.
 
     Args:
-        media_type: of the content.
+        media_type: the media type of the content.
         read: returns the content; None if the tag does not exist.
         change: returns the content with the additions; None if they are there.
     """

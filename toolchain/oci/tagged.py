@@ -41,7 +41,7 @@ class Tagged:
 
     Args:
         subject: digest of the image or index.
-        layers: with their annotations.
+        layers: the layers with their annotations.
     """
 
     subject: str

@@ -22,7 +22,7 @@ class Sink(Protocol):
     """A destination of bytes."""
 
     def write(self, data: bytes, /) -> object:
-        """Take `data`."""
+        """Write `data`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,7 @@ class Transport:
         """Send a request, and yield the answer before its body is read. GET and HEAD are retried.
 
         Args:
-            path: of the registry, or a URL that it named.
+            path: the path of the registry, or a URL that it named.
             actions: the necessary rights in the repository.
             body: makes the body each time that it is sent.
             headers: besides those for access.

@@ -50,7 +50,7 @@ class Use:
     Args:
         source: the value of `COPY --from`.
         prefix: the folder that is copied, absolute; empty if unknown.
-        lines: of a Containerfile, including comments.
+        lines: the lines of a Containerfile, including comments.
         unknown: facts that the image does not tell.
     """
 

@@ -35,7 +35,7 @@ class Copied:
     Args:
         image: its name in the destination.
         refs: its references there, by tag.
-        digest: of the index or manifest.
+        digest: the digest of the index or manifest.
         platforms: the number of images in it.
         attached: the number of artifacts that were copied with it, and of cosign's signature and attestation layers.
     """
@@ -100,7 +100,7 @@ def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
 
 
 def _named(source: Target) -> list[Target]:
-    """Return a reference for each image that `source` names: of a whole folder one for each digest."""
+    """Return the images that `source` names. A folder without tag or digest names its tagged images, each once."""
     if source.path is None or source.tag or source.digest:
         return [source]
     images = Layout(source.path).images()

@@ -60,7 +60,7 @@ def deliver(
     """Publish finished images. Images of one name, for several architectures, become one index.
 
     Args:
-        compression: of the published layers.
+        compression: the compression of the published layers.
         signer: signs SBOM and provenance; without it only the SBOM is attached (see `attestations.attach_evidence`).
         files: whether archives, wheels and reports are published too.
     """

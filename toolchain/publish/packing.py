@@ -75,7 +75,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
     """Return a layer compressed by `how`, from an earlier run if its blob is still here: gigabytes take minutes.
 
     Args:
-        record: of the stage whose own layer this is; None for a layer below.
+        record: the record of the stage whose own layer this is; None for a layer below.
     """
     kind = layer.descriptor.media_type
     if kind not in PLAIN and (record is None or kind == MEDIA_TYPES[how]):

@@ -43,8 +43,8 @@ class Archive:
 
     Args:
         sha256: 64 hex digits; all zeros, or empty, if upstream did not make the file.
-        rocm: of a runtime, the ROCm that it is for.
-        pack: of images, the pack of GPUs in it.
+        rocm: the ROCm that a runtime is for.
+        pack: the pack of GPUs in an archive of images.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Wanted:
         release: of AOTriton, as in its URLs.
         commit: what PyTorch builds if it has no archive.
         archives: runtimes in the file's order, then images.
-        url: of the folder with the archives; ends with a slash.
+        url: the URL of the folder with the archives; ends with a slash.
         fixed_url: whether PyTorch ignores `URL_VARIABLE`.
         choice: the runtime that the file takes for a ROCm without one: none, the last one that is not newer, or the
             first or last one outside of their range. Before the first runtime, the last two take the first one.

@@ -65,8 +65,8 @@ class Request:
 
     Args:
         base: a recipe (`debian13`) or a local image.
-        glibc: of the oldest system that the LLVM layer supports (`catalog.floors`); empty for a layer that is bound to
-            `base`.
+        glibc: the glibc of the oldest system that the LLVM layer supports (`catalog.floors`); empty for a layer that
+            is bound to `base`.
         arch: OCI architectures, sorted.
         sources: overrides by source name.
         patches: patch files by source name, in order.

@@ -63,7 +63,7 @@ def pythons(text: str) -> tuple[str, ...]:
 
 
 def is_calls_file(text: str) -> bool:
-    """Return whether `--calls` names a file: anything but JSON, which records hold."""
+    """Return whether `--calls` names a file. Records hold the calls as a JSON list instead."""
     return not text.lstrip().startswith("[")
 
 

@@ -41,7 +41,7 @@ def first_holder(
     If none has it, the error is UnreachableError when one of them did not answer, because that one may have it.
 
     Args:
-        name: of the source, for messages.
+        name: the name of the source, for messages.
         fetch: fetches the tree from a URL.
     """
     silent: UnreachableError | None = None

@@ -57,7 +57,7 @@ def known_distro(
     Args:
         name: the source's name.
         version: upstream version; empty for the data's default, else that of the first suite.
-        suite: to look in; empty for all.
+        suite: the suite to look in; empty for all.
         held: ref and digest of the source in a lock, which come before notes for a package that the data does not know.
     """
     known = load("distro")["suites"]

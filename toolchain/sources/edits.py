@@ -28,7 +28,7 @@ class Edit:
         sha256: 64 hexadecimal digits of the whole file before any edit.
         first, last: numbers of lines, from 1; `last` is `first - 1` to insert the text before `first`.
         text: whole lines, or nothing.
-        why: for display.
+        why: the reason, for display.
     """
 
     file: str
@@ -44,7 +44,7 @@ class EditFile:
     """An edit file.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         source: the name of the source, e.g. `triton`.
         commit: the commit of the source that the edits are for.
         llvm: releases of LLVM that need them: `22.1` for all of 22.1.

@@ -52,7 +52,7 @@ def fetch_git(
     Args:
         repository_url: https, ssh, or for a local repository file:// or an absolute path.
         sha: 40 hexadecimal digits.
-        part: of the tree to take.
+        part: the part of the tree to take.
         verify: read an existing tree (see `Store.tree`).
         mirrors: where to fetch from instead of `repository_url`, which stays the name of the tree.
     """

@@ -166,7 +166,7 @@ def fetch_source(
     The digest is that of the source alone, because patches are inputs of their own.
 
     Args:
-        source: as `locate` returned it.
+        source: the source as `locate` returned it.
         patches: files, in order, applied to a copy.
         verify: read every file of an existing tree (see `Store.tree`).
         mirrors: where git and archives are fetched from instead of their own URLs.

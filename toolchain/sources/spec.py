@@ -34,7 +34,7 @@ class SourceSpec:
         version: commit, `sha256:<hex>`, upstream version; empty for the data's default, for a path, and for a tag whose
             commit is unknown.
         tag: the tag of the commit; only the data names one, users name commits.
-        suite: of a package, the suite to look in; empty for all. Not part of the identity.
+        suite: the suite in which a package is looked for; empty for all. It is not part of the identity.
         text: the text that it was read from; equal specs may have different texts.
     """
 

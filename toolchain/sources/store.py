@@ -108,7 +108,7 @@ class Store:
         """Return the tree that `digest` names, made by `unpack` if it is missing or changed.
 
         Args:
-            digest: of the source (see `Source`).
+            digest: the digest of the source (see `Source`).
             unpack: fills an empty folder.
             part: names the selection if `unpack` takes only a part of the source.
             verify: read every file, once in a process; otherwise files with unchanged size, times and inode are

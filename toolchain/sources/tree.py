@@ -35,7 +35,7 @@ class Source:
     """A tree or a single file with a digest.
 
     Args:
-        name: in the stages, e.g. `llvm`.
+        name: the name in the stages, such as `llvm`.
         kind: its origin.
         where: a git or archive URL, a package, a project, or the name of a user's folder or file.
         version: commit, `sha256:<hex>` of an archive, or upstream version; empty for a user's own, and if only a fetch
@@ -45,11 +45,11 @@ class Source:
         locked: whether the digest was known before the bytes came.
         license: SPDX expression, if the data names one.
         tag: the tag of the repository by which it was requested.
-        commit: of an archive, the commit that the data knows it as.
+        commit: the commit that the data names for an archive.
         among: the repositories one of which holds the commit, while it is unknown which; `where` is the first.
         pending: what names the commit, while the commit itself is unknown: a tree that is not fetched yet, or a file
             that holds a part of its digits.
-        suite: of a package, the suite to look in; see `SourceSpec`.
+        suite: the suite in which a package is looked for; see `SourceSpec`.
     """
 
     name: str

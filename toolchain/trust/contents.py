@@ -23,7 +23,7 @@ class Component:
     """A Triton or an LLVM.
 
     Args:
-        version: of the release; empty if none is known.
+        version: the version of the release; empty if none is known.
         commit: 40 hex digits; empty if none is known.
         tree: the first 12 digits of the tree's digest of a checkout, which has no commit.
     """
@@ -94,7 +94,7 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
 
     Args:
         rows: the stage's own first, then those of the stages below.
-        inputs: of the stage.
+        inputs: the inputs of the stage.
     """
     by_name: dict[str, Component] = {}
     for row in rows:

@@ -49,7 +49,7 @@ def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_dige
     The serial number is a name-based UUID of the input digest, and the time is SOURCE_DATE_EPOCH of the build.
 
     Args:
-        files: of the image's own layer. They are components of the image's component.
+        files: the files of the image's own layer. They are components of the image's component.
     """
     texts = {row["licenseId"]: row for row in spdx.get("hasExtractedLicensingInfos", ())}
     rows = {row["SPDXID"]: row for row in spdx["packages"]}

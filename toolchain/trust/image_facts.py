@@ -57,13 +57,13 @@ class ImageFacts:
     """The input of an SBOM and a provenance.
 
     Args:
-        record: of the image, as the pipeline wrote it.
+        record: the record of the image, as the pipeline wrote it.
         dependencies: records of the stages it was built on, lowest first.
-        packages: of the base.
+        packages: the packages of the base.
         isolation: what the engine's probe found; empty if it left nothing.
         finished: seconds since 1970, for records without a time.
         system: the name in the base's os-release (`debian12`), for a base without a recipe.
-        compressors: of the published layers' blobs (`gzip/zlib-1.2.13/9`), by digest.
+        compressors: the programs that wrote the published layers' blobs (`gzip/zlib-1.2.13/9`), by digest.
     """
 
     record: Record

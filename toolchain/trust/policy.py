@@ -36,8 +36,8 @@ class Policy:
         no_kernel_store: the build compiled every kernel.
         allow: names of prebuilt inputs, as in `--allow-binary`.
         source_repos: normalized repositories, of which every source of the image must come from one.
-        max_age: in days since the end of the build; None for no limit.
-        input_digest: of the image; None for any.
+        max_age: the most days since the end of the build; None for no limit.
+        input_digest: the input digest of the image; None for any.
         image: the image's name in the provenance; None for any.
     """
 

@@ -30,7 +30,7 @@ def provenance(
     path.
 
     Args:
-        digests: of the image's manifest and of the indexes that name it.
+        digests: the digests of the image's manifest and of the indexes that name it.
         builder: the rebuilder's URI.
         parameters: the request that was built again.
     """

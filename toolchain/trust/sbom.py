@@ -67,7 +67,7 @@ class Format:
 
     Args:
         kind: its name among the kinds of attached evidence.
-        media_type: of an unsigned document.
+        media_type: the media type of an unsigned document.
         predicate: the predicate type of a signed statement that holds one.
         manifest: returns the digest of the image that a document describes.
         parse: reads a document. Like `manifest` it raises KeyError, TypeError or StopIteration for another form.

@@ -90,7 +90,7 @@ def signed_by(
     """Return the attached statements that a key or an identity has signed.
 
     Args:
-        digest: of what they are attached to, for display.
+        digest: the digest of what they are attached to, for display.
         checks: takes who it was.
     """
     # An identity signs bundles. A key's envelope may be in one too; the rest of the bundle is ignored.

@@ -38,7 +38,7 @@ class Verdict:
         problems: the first problem, if there is one.
         checks: the checks that passed, in order, each with a text for display.
         fix: what the caller can do about the problem.
-        id: of the error that the image is refused with.
+        id: the id of the error that the image is refused with.
         believed: the signed provenances that were accepted: one for each image, or several for plain files.
     """
 

@@ -41,9 +41,9 @@ class Contents:
     """What a wheel was made from.
 
     Args:
-        input_digest: of the stage that builds it.
-        sources: of the stage and of the stages whose code the wheel holds. Wheels that the build only imports are left
-            out of the SBOM.
+        input_digest: the input digest of the stage that builds it.
+        sources: the sources of the stage and of the stages whose code the wheel holds. Wheels that the build only
+            imports are left out of the SBOM.
     """
 
     input_digest: str

@@ -45,7 +45,7 @@ class Factor:
 
     Args:
         values: `float64[k, row]`, finite or not.
-        exponents: of these, `int16`; `_ZERO` for 0, and 0 for infinity and NaN.
+        exponents: the exponents of these, `int16`; `_ZERO` for 0, and 0 for infinity and NaN.
         top: the largest of them.
         scaled: the values over 2^top as `float32`; None if one is not finite, or too small for that.
     """

@@ -30,7 +30,7 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
     """Return a bound of the error of one instruction's results, in words; empty if they are exact.
 
     Args:
-        magnitude: of a matrix instruction the largest sum of magnitudes that it had.
+        magnitude: the largest sum of magnitudes that a matrix instruction had.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:

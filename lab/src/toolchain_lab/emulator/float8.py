@@ -16,7 +16,7 @@ class Float8:
 
     Args:
         mantissa: bits of the mantissa.
-        bias: of the exponent.
+        bias: the bias of the exponent.
         largest: bits of the largest finite number.
         infinite: whether the type has infinities, as E5M2 has; the FNUZ types and E4M3FN have NaN only.
         nan: bits of NaN. A FNUZ type has one NaN and no negative zero, and its bits are 0x80.

@@ -33,7 +33,7 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
     """Return the value of an argument, and the parameter with the element type that the text or its file names.
 
     Args:
-        seed: of random numbers, which differ from argument to argument.
+        seed: the seed of the random numbers, which differ from argument to argument.
 
     Raises:
         LaunchError: the text has no form that fits the parameter's type.

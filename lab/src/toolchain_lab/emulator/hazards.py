@@ -58,7 +58,7 @@ class Facts:
     Args:
         sets: registers by the names that the rows above use; only those that are not empty.
         states: the wait states that it takes.
-        passes: of a matrix instruction of CDNA; 0 for anything else.
+        passes: the passes of a matrix instruction of CDNA; 0 for anything else.
         settles: all vector results have arrived when it is finished.
         reach: the longest distance that another must keep from it; 0 for none.
     """

@@ -98,7 +98,7 @@ class Launch:
     Args:
         values: by parameter an array for a pointer, which may be None for null; a number for anything else.
         grid: workgroups along x, y and z.
-        waves: of a workgroup.
+        waves: the waves of a workgroup.
         lds: bytes.
         only: workgroups that run; all of the grid by default.
     """
@@ -239,7 +239,7 @@ def run(
 
     Args:
         reverse: the last wave of a workgroup runs first; a right kernel gives the same bytes.
-        seed: of the garbage in registers, LDS, scratch memory and gaps.
+        seed: the seed of the garbage in registers, LDS, scratch memory and gaps.
 
     Raises:
         LaunchError: an argument or the grid cannot be used.

@@ -119,7 +119,7 @@ def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes:
     """Load from memory, `uint32[words, n]`.
 
     Args:
-        addresses: of some lanes.
+        addresses: the addresses of some lanes.
         lanes: which these are; the active ones by default.
     """
     memory, accesses = wave.group.memory, wave.group.accesses

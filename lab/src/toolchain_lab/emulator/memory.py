@@ -171,7 +171,7 @@ class Memory:
         buffers: their contents; each gets an address of its own.
         writable: which of them the kernel may write; all by default.
         random: fills the gaps.
-        names: of buffers, for messages; later ones may have none.
+        names: the names of buffers, for messages; later ones may have none.
     """
 
     def __init__(

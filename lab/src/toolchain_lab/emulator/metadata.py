@@ -30,7 +30,7 @@ class Metadata:
 
     Args:
         parameters: those of a launch, in order.
-        waves: of a workgroup.
+        waves: the waves of a workgroup.
         lds: bytes of LDS.
         lds_known: false where the most that the GPU has is assumed.
         scratch: bytes of memory that Triton wants for each workgroup.

@@ -161,7 +161,7 @@ class Program:
         """Add what a workgroup ran.
 
         Args:
-            executions: of blocks, by address.
+            executions: the executions of blocks, by address.
             magnitudes: the largest ones of what approximate instructions add, by name.
         """
         for address, count in executions.items():

@@ -53,7 +53,7 @@ class Wave:
     registers are `uint32[128]`, numbered as instructions encode them.
 
     Args:
-        number: of the wave in its workgroup.
+        number: the number of the wave in its workgroup.
         vectors: its vector registers, `uint32[512, lanes]`.
         scalars: its scalar registers.
         scratch: its scratch memory, `uint32[words, lanes]`.

@@ -39,7 +39,7 @@ class Limits:
     """When to give up.
 
     Args:
-        instructions: of all waves of a workgroup.
+        instructions: the instructions of all waves of a workgroup.
     """
 
     instructions: int = 20_000_000
