@@ -103,28 +103,39 @@ def log2(values: Array) -> Array:
 
 
 def sqrt(values: Array) -> Array:
-    """V_SQRT_F32, correctly rounded."""
-    return np.sqrt(np.asarray(values, np.float32))
+    """V_SQRT_F32, correctly rounded; denormals are flushed."""
+    return np.sqrt(_flushed(np.asarray(values, np.float32)))
 
 
 def reciprocal(values: Array) -> Array:
-    """V_RCP_F32, correctly rounded."""
-    return np.reciprocal(np.asarray(values, np.float64)).astype(np.float32)
+    """V_RCP_F32, correctly rounded; denormals are flushed on both sides."""
+    return _flushed(np.reciprocal(_flushed(np.asarray(values, np.float32)).astype(np.float64)).astype(np.float32))
 
 
 def reciprocal_sqrt(values: Array) -> Array:
-    """V_RSQ_F32, correctly rounded."""
-    return (1 / np.sqrt(np.asarray(values, np.float64))).astype(np.float32)
+    """V_RSQ_F32, correctly rounded; denormals are flushed."""
+    return (1 / np.sqrt(_flushed(np.asarray(values, np.float32)).astype(np.float64))).astype(np.float32)
+
+
+def _quarters(values: Array) -> tuple[Array, Array, Array]:
+    """Turns as the nearest quarter, 0 to 3, and sine and cosine of the rest, which the subtraction leaves exact."""
+    turns = np.asarray(values, np.float64)
+    nearest = np.rint(turns * 4)
+    rest = np.where(nearest == 0, turns, turns - nearest / 4) * (2 * np.pi)
+    return np.mod(nearest, 4), np.sin(rest), np.cos(rest)
 
 
 def sine(values: Array) -> Array:
     """V_SIN_F32: of a number of turns."""
-    return np.sin(np.asarray(values, np.float64) * (2 * np.pi)).astype(np.float32)
+    quarter, sin, cos = _quarters(values)
+    return np.select([quarter == 1, quarter == 2, quarter == 3], [cos, -sin, -cos], sin).astype(np.float32)
 
 
 def cosine(values: Array) -> Array:
-    """V_COS_F32: of a number of turns."""
-    return np.cos(np.asarray(values, np.float64) * (2 * np.pi)).astype(np.float32)
+    """V_COS_F32: of a number of turns; never -0."""
+    quarter, sin, cos = _quarters(values)
+    signed = np.select([quarter == 1, quarter == 2, quarter == 3], [-sin, -cos, sin], cos)
+    return np.asarray(signed + 0.0).astype(np.float32)
 
 
 def fraction(values: Array) -> Array:
@@ -213,37 +224,31 @@ def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array
     value, denominator, numerator = np.broadcast_arrays(
         np.asarray(value, np.float32), np.asarray(denominator, np.float32), np.asarray(numerator, np.float32)
     )
-    result = value.copy()
-    scaled = np.zeros(value.shape, np.bool_)
-    quotient = np.divide(numerator, denominator, dtype=np.float64)
-    small_quotient = (quotient != 0) & (np.abs(quotient) < 2.0**-126)
-    small_inverse = np.abs(1.0 / denominator.astype(np.float64)) < 2.0**-126
-    denormal = (denominator != 0) & (np.abs(denominator) < _TINY)
+    quotient, denormal = np.divide(numerator, denominator), _is_denormal(denominator)
+    small_quotient, small_inverse = _is_denormal(quotient), _is_denormal(np.reciprocal(denominator))
     is_denominator, is_numerator = value == denominator, value == numerator
+    everything = np.ones(value.shape, np.bool_)
+    # The first case of the manual that holds: the power of 2, the value that gets it, and whether it is taken back. The
+    # manual prints 64 for the third one, which makes the denominator infinite and the quotient NaN.
+    cases = (
+        (exponent(numerator) - exponent(denominator) >= 96, 64, is_denominator, True),
+        (denormal, 64, everything, False),
+        (small_inverse & small_quotient, -64, is_denominator, True),
+        (small_inverse, -64, everything, False),
+        (small_quotient, 64, is_numerator, True),
+        (exponent(numerator) <= 23, 64, everything, False),
+    )
+    invalid = (numerator == 0) | (denominator == 0)
+    power, back, left = np.zeros(value.shape, np.int32), np.zeros(value.shape, np.bool_), ~invalid
+    for holds, amount, which, taken_back in cases:
+        power[left & holds & which] = amount
+        back |= left & holds & taken_back
+        left &= ~holds
+    return np.where(invalid, np.float32(np.nan), np.ldexp(value, power)), back
 
-    def multiply(lanes: Array, power: int) -> None:
-        result[lanes] = np.ldexp(value[lanes], power)
 
-    # The manual has no scale for these and NaN for zeros alone; hardware tests of others expect it this way.
-    invalid = (numerator == 0) | (denominator == 0) | denormal
-    result[invalid] = np.nan
-    rest = ~invalid
-    far = rest & (exponent(numerator) - exponent(denominator) >= 96)
-    multiply(far & is_denominator, 64)
-    rest &= ~far
-    both = rest & small_inverse & small_quotient
-    multiply(both & is_denominator, 64)
-    rest &= ~both
-    huge = rest & small_inverse
-    multiply(huge, -64)
-    rest &= ~huge
-    small = rest & small_quotient
-    multiply(small & is_numerator, 64)
-    rest &= ~small
-    low = rest & (exponent(numerator) <= 23)
-    multiply(low, 64)
-    scaled |= invalid | far | both | small | low
-    return result, scaled
+def _is_denormal(values: Array) -> Array:
+    return np.asarray((values != 0) & (np.abs(values) < _TINY))
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
