@@ -109,6 +109,20 @@ def test_right_kernels_pass(folder: Path) -> None:
     assert check(folder / "none", "--gpu", "gfx942")[1]["checked"] == 1
 
 
+def test_a_kernel_without_inexact_instructions_is_labelled_exact_and_fast_is_kept_apart(
+    folder: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    words = (str(folder / "none"), "--results", str(results))
+    _, told = check(*words)
+    assert [(row["exactness"], row["approximate"]) for row in told["kernels"]] == [("exact", {})] * 2
+    assert (told["exactness"]["exact"], told["exactness"]["approximate"], told["exactness"]["unsupported"]) == (2, 0, 0)
+    check(*words)
+    assert len(results.read_text().splitlines()) == 2
+    check(*words, "--fast")
+    assert len(results.read_text().splitlines()) == 4
+
+
 def test_an_image_is_checked_as_its_folder_is(folder: Path, tmp_path: Path) -> None:
     files = {
         f"usr/lib64/thing/{path.relative_to(folder)}": path.read_bytes()

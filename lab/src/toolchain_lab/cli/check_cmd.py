@@ -93,15 +93,18 @@ def kernels_check(
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.Report((), collected.available, disassembler.label)
 
+        # Results with other rounding, or decoded otherwise, are not continued.
+        decoder_label = f"{disassembler.label}, --fast" if fast else disassembler.label
+
         def take(row: Checked, done: int, total: int) -> None:
             nonlocal report
             report = replace(report, rows=(*report.rows, row))
             if results is not None and row.name not in known:
-                journal.append(results, row, disassembler.label)
+                journal.append(results, row, decoder_label)
             if not json_:
                 _tell(row, done, total)
 
-        known = {} if results is None else journal.read(results, disassembler.label)
+        known = {} if results is None else journal.read(results, decoder_label)
         try:
             report = campaign.run(
                 collected.objects,

@@ -15,12 +15,12 @@ from toolchain_lab.emulator.wave import Target
 EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported")
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
-_ULP = "1 unit in the last place, as AMD's manuals state"
+_ULP = "1 unit in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"
 # By name, the error of what is not a matrix instruction.
 _BOUNDS = (
-    (re.compile(r"v_(s_)?(exp|log|rcp|rcp_iflag|rsq|sqrt)_(f32|f16|bf16)"), _ULP),
-    (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals state"),
-    (re.compile(r"v_(s_)?(sin|cos|tanh)_"), "unknown: AMD's manuals state none"),
+    (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
+    (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"),
+    (re.compile(r"v_(s_)?(exp|log|rcp_iflag|rcp|rsq|sqrt|sin|cos|tanh)_"), "unknown: AMD's manuals state none"),
     (re.compile(r"v_div_fmas"), "1 unit in the last place, where a result is scaled"),
     (re.compile(r"v_fma_mix(lo|hi)"), "1 unit in the last place, because the sum is rounded to float32 first"),
 )
@@ -30,11 +30,12 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
     """Return a bound of the error of one instruction's results, in words; empty if they are exact.
 
     Args:
-        magnitude: the largest sum of magnitudes that a matrix instruction had.
+        magnitude: the largest sum of magnitudes that a matrix instruction had; infinity if one with a published rule
+            had an infinity or a NaN that the rule does not cover.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:
-            return ""
+            return "unknown: no rule is published for bf8 products with infinity or NaN" if magnitude else ""
         return _of_sum(int(match[1]), match[2], magnitude)
     if match := _DOT.match(name):
         return _of_sum(int(match[1]), "f16", magnitude)

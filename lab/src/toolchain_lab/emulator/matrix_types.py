@@ -158,6 +158,8 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                 start = _unpacked(start, len(left), parts) if start.ndim else start
                 total = rule.add(rule.factor(left, kinds[0]), rule.factor(right, kinds[1]), start)
                 wave.vectors[first:last] = _registers(total, target, kinds[0]).view(np.uint32)
+                if kinds == ("bf8", "bf8") and not np.isfinite(total).all():
+                    wave.group.note(name, np.inf)
                 return
             wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
             if out != "i32":
