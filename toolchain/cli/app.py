@@ -88,7 +88,7 @@ def _starts_a_program(frame: FrameType | None) -> bool:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the console script."""
     guard()
     sane_width()
     try:

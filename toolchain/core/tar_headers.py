@@ -1,7 +1,7 @@
 """A check of every header of a tar archive before Python's tarfile uses it.
 
-tarfile reads headers by `TarInfo.frombuf`; later security releases, such as 3.13.5 of Debian 13, call another method
-behind it. `CheckedHeader.look` sees each block in both cases, and `require` proves it.
+tarfile reads headers by `TarInfo.frombuf`. Some releases, such as 3.13.5 of Debian 13, call `_frombuf` instead.
+`CheckedHeader` overrides both methods, and `require` checks that `CheckedHeader.look` sees every block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CheckedHeader(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Read a header as tarfile does, after `look` has seen its bytes."""
-        if _BEHIND is not None:  # which calls _frombuf
+        if _BEHIND is not None:  # `frombuf` calls `_frombuf`
             return super().frombuf(buf, encoding, errors)
         return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))
 

@@ -60,7 +60,7 @@ class Tagged:
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """Read the manifest under such a tag; refuse anything else, which must not be overwritten."""
+    """Read the manifest under a tag of cosign; refuse anything else, which must not be overwritten."""
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):

@@ -161,7 +161,7 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Return the digests among a stage's inputs. They are the digests of the stages below, and a few others."""
+    """Return the digests among a stage's inputs: those of the stages below, and some that name no stage."""
     return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 

@@ -160,7 +160,7 @@ def read_pytorch(path: Path) -> Wanted:
     text = _text(cmake)
     values: dict[str, list[str]] = {}
     for match in _SET.finditer(text):
-        # The first value counts: the file sets those of sanitizer builds later.
+        # The file sets values for sanitizer builds later, so the first value is taken.
         values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
     text = _COMMENT.sub("", text)
     if "SHA256_LIST" in values:

@@ -10,7 +10,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True, kw_only=True)
 class CommitArchive:
-    """A row."""
+    """A row of data/archives.toml."""
 
     commit: str
     url: str

@@ -28,7 +28,7 @@ class Edit:
         sha256: 64 hexadecimal digits of the whole file before any edit.
         first, last: numbers of lines, from 1; `last` is `first - 1` to insert the text before `first`.
         text: whole lines, or nothing.
-        why: the reason, for display.
+        why: the reason for the edit, for display.
     """
 
     file: str

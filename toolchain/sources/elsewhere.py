@@ -18,8 +18,8 @@ class Wanted:
     """A file whose digest is known before it is fetched.
 
     Args:
-        source: name of the source, e.g. `llvm`.
-        file: its name.
+        source: the name of the source, such as `llvm`.
+        file: the name of the file.
         sha256: with or without `sha256:` in front.
         size: bytes.
         first: name of the first place, for messages.
