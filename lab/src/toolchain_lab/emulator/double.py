@@ -14,7 +14,7 @@ from toolchain_lab.emulator.lanewise import Handler, LaneOp
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-_TINY = 2.0**-1022
+_SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
 # How many bits of 2/pi V_TRIG_PREOP_F64 knows.
 _TURN_BITS = 1201
@@ -75,38 +75,6 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
     return result
 
 
-def _scaled(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
-    """V_DIV_SCALE_F64: one of the operands of a division, scaled where a step of it would overflow or vanish.
-
-    Returns:
-        The value, and the lanes whose quotient V_DIV_FMAS_F64 must scale back.
-    """
-    value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
-
-    def denormal(values: Array) -> Array:
-        return np.asarray((values != 0) & (np.abs(values) < _TINY))
-
-    small_quotient, small_inverse = denormal(numerator / denominator), denormal(1 / denominator)
-    is_denominator, is_numerator = value == denominator, value == numerator
-    # The first case that holds decides: the power of 2, the value that gets it, and whether it is taken back.
-    everything = np.ones(value.shape, np.bool_)
-    cases = (
-        (exponent(numerator) - exponent(denominator) >= 768, 128, is_denominator, True),
-        (denormal(denominator), 128, everything, False),
-        (small_inverse & small_quotient, 128, is_denominator, True),
-        (small_inverse, -128, everything, False),
-        (small_quotient, 128, is_numerator, True),
-        (exponent(numerator) <= 53, 128, everything, False),
-    )
-    invalid = (numerator == 0) | (denominator == 0)
-    power, back, left = np.zeros(value.shape, np.int32), np.zeros(value.shape, np.bool_), ~invalid
-    for holds, amount, which, taken_back in cases:
-        power[left & holds & which] = amount
-        back |= left & holds & taken_back
-        left &= ~holds
-    return np.where(invalid, np.nan, np.ldexp(value, power)), back
-
-
 def div_scale(operands: Operands) -> Run:
     """V_DIV_SCALE_F64, which also writes a lane mask."""
     result, mask, *sources = operands.instruction.operands
@@ -114,7 +82,7 @@ def div_scale(operands: Operands) -> Run:
     put, put_mask = operands.put_u64(result), operands.put_mask(mask)
 
     def run(wave: Wave) -> None:
-        scaled, lanes = _scaled(value(wave), denominator(wave), numerator(wave))
+        scaled, lanes = float_math.scaled(value(wave), denominator(wave), numerator(wave), _SCALING)
         put(wave, scaled.view(np.uint64))
         put_mask(wave, lanes)
 

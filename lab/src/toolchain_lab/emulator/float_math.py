@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array, exponent
@@ -215,28 +217,57 @@ def classify(values: Array, wanted: Array) -> Array:
     return result
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """The numbers of V_DIV_SCALE for one type.
+
+    Args:
+        distance: the difference of the exponents from which the quotient is scaled.
+        power: the power of 2 that the operands are scaled by.
+        both_small: the power where the quotient and the inverse of the denominator are denormal.
+        small: the largest exponent of a numerator that is scaled.
+        tiny: the smallest normal number.
+    """
+
+    distance: int
+    power: int
+    both_small: int
+    small: int
+    tiny: np.floating
+
+
+# AMD's manual prints 64 for `both_small`, which makes the denominator infinite and the quotient NaN.
+_FP32 = Scaling(96, 64, -64, 23, _TINY)
+
+
 def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
-    """V_DIV_SCALE_F32: one of the two operands of a division, scaled so that its steps neither overflow nor vanish.
+    """V_DIV_SCALE_F32; see `scaled`."""
+    value, denominator, numerator = (np.asarray(each, np.float32) for each in (value, denominator, numerator))
+    return scaled(value, denominator, numerator, _FP32)
+
+
+def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> tuple[Array, Array]:
+    """Scale one of the two operands of a division so that its steps neither overflow nor vanish.
 
     Returns:
-        The scaled value, and the lanes whose quotient V_DIV_FMAS_F32 must scale back.
+        The scaled value, and the lanes whose quotient V_DIV_FMAS must scale back.
     """
-    value, denominator, numerator = np.broadcast_arrays(
-        np.asarray(value, np.float32), np.asarray(denominator, np.float32), np.asarray(numerator, np.float32)
-    )
-    quotient, denormal = np.divide(numerator, denominator), _is_denormal(denominator)
-    small_quotient, small_inverse = _is_denormal(quotient), _is_denormal(np.reciprocal(denominator))
+    value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
+
+    def denormal(values: Array) -> Array:
+        return np.asarray((values != 0) & (np.abs(values) < by.tiny))
+
+    small_quotient, small_inverse = denormal(numerator / denominator), denormal(1 / denominator)
     is_denominator, is_numerator = value == denominator, value == numerator
     everything = np.ones(value.shape, np.bool_)
-    # The first case of the manual that holds: the power of 2, the value that gets it, and whether it is taken back. The
-    # manual prints 64 for the third one, which makes the denominator infinite and the quotient NaN.
+    # The first case of the manual that holds: the power of 2, the value that gets it, and whether it is taken back.
     cases = (
-        (exponent(numerator) - exponent(denominator) >= 96, 64, is_denominator, True),
-        (denormal, 64, everything, False),
-        (small_inverse & small_quotient, -64, is_denominator, True),
-        (small_inverse, -64, everything, False),
-        (small_quotient, 64, is_numerator, True),
-        (exponent(numerator) <= 23, 64, everything, False),
+        (exponent(numerator) - exponent(denominator) >= by.distance, by.power, is_denominator, True),
+        (denormal(denominator), by.power, everything, False),
+        (small_inverse & small_quotient, by.both_small, is_denominator, True),
+        (small_inverse, -by.power, everything, False),
+        (small_quotient, by.power, is_numerator, True),
+        (exponent(numerator) <= by.small, by.power, everything, False),
     )
     invalid = (numerator == 0) | (denominator == 0)
     power, back, left = np.zeros(value.shape, np.int32), np.zeros(value.shape, np.bool_), ~invalid
@@ -244,11 +275,7 @@ def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array
         power[left & holds & which] = amount
         back |= left & holds & taken_back
         left &= ~holds
-    return np.where(invalid, np.float32(np.nan), np.ldexp(value, power)), back
-
-
-def _is_denormal(values: Array) -> Array:
-    return np.asarray((values != 0) & (np.abs(values) < _TINY))
+    return np.where(invalid, value.dtype.type(np.nan), np.ldexp(value, power)), back
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
