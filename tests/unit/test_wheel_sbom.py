@@ -17,7 +17,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import BuildError, SourceError
 from toolchain.core.record import Patch, RecordedSource
-from toolchain.trust.wheel_sbom import WRITER, Contents, add_sbom, document_of
+from toolchain.stages.wheels import SBOM_WRITER
+from toolchain.trust.wheel_sbom import Contents, add_sbom, document_of
 
 INFO = "demo-1.0.dist-info"
 SBOM = f"{INFO}/sboms/toolchain.cdx.json"
@@ -87,7 +88,7 @@ def test_the_document_is_valid_and_its_bytes_belong_to_this_version_of_the_write
     document = document_of("demo", "1.0", CONTENTS)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document.decode()) is None
     recorded = (1, "sha256:2b5df2001820f327c7aa05dba8bda7fc30af815bdf76c50c8b0872b4a4816f70")
-    assert (WRITER, sha256_bytes(document)) == recorded, "other bytes need another WRITER"
+    assert (SBOM_WRITER, sha256_bytes(document)) == recorded, "other bytes need another SBOM_WRITER"
 
 
 @pytest.mark.parametrize(

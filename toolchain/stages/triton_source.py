@@ -32,8 +32,7 @@ from toolchain.stages.triton_report import lit
 from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
-from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
-from toolchain.trust.wheel_sbom import WRITER
+from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
 # One GPU of each of AMD's families. A Triton that compiles for one GPU compiles for the other GPUs of its family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
@@ -127,7 +126,7 @@ def plan_from_source(
         **more,
         "binaries": choices("triton", request),
         "site": SITE,
-        "sbom": WRITER,
+        "sbom": SBOM_WRITER,
     }
     return Planned(
         name="triton",

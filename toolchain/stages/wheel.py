@@ -26,8 +26,7 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
-from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
-from toolchain.trust.wheel_sbom import WRITER
+from toolchain.stages.wheels import SBOM_WRITER, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
 RECIPE = "containerfiles/wheel"
 SITE = "/usr/lib/toolchain/wheels"
@@ -69,7 +68,7 @@ class WheelStage:
             "row": asdict(row),
             "binaries": choices(self.name, request),
             "site": SITE,
-            "sbom": WRITER,
+            "sbom": SBOM_WRITER,
         }
         triton = triton_id(dependencies["triton"])
         stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""

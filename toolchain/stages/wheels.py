@@ -16,8 +16,9 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned, Workspace
-from toolchain.trust.wheel_sbom import Contents, add_sbom
 
+# Part of the input digest of the stages that make wheels. Other bytes of `trust.wheel_sbom` need another number.
+SBOM_WRITER = 1
 # Projects that Triton's build, and the names and tests of its wheels, need.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
 # The projects in AOTriton's requirements.txt, and their dependencies.
@@ -55,6 +56,8 @@ def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], works
     Args:
         inside: the stages below whose code the wheels hold.
     """
+    from toolchain.trust.wheel_sbom import Contents, add_sbom  # noqa: PLC0415 - plans make no wheel
+
     request, folder = workspace.request, emptied(workspace.work() / "wheels-with-sbom")
     sources = [source for stage in (planned, *(built.planned for built in inside)) for source in stage.sources]
     contents = Contents(

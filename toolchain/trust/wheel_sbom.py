@@ -1,7 +1,7 @@
 """Put an SBOM into a wheel, as PEP 770 defines it; equal inputs give equal bytes.
 
 The document is CycloneDX 1.6. It names the sources that the wheel was compiled from and no program of the host, so that
-the wheel has the same bytes wherever it is built. `WRITER` is part of the input digest of the stages that make wheels.
+the wheel has the same bytes wherever it is built. A change of its bytes needs another `stages.wheels.SBOM_WRITER`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from toolchain.core.record import RecordedSource
 from toolchain.core.zips import open_wheel
 from toolchain.trust.image_facts import is_tool, origin, purl
 
-# Raise this number with every change of the document's bytes.
-WRITER = 1
 _FILE = "sboms/toolchain.cdx.json"
 _LARGEST_FILE = 8 << 20
 
@@ -59,20 +57,17 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
         names = archive.namelist()
         folder = next((name[: -len("RECORD")] for name in names if name.endswith(".dist-info/RECORD")), "")
         wanted = (f"{folder}RECORD", f"{folder}METADATA")
-        if folder.count("/") != 1 or not {*wanted} <= {*names} or f"{folder}{_FILE}" in names:
-            raise BuildError(
-                "wheel-without-record",
-                f"{wheel.name} takes no SBOM",
-                why=f"it has no RECORD or no METADATA, or it has {_FILE} already",
-                fix="see what the project's build packs",
-            )
-        if any(archive.getinfo(name).file_size > _LARGEST_FILE for name in wanted):
-            raise BuildError(
-                "wheel-without-record",
-                f"{wheel.name} takes no SBOM",
-                why="its RECORD or METADATA has more than 8 MiB",
-                fix="see what the project's build packs",
-            )
+        if folder.count("/") != 1 or not {*wanted} <= {*names}:
+            why = "it has no RECORD or no METADATA"
+        elif f"{folder}{_FILE}" in names:
+            why = f"it has {_FILE} already"
+        elif any(archive.getinfo(name).file_size > _LARGEST_FILE for name in wanted):
+            why = "its RECORD or METADATA has more than 8 MiB"
+        else:
+            why = ""
+        if why:
+            fix = "see what the project's build packs"
+            raise BuildError("wheel-without-record", f"{wheel.name} takes no SBOM", why=why, fix=fix)
         record, metadata = (archive.read(name).decode("utf-8", "replace") for name in wanted)
     project, version = _named(wheel, metadata)
     document = document_of(project, version, contents)
