@@ -142,7 +142,7 @@ REPORTS = (
     Report(
         "triton#9605", "gfx942",
         _case("numbered", "counters=*i32, out=*i32", {"N": 64, "M": 16}, _numbered),
-        ("3.7.1",), ("3.8.0", "3.9.0"), "two waves meet in LDS",
+        ("3.7.1",), ("3.8.0", "3.9.0"), "is a data race",
     ),
     Report(
         "triton#7361", "gfx942",

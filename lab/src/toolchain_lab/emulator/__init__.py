@@ -1,1 +1,1 @@
-"""Runs AMD code objects on the CPU: what they compute, not how fast."""
+"""An emulator of AMD GPUs, which computes the results of code objects on the CPU without modelling time."""

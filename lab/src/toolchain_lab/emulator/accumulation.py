@@ -1,19 +1,19 @@
-"""The published rules by which CDNA's matrix instructions round their sums, bit by bit.
+"""The published rules by which the matrix instructions of CDNA round their sums, bit by bit.
 
 The rules are those of Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix
-Cores" (arXiv:2511.10909), which found them by tests on the hardware. The flushed denormals of CDNA2 are also in Li et
-al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators" (arXiv:2403.00232).
-The papers leave the payload of a NaN open, so only its being NaN is exact.
+Cores" (arXiv:2511.10909), whose authors found them by tests on the hardware. The flushed denormals of CDNA2 are also
+in Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators"
+(arXiv:2403.00232). The papers do not specify the payload of a NaN, so only the fact that a result is NaN is exact.
 
-Each rule splits k into groups, adds the products of a group to the sum so far, and rounds the sum to float32:
+Each rule splits k into groups, adds the products of a group to the accumulator, and rounds the sum to float32:
 
-- `chain`, float32 of all CDNA: a fused multiply-add for each product.
-- `exact`, CDNA1: the products of a group and the sum so far are added exactly and rounded once.
-- `flushed`, CDNA2: every product and every pairwise sum is rounded to float32; denormals become 0 everywhere.
-- `aligned`, CDNA3: products are cut off 24 bits below the largest exponent of the group, and added. That and the sum
-  so far are rounded down at 32 and 24 bits below the larger exponent of both, and the total is rounded down to 32
-  significant bits before it becomes a float32. `interleaved` does so for fp8, where even and odd products are cut
-  off separately.
+- `chain`, for float32 of all CDNA: each product is added by a fused multiply-add.
+- `exact`, for CDNA1: the products of a group and the accumulator are added exactly, and the sum is rounded once.
+- `flushed`, for CDNA2: every product and every pairwise sum is rounded to float32, and denormals become 0 everywhere.
+- `aligned`, for CDNA3: products are truncated 24 bits below the largest exponent of the group, and added. Their sum
+  and the accumulator are rounded down, at 32 and at 24 bits below the larger of their exponents. The total is rounded
+  down to 32 significant bits before it is converted to float32.
+- `interleaved`, for fp8 and bf8 of CDNA3: like `aligned`, but even and odd products are truncated separately.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from toolchain_lab.emulator.wave import Target
 _EXPONENT = np.uint64(0x7FF << 52)
 _EXPONENT_32 = np.uint32(0xFF << 23)
 _TINY = np.float32(2.0**-126)
-# The smallest normal number of each type, as the exponent of a denormal.
+# The smallest normal number of each type. A denormal is treated as if it had the same exponent.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
-# Stands for the exponent of 0: smaller than that of any product.
+# Used as the exponent of 0, because it is smaller than that of any product.
 _ZERO = -450
-# The product of two factors whose exponents spread no more than this is a normal float32.
+# If the exponents within each factor differ by no more than this, every product of scaled values is a normal float32.
 _SPREAD = 48
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a matrix product.
+    """A factor of a matrix product, prepared for a rule.
 
     Args:
         values: `float64[k, row]`, finite or not.
-        exponents: the exponents of these, `int16`; `_ZERO` for 0, and 0 for infinity and NaN.
-        top: the largest of them.
-        scaled: the values over 2^top as `float32`; None if one is not finite, or too small for that.
+        exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. None if the
+            rule does not need them.
+        top: the largest exponent.
+        scaled: the values divided by 2^top, as `float32[k, row]`; None if a value is not finite, or too small.
     """
 
     values: Array
@@ -58,18 +59,23 @@ class Factor:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an instruction rounds.
+    """The rule by which an instruction rounds.
 
     Args:
-        name: one of the names above.
-        group: products that are added at once.
+        name: a name from the list in the module's docstring.
+        group: the number of products that are added in one step.
     """
 
     name: str
     group: int
 
     def factor(self, matrix: Array, kind: str) -> Factor:
-        """Prepare a factor, `float64[row, k]`, of elements of `kind`."""
+        """Prepare a factor for `add`.
+
+        Args:
+            matrix: `float64[row, k]`.
+            kind: the type of its elements, a key of `_SMALLEST`.
+        """
         values = np.ascontiguousarray(matrix.T)
         smallest = _SMALLEST[kind]
         if self.name == "flushed":
@@ -87,13 +93,10 @@ class Rule:
         return Factor(values, exponents, top, np.ldexp(values, -top).astype(np.float32))
 
     def add(self, left: Factor, right: Factor, addend: Array) -> Array:
-        """Return left * right + addend.
+        """Return left * right + addend, `float32[rows of left, rows of right]`.
 
         Args:
-            addend: `float32[rows of left, rows of right]`, or a number for all of them.
-
-        Returns:
-            `float32` of that shape.
+            addend: an array of the same shape, or one number.
         """
         depth, rows = left.values.shape
         total = np.broadcast_to(np.asarray(addend, np.float32), (rows, right.values.shape[1]))
@@ -106,7 +109,7 @@ class Rule:
 
 
 def _outer(left: Array, right: Array, group: slice) -> Array:
-    """The products of a group, `[k, row, column]`."""
+    """Return the products of a group, `[k, row, column]`."""
     return np.multiply(left[group, :, None], right[group, None, :])
 
 
@@ -120,7 +123,7 @@ def _exact(left: Factor, right: Factor, group: slice, total: Array) -> Array:
     products = _outer(left.values, right.values, group)
     plain = products.sum(0) + total
     if len(products) > 2:
-        # float16: multiples of 2^-48 below 2^32, so both parts can be added without an error.
+        # Products of float16 are multiples of 2^-48 below 2^32. Split in two, they can be added without an error.
         high = (products + 1.5 * 2.0**44) - 1.5 * 2.0**44
         parts = high.sum(0), (products - high).sum(0), total.astype(np.float64)
     else:
@@ -130,9 +133,10 @@ def _exact(left: Factor, right: Factor, group: slice, total: Array) -> Array:
 
 
 def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
-    """A sum of three float64, rounded to odd, so that rounding it to float32 is right.
+    """Return the sum of three float64 arrays, rounded to odd, so that rounding it to float32 is correct.
 
-    After Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers, 2008.
+    The method is that of Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
+    rounding to odd", IEEE Transactions on Computers, 2008.
     """
     upper, lower = _two_sum(b, c)
     high, low = _two_sum(a, upper)
@@ -140,14 +144,14 @@ def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """A sum and its error."""
+    """Return the rounded sum and its rounding error."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
 def _flush(values: Array) -> Array:
-    """Denormal float32 become 0 with their sign."""
+    """Replace denormal float32 by 0 of the same sign."""
     return np.asarray(values * (np.abs(values) >= _TINY))
 
 
@@ -159,14 +163,19 @@ def _flushed(left: Factor, right: Factor, group: slice, total: Array) -> Array:
 
 
 def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
-    """The sum of a group's products, each cut off, in units of 2^-24 of the second result: the largest power."""
+    """Truncate the products of a group and add them.
+
+    Returns:
+        The sums, `[row, column]`, in units of 2^-24 of the second array, which is the largest power of two among the
+        products of each sum.
+    """
     if left.exponents is None or right.exponents is None:
         raise AssertionError(group)
     exponents = np.add(left.exponents[group, :, None], right.exponents[group, None, :]).max(0)
     top = left.top + right.top
     powers = np.ldexp(1.0, exponents)
     if left.scaled is not None and right.scaled is not None and top < 127:
-        # The same with elements of half the size: a conversion to an integer cuts off.
+        # float32 is enough here and faster, and the conversion to an integer truncates.
         scale = np.ldexp(np.float32(1), np.minimum(np.int16(24 + top) - exponents, np.int16(120)))
         scaled = _outer(left.scaled, right.scaled, group)
         scaled *= scale
@@ -193,10 +202,12 @@ def _interleaved(left: Factor, right: Factor, group: slice, total: Array) -> Arr
 
 
 def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -> Array:
-    """A group's sum, in units of 2^-24 of its powers, and the sum so far, rounded to float32.
+    """Add the sum of a group to the accumulator, and round the total to float32.
 
     Args:
-        near: a sum so far whose power is less than this share of the larger one is dropped.
+        dot, powers: the results of `_cut`.
+        total: the accumulator, `float32[row, column]`.
+        near: the accumulator is dropped if its power of two is less than this fraction of the larger power.
     """
     own = np.maximum((total.view(np.uint32) & _EXPONENT_32).view(np.float32), _TINY)
     np.minimum(own, np.float32(2.0**127), out=own)
@@ -206,7 +217,7 @@ def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -
         units = np.where(own * share < near, 0.0, units)
     units *= 256
     units += np.floor(dot * (powers * share * 256))
-    # The unit is 2^-32 of the largest power. 32 significant bits remain, fewer for a denormal.
+    # The unit is 2^-32 of the larger power. 32 significant bits are kept, and fewer of a denormal.
     quantum = np.maximum((units.view(np.uint64) & _EXPONENT).view(np.float64), share * 2.0**-94)
     np.minimum(quantum, 2.0**60, out=quantum)
     quantum *= 2.0**-31
@@ -246,9 +257,12 @@ _RULES = {
 
 
 def rule_of(target: Target, kind: str) -> Rule | None:
-    """Return the rule of a GPU's matrix instructions for a type of element; None if none is published or wanted.
+    """Return the rule of a GPU's matrix instructions for a type.
 
     Args:
-        kind: as in the instruction's name: `f16`, `bf16`, `bf16_1k`, `xf32`, `f32`.
+        kind: the type in the instruction's name: `f16`, `bf16`, `bf16_1k`, `xf32`, `f32`, `fp8` or `bf8`.
+
+    Returns:
+        None if no rule is published, or if `target.exact` is false.
     """
     return _RULES.get(target.gpu, {}).get(kind) if target.exact else None

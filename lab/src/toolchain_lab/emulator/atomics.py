@@ -1,4 +1,4 @@
-"""Atomic instructions of memory and LDS; lanes act one after the other, the lowest one first."""
+"""Atomic instructions on memory and LDS. The lanes of a wave access them in ascending order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain_lab.emulator.local import places
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# From the old value and the lane's operands the new one; numpy scalars of the operation's type.
+# Computes the new value from the old one and the lane's operands, all of which are numpy scalars of one type.
 Change = Callable[..., Any]
 _NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
 _LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(?:_num)?(_rtn)?_([iub]\d+|f32|f64)$")
@@ -48,13 +48,13 @@ def _pair_of_bf16(old: np.generic, new: np.generic) -> np.generic:
 
 
 def _change(name: str) -> tuple[Change, type[np.generic]] | None:
-    """The operation and its type by the end of a mnemonic; None if it is unknown."""
+    """Return the operation that the end of a mnemonic names, and its type; None if it is unknown."""
     if name in {"pk_add_f16", "pk_add_bf16"}:
         return (_pair_of_halves if name.endswith("f16") and "bf16" not in name else _pair_of_bf16), np.uint32
     name = name.replace("_num_", "_")
     operation, _, kind = name.rpartition("_")
     if kind not in _TYPES:
-        # gfx9 says the sign in front, and 64 bits as two registers.
+        # Mnemonics of gfx9 have the sign as a prefix, as in `smax`, and the suffix `_x2` for 64 bits.
         wide = name.endswith("_x2")
         operation = name.removesuffix("_x2")
         sign = operation in {"smin", "smax"}
@@ -66,7 +66,7 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
 
 
 def _returns(operands: Operands) -> bool:
-    """Whether the old value comes back: `glc` of gfx90a and gfx11, `sc0` of gfx942, `th` of gfx12."""
+    """Return whether an atomic returns the old value, which the modifier `glc`, `sc0` or `th` says, by GPU."""
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")
@@ -74,7 +74,12 @@ def _returns(operands: Operands) -> bool:
 
 
 def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | None) -> Array:
-    """Registers of some lanes, by default the active ones, as numbers of a type."""
+    """Read registers as numbers of a type, one for each lane.
+
+    Args:
+        first: the first vector register.
+        lanes: a mask of the lanes; the active lanes by default.
+    """
     rows = [row if lanes is None else row[lanes] for row in wave.u[first : first + kind.itemsize // 4]]
     if lanes is None:
         rows = [active(wave, row) for row in rows]
@@ -86,11 +91,12 @@ def _compare_and_swap(old: Any, new: Any, wanted: Any) -> Any:
 
 
 def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
-    """Change numbers in memory lane by lane, and return the old ones.
+    """Apply an atomic operation lane by lane, and return the old values.
 
     Args:
         data: the memory, `uint8`.
-        values: the operands of each lane, of one type.
+        place: the byte offset of each lane.
+        values: the operands, an array for each, all of the same type.
     """
     kind = values[0].dtype
     memory, old = data[: len(data) // kind.itemsize * kind.itemsize].view(kind), np.zeros_like(values[0])
@@ -105,14 +111,19 @@ def _nowhere(_: Wave) -> Array:
 
 
 def _words(values: Array) -> Array:
-    """Numbers as registers, `uint32[words, lanes]`."""
+    """Convert numbers of 32 or 64 bits to registers, `uint32[words, lanes]`."""
     if values.dtype.itemsize == 4:
         return values.view(np.uint32)[None]
     return np.stack(split_quads(values.view(np.uint64)))
 
 
 def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_lane: int = 1) -> Handler:
-    """Return the decoder of an atomic of memory, whose data are so many operands for each lane."""
+    """Return the decoder of an atomic instruction on memory.
+
+    Args:
+        form: `global`, `flat` or `buffer`.
+        operands_of_lane: the number of data operands, 2 for a compare-and-swap.
+    """
 
     def build(operands: Operands) -> Run:
         texts, pc = list(operands.instruction.operands), operands.instruction.address
@@ -183,7 +194,7 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """The decoder of an atomic instruction; None if the name is unknown."""
+    """Return the decoder of an atomic instruction; None if this module does not know the name."""
     if match := _LDS.match(name):
         found = _change(f"{match[1]}_{match[3]}")
         return None if found is None else _lds(*found, returns=match[2] is not None)

@@ -1,4 +1,4 @@
-"""Arrays of bits, and the conversions between them that all instructions share."""
+"""Conversions between representations of bits, used by all instructions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# An array with an element per lane, or a scalar that all lanes share.
+# An array with an element for each lane, or a 0-dimensional array if all lanes have the same value.
 Array: TypeAlias = NDArray[Any]
 
 WORD = 0xFFFFFFFF
@@ -16,30 +16,30 @@ QUAD = 0xFFFFFFFFFFFFFFFF
 
 
 def signed(value: int, width: int) -> int:
-    """The two's complement number in the low `width` bits of `value`."""
+    """Return the low `width` bits of `value` as a two's complement number."""
     value &= (1 << width) - 1
     return value - (1 << width) if value >> (width - 1) else value
 
 
 def pack_lanes(mask: Array) -> int:
-    """A lane mask as a number: bit n for lane n."""
+    """Convert a lane mask, `bool[lanes]`, to a number whose bit n is lane n."""
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def unpack_lanes(value: int, lanes: int) -> Array:
-    """A number as a lane mask, `bool[lanes]`."""
+    """Convert a number to a lane mask, `bool[lanes]`."""
     return np.unpackbits(np.frombuffer(value.to_bytes(lanes // 8, "little"), np.uint8), bitorder="little").view(
         np.bool_
     )
 
 
 def widen_bf16(halves: Array) -> Array:
-    """bfloat16 bits, `uint16`, as `float32`."""
+    """Convert the bits of bfloat16, `uint16`, to `float32`."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def round_bf16(values: Array) -> Array:
-    """`float32` rounded to the nearest bfloat16, ties to even, as `uint16` bits. NaN stays NaN."""
+    """Round `float32` to the nearest bfloat16, ties to even, and return its bits, `uint16`. NaN stays NaN."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
@@ -47,7 +47,7 @@ def round_bf16(values: Array) -> Array:
 
 
 def exponent(values: Array) -> Array:
-    """The biased exponent of each `float32` or `float64`."""
+    """Return the biased exponent of each `float32` or `float64`, as `int32`."""
     if np.asarray(values).dtype == np.float64:
         quads: Array = np.asarray(values).view(np.uint64)
         return (quads >> np.uint64(52) & np.uint64(0x7FF)).astype(np.int32)
@@ -56,20 +56,20 @@ def exponent(values: Array) -> Array:
 
 
 def split_quads(values: Array) -> tuple[Array, Array]:
-    """The low and the high 32 bits of `uint64` values."""
+    """Split `uint64` values into their low and their high 32 bits, `uint32`."""
     words = np.ascontiguousarray(np.atleast_1d(values)).view(np.uint32)
     return words[..., 0::2], words[..., 1::2]
 
 
 def join_quads(low: Array, high: Array) -> Array:
-    """The `uint64` values of two arrays of 32 bits."""
+    """Combine two arrays of the low and the high 32 bits to `uint64` values."""
     words: Array = np.empty((len(low), 2), np.uint32)
     words[:, 0], words[:, 1] = low, high
     return words.view(np.uint64).ravel()
 
 
 def largest(values: Array) -> float:
-    """The largest finite magnitude."""
+    """Return the largest finite magnitude; 0 if there is none."""
     magnitudes = np.abs(values)
     found = float(np.maximum.reduce(magnitudes, axis=None))
     return found if math.isfinite(found) else float(np.max(magnitudes, initial=0, where=np.isfinite(values)))

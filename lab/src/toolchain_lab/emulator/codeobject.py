@@ -1,4 +1,4 @@
-"""Reads an AMD code object: its loaded image, the kernel descriptor and the metadata note."""
+"""A reader of AMD code objects: the loaded image, the kernel descriptor and the metadata note."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain_lab.emulator.messagepack import unpack
 
 _NOTE_METADATA = 32  # NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF
-_LARGEST_IMAGE = 32 << 20  # bytes of the loaded segments; a kernel of Triton has less than one million
+_LARGEST_IMAGE = 32 << 20  # bytes of the loaded segments; those of a Triton kernel have less than one million
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 
@@ -23,10 +23,13 @@ class Descriptor:
     """The kernel descriptor of the AMDGPU ABI, code object version 3 and later.
 
     Args:
+        lds: bytes of LDS for each workgroup.
         scratch: bytes of scratch memory for each lane.
-        kernarg: bytes of the kernel's arguments.
+        kernarg: bytes of the argument block.
+        rsrc1, rsrc2, rsrc3: the registers COMPUTE_PGM_RSRC1 to COMPUTE_PGM_RSRC3.
         properties: `kernel_code_properties`.
-        preload: words of the arguments that are loaded into SGPRs, and the first of them.
+        preload_length: the number of argument words that are loaded into SGPRs before the kernel starts.
+        preload_offset: the first of these words.
     """
 
     lds: int
@@ -41,17 +44,17 @@ class Descriptor:
 
     @property
     def user_sgprs(self) -> int:
-        """SGPRs that the dispatcher fills ahead of the workgroup's ids."""
+        """The number of user SGPRs, which precede the SGPRs with the workgroup's ids."""
         return (self.rsrc2 >> 1) & 31
 
     @property
     def float_mode(self) -> int:
-        """Rounding and denormal modes, as the MODE register has them."""
+        """The rounding and denormal modes, as in the MODE register."""
         return (self.rsrc1 >> 12) & 0xFF
 
     @property
     def workgroup_ids(self) -> tuple[bool, bool, bool]:
-        """Which of the ids x, y and z the kernel asks for."""
+        """Whether the kernel needs the workgroup's ids x, y and z."""
         return bool(self.rsrc2 >> 7 & 1), bool(self.rsrc2 >> 8 & 1), bool(self.rsrc2 >> 9 & 1)
 
     @property
@@ -65,7 +68,14 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument as the metadata describes it: bytes in the argument block, what fills it, and its name, if any."""
+    """An argument in the metadata of a code object.
+
+    Args:
+        offset: the byte offset in the argument block.
+        size: bytes in the argument block.
+        kind: the metadata's `.value_kind`, such as `by_value`, `global_buffer` or `hidden_group_size_x`.
+        name: empty if the metadata has none.
+    """
 
     offset: int
     size: int
@@ -78,10 +88,13 @@ class CodeObject:
     """One kernel of a code object.
 
     Args:
-        gpu: LLVM's name.
-        entry: address of the first instruction in the loaded image.
-        image: the loaded segments, from address 0.
-        arguments: in order, hidden ones included.
+        path: the file.
+        gpu: LLVM's name of the GPU, such as `gfx942`.
+        kernel: the kernel's name.
+        entry: the address of the first instruction.
+        image: the contents of memory from address 0, after the segments are loaded.
+        arguments: all arguments in order, including hidden ones.
+        workgroup_size: the largest number of threads in a workgroup.
     """
 
     path: Path
@@ -104,15 +117,15 @@ def load(
     """Read a code object.
 
     Args:
-        gpu_of_flag: LLVM's name of the GPU with a flag EF_AMDGPU_MACH; None for an unknown one.
-        kernel: the kernel's name; it may be left out where there is one alone.
-        opened: opens the file. Its stream may raise ValueError when a hostile file is read too often.
+        gpu_of_flag: returns LLVM's name of the GPU with an EF_AMDGPU_MACH value; None if it is unknown.
+        kernel: the kernel's name; it can be omitted if the object has only one kernel.
+        opened: opens the file. Reading the stream may raise ValueError if a malicious file causes too many reads.
 
     Raises:
-        CodeObjectError: the file is not a whole AMDGPU code object, or lacks the kernel.
-        NotEmulatedError: it is for an unknown GPU, or has several kernels and none is named.
+        CodeObjectError: the file is not a complete AMDGPU code object, or lacks the kernel.
+        NotEmulatedError: the object is for an unknown GPU, or has several kernels and `kernel` is None.
     """
-    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - the rest of the tool starts without it
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - imported when an object is read
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
 
     try:
@@ -171,10 +184,10 @@ def load(
 
 
 def _require_segments(elf: Any, size: int) -> None:
-    """Refuse segments that reach beyond the file: reading one takes memory for all of its size."""
+    """Raise ValueError if a segment ends beyond the file, because reading it would allocate its full size."""
     for segment in elf.iter_segments():
         if segment["p_offset"] + segment["p_filesz"] > size:
-            raise ValueError(f"it has {size} bytes, and a segment ends behind them")
+            raise ValueError(f"the file has {size} bytes, and a segment ends beyond them")
 
 
 def _symbols(elf: Any) -> Iterable[Any]:
@@ -186,7 +199,7 @@ def _image(elf: Any) -> bytes:
     segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
     size = max(int(segment["p_vaddr"]) + int(segment["p_memsz"]) for segment in segments)
     if size > _LARGEST_IMAGE:
-        raise ValueError(f"its segments take {size} bytes")
+        raise ValueError(f"its segments take {size} bytes, and the limit is {_LARGEST_IMAGE}")
     image = bytearray(size)
     for segment in segments:
         place = int(segment["p_vaddr"])
@@ -202,10 +215,10 @@ def _metadata(elf: Any) -> dict[str, Any]:
 
 
 def metadata_in(notes: bytes) -> dict[str, Any] | None:
-    """The metadata among the notes of a segment; None if there is none.
+    """Return the AMDGPU metadata in the notes of a segment; None if there is none.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the metadata is damaged.
     """
     place = 0
     while place + 12 <= len(notes):
@@ -224,7 +237,7 @@ def _choose(path: Path, names: list[str], kernel: str | None) -> str:
         raise CodeObjectError(
             "kernel-not-in-object",
             f"{path.name} has no kernel {kernel}",
-            why=f"it has {', '.join(names) or 'none'}",
+            why=f"its kernels: {', '.join(names) or 'none'}",
             fix="name one of these",
         )
     if kernel is None and len(names) > 1:
@@ -232,7 +245,7 @@ def _choose(path: Path, names: list[str], kernel: str | None) -> str:
             "several-kernels", f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these"
         )
     if not names:
-        raise ValueError("no kernel with a descriptor")
+        raise ValueError("it has no kernel descriptor")
     return kernel or names[0]
 
 

@@ -1,4 +1,4 @@
-"""Vector compares: each writes a lane mask, to VCC, to scalar registers or to EXEC."""
+"""Vector compare instructions, which write a lane mask to VCC, to scalar registers or to EXEC."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _unordered(a: Array, b: Array) -> Array:
 
 
 def _ordered(a: Array, b: Array) -> Array:
-    # A number is equal to itself, NaN is not.
+    # NaN is the only value that is not equal to itself.
     same: Array = np.equal(a, a)
     return same if a is b else same & np.equal(b, b)
 
 
 def _different(a: Array, b: Array) -> Array:
-    """Less or greater: false where one is NaN."""
+    """Return whether a is less or greater than b, which is false if one of them is NaN."""
     return np.less(a, b) | np.greater(a, b)
 
 
@@ -72,7 +72,7 @@ LANE_OPS: dict[str, LaneOp] = {f"v_cmp_{name}": row for name, row in _rows().ite
 
 
 def _writes_exec(row: LaneOp) -> Handler:
-    """V_CMPX: the result is the new EXEC; on gfx9 it goes to VCC or the named registers too."""
+    """Return the decoder of a V_CMPX, which writes EXEC, and on gfx9 also VCC or the named registers."""
 
     def build(operands: Operands) -> Run:
         compute, put = parts(operands, row)

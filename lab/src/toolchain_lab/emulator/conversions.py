@@ -1,4 +1,4 @@
-"""Conversions from and to floats of 8 bits: FNUZ types on gfx942, those of OCP on later GPUs."""
+"""Conversions from and to 8-bit floats: the FNUZ types on gfx942, the OCP types on later GPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NAMES = {("fp8", True): "fp8e4b8", ("bf8", True): "fp8e5b16", ("fp8", False): "
 
 
 def format_of(target: Target, name: str) -> float8.Float8:
-    """The type that a GPU's instructions call `fp8` or `bf8`."""
+    """Return the type that the instructions of a GPU call `fp8` or `bf8`."""
     return float8.TYPES[_NAMES[name, target.gpu == "gfx942"]]
 
 
 def _scale(operands: Operands, text: str | None) -> Get:
-    """The power of two in the exponent of a float32; 1 without one."""
+    """Return the reader of a scale: the power of two in the exponent of a float32, or 1 if there is no operand."""
     if text is None:
         return lambda _: np.asarray(1.0)
     bits = operands.u32(text)
@@ -60,7 +60,7 @@ def _unpack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
 
 
 def _short(operands: Operands, wave: Wave, values: Array, kind: str) -> Array:
-    """Numbers in 16 bits."""
+    """Round numbers to bfloat16 or to halves, and return them as `uint16` bits."""
     if kind == "bf16":
         return round_bf16(values.astype(np.float32))
     halves: Array = values.astype(np.float16)
@@ -90,7 +90,7 @@ def _pack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
 
 
 def _pair(operands: Operands, text: str, kind: str) -> list[Get]:
-    """Both halves of a register as numbers."""
+    """Return the readers of both 16-bit floats in a register."""
     if kind == "f16":
         return [operands.half(text, high, packed=True) for high in (0, 1)]
     low, high = (operands.half_bits(text, high, packed=True) for high in (0, 1))
@@ -108,7 +108,7 @@ def _single(name: str) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """The decoder of a conversion; None if the name is unknown."""
+    """Return the decoder of a conversion; None if the name is unknown."""
     if match := _SINGLE.match(name):
         return _single(match[1])
     for pattern, build, kind, form in ((_UNPACK, _unpack, 2, 3), (_PACK, _pack, 3, 2)):

@@ -16,19 +16,19 @@ from toolchain_lab.emulator.wave import Wave
 
 _SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
-# How many bits of 2/pi V_TRIG_PREOP_F64 knows.
+# The number of bits of 2/pi that V_TRIG_PREOP_F64 stores.
 _TURN_BITS = 1201
 
 
 def _sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return a+b rounded, and what the rounding lost."""
+    """Return the rounded sum and its rounding error."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
 def _halves(values: Array) -> tuple[Array, Array]:
-    """Split numbers into two of 26 bits each."""
+    """Split numbers into a high and a low part of at most 26 bits, so that products of parts are exact."""
     scaled = values * _SPLIT
     high = scaled - (scaled - values)
     return high, values - high
@@ -44,7 +44,7 @@ def _by_fractions(a: float, b: float, c: float, power: int) -> float:
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """Return a*b+c, rounded once; the sum of all parts is by Boldo and Melquiond, "Emulation of a FMA", 2008."""
+    """Compute a*b+c, rounded once, by the method of Boldo and Melquiond, "Emulation of a FMA", 2008."""
     a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
     product = a * b
     (high_a, low_a), (high_b, low_b) = _halves(a), _halves(b)
@@ -61,7 +61,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """V_DIV_FMAS_F64: the last step of a division, which takes the scale back."""
+    """Compute V_DIV_FMAS_F64, the last step of a division, which reverts the scaling in the lanes of `scaled`."""
     plain = fma(a, b, c)
     if not np.count_nonzero(scaled):
         return plain
@@ -76,7 +76,7 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def div_scale(operands: Operands) -> Run:
-    """V_DIV_SCALE_F64, which also writes a lane mask."""
+    """Decode V_DIV_SCALE_F64, which also writes a lane mask."""
     result, mask, *sources = operands.instruction.operands
     value, denominator, numerator = (operands.f64(text) for text in sources)
     put, put_mask = operands.put_u64(result), operands.put_mask(mask)
@@ -91,7 +91,7 @@ def div_scale(operands: Operands) -> Run:
 
 @cache
 def _two_over_pi() -> int:
-    """The first bits of 2/pi behind the point, by Machin's formula."""
+    """Return the first 1201 fractional bits of 2/pi, computed by Machin's formula."""
     one = 1 << (_TURN_BITS + 64)
 
     def arc_tangent(inverse: int) -> int:
@@ -106,7 +106,7 @@ def _two_over_pi() -> int:
 
 
 def _turn_bits(value: Array, segment: Array) -> Array:
-    """V_TRIG_PREOP_F64: 53 bits of 2/pi, those that matter for a number of this size."""
+    """Compute V_TRIG_PREOP_F64: a segment of 53 bits of 2/pi, whose position depends on the exponent of the value."""
     value, segment = np.broadcast_arrays(value, segment)
     large = exponent(value)
     shifts = (segment & np.uint32(31)).astype(np.int64) * 53 + np.maximum(large - 1077, 0)

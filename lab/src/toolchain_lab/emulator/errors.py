@@ -1,16 +1,16 @@
-"""Errors of the emulator: what happened, why, and what to do."""
+"""The errors of the emulator."""
 
 from __future__ import annotations
 
 
 class EmulatorError(Exception):
-    """An expected failure.
+    """The base class of errors that a user can cause.
 
     Args:
-        id: names the situation for programs.
-        what: what happened, one sentence.
-        why: the cause as far as it is known.
-        fix: what the user can do; empty where any error of the class has the same remedy.
+        id: a stable name of the situation, for programs.
+        what: what happened, in one sentence.
+        why: the cause, if it is known.
+        fix: what the user can do; empty if the remedy is the same for all errors of the class.
     """
 
     def __init__(self, id: str, what: str, *, why: str = "", fix: str = "") -> None:
@@ -22,28 +22,28 @@ class EmulatorError(Exception):
 
 
 class NotEmulatedError(EmulatorError):
-    """A code object that the emulator does not support: an instruction, modifier, float mode, register or GPU."""
+    """The emulator does not support an instruction, a modifier, a mode, a register or the GPU of a code object."""
 
 
 class FaultyKernelError(EmulatorError):
-    """A kernel that accesses memory that is not its own, or reads what it did not wait for."""
+    """The kernel has a fault, such as an access out of bounds, a data race or a missing wait."""
 
 
 class OutsideError(FaultyKernelError):
-    """An access outside of every buffer: the launch's sizes or grid are wrong, or the kernel is."""
+    """The kernel accesses memory outside of all buffers, because its launch or the kernel itself is wrong."""
 
 
 class CodeObjectError(EmulatorError):
-    """A file that is not a whole code object, or that lacks the kernel."""
+    """A file is not a complete code object, or lacks the kernel."""
 
 
 class LaunchError(EmulatorError):
-    """An argument or a grid that cannot be used."""
+    """An argument or the grid of a launch is invalid."""
 
 
 class DisassemblerError(EmulatorError):
-    """No usable disassembler."""
+    """There is no usable disassembler."""
 
 
 class ProgramError(Exception):
-    """A program that failed; its text says why."""
+    """A program failed; the text of the error says why."""

@@ -17,9 +17,9 @@ class Float8:
     Args:
         mantissa: bits of the mantissa.
         bias: the bias of the exponent.
-        largest: bits of the largest finite number.
-        infinite: whether the type has infinities, as E5M2 has; the FNUZ types and E4M3FN have NaN only.
-        nan: bits of NaN. A FNUZ type has one NaN and no negative zero, and its bits are 0x80.
+        largest: the bits of the largest finite number.
+        infinite: whether the type has infinities, as E5M2 has; the FNUZ types and E4M3FN have only NaN.
+        nan: the bits of NaN. In FNUZ types these are 0x80, and there is no negative zero.
     """
 
     mantissa: int
@@ -30,7 +30,7 @@ class Float8:
 
     @cached_property
     def _positive(self) -> Array:
-        """The values of the bits from 0 to `largest`."""
+        """The values of the codes from 0 to `largest`, `float64`."""
         bits = np.arange(self.largest + 1)
         exponent, fraction = bits >> self.mantissa, bits & (1 << self.mantissa) - 1
         normal = fraction + (exponent > 0) * (1 << self.mantissa)
@@ -60,7 +60,7 @@ class Float8:
         """
         wide = np.asarray(values, np.float64)
         magnitude, table = np.abs(wide), self._positive
-        # The bits are consecutive, so the even one of two neighbours has the even mantissa.
+        # Neighbouring numbers have consecutive codes, so the one with the even code has the even mantissa.
         above = np.minimum(np.searchsorted(table, magnitude), self.largest)
         below = np.maximum(above - 1, 0)
         middle = (table[below] + table[above]) / 2
@@ -78,5 +78,5 @@ E4M3FN = Float8(3, 7, 0x7E, infinite=False, nan=0x7F)
 E4M3FNUZ = Float8(3, 8, 0x7F, infinite=False, nan=0x80)
 E5M2 = Float8(2, 15, 0x7B, infinite=True, nan=0x7F)
 E5M2FNUZ = Float8(2, 16, 0x7F, infinite=False, nan=0x80)
-# By Triton's name.
+# The types by Triton's names.
 TYPES = {"fp8e4nv": E4M3FN, "fp8e4b8": E4M3FNUZ, "fp8e5": E5M2, "fp8e5b16": E5M2FNUZ}

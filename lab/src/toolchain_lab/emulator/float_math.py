@@ -1,4 +1,8 @@
-"""Floating-point functions that numpy lacks, as AMD's instruction set manuals describe them."""
+"""Floating-point functions of the instructions, as AMD's instruction set manuals describe them.
+
+Arguments have an element for each lane. The functions accept `float32`, and `float64` where an instruction for that
+type exists.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,18 @@ _ONE, _MINUS_ONE = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """a*b+c, rounded once to `float32`.
+    """Compute a*b+c, rounded once to `float32`.
 
-    The product of two float32 is exact in float64. The sum is rounded there first; where that may be halfway between
-    two float32, normal or denormal, the part that was lost decides.
+    The product of two float32 is exact in float64, but the sum is rounded to float64 before it is rounded to float32.
+    If the first rounding may have given a number halfway between two float32, normal or denormal, the sum is
+    corrected by its rounding error.
     """
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
     total = np.asarray(product + addend)
     result = total.astype(np.float32)
     near = (total.view(np.uint64) & _BELOW) == _HALFWAY
-    # Shifted and less 1, a denormal is small, and 0 is not.
+    # The shift drops the sign. After the subtraction a denormal is below the limit, and 0 has wrapped around.
     denormal = (result.view(np.uint32) << _ONE_32) - _ONE_32 < _DENORMAL
     if np.count_nonzero(near | denormal):
         return _to_odd(total, _lost(product, addend, total)).astype(np.float32)
@@ -35,32 +40,35 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def _lost(a: Array, b: Array, total: Array) -> Array:
-    """The error of a sum of float64."""
+    """Return the rounding error of the float64 sum `total` of a and b."""
     back = total - a
     return np.asarray((a - (total - back)) + (b - back))
 
 
 def _to_odd(total: Array, lost: Array) -> Array:
-    """Move sums with even bits by one unit towards what they lost, so that rounding them once more is right."""
+    """Round to odd: move inexact sums with an even mantissa by one unit towards the exact sum.
+
+    A later rounding to fewer bits is then correct.
+    """
     step = np.where((lost > 0) == (total > 0), _ONE, _MINUS_ONE)
     moves = (total.view(np.uint64) & _ONE == 0) & np.isfinite(total) & (lost != 0)
     return np.where(moves, total.view(np.uint64) + step, total.view(np.uint64)).view(np.float64)
 
 
 def add_to_odd(a: Array, b: Array) -> Array:
-    """a+b of `float64`; a sum that is not exact gets the neighbour with odd bits, so a later rounding is right."""
+    """Add `float64` with rounding to odd, so that a later rounding to fewer bits is correct."""
     total = np.asarray(a + b)
     return _to_odd(total, _lost(a, b, total))
 
 
 def fma_half(a: Array, b: Array, c: Array) -> Array:
-    """The same for `float16`."""
+    """Compute a*b+c, rounded once to `float16`."""
     product = np.multiply(a, b, dtype=np.float64)
     return add_to_odd(product, np.asarray(c, np.float64)).astype(np.float16)
 
 
 def maximum(a: Array, b: Array) -> Array:
-    """V_MAX: the number where the other is NaN, and +0 above -0."""
+    """Compute V_MAX: if one argument is NaN, the other is returned, and +0 is greater than -0."""
     result = np.fmax(a, b)
     if np.count_nonzero(result) == np.size(result):
         return result
@@ -69,7 +77,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def minimum(a: Array, b: Array) -> Array:
-    """V_MIN: the number where the other is NaN, and -0 below +0."""
+    """Compute V_MIN: if one argument is NaN, the other is returned, and -0 is less than +0."""
     result = np.fmin(a, b)
     if np.count_nonzero(result) == np.size(result):
         return result
@@ -78,7 +86,7 @@ def minimum(a: Array, b: Array) -> Array:
 
 
 def median(a: Array, b: Array, c: Array) -> Array:
-    """V_MED3; the smallest where one is NaN."""
+    """Compute V_MED3: the median, or the minimum if an argument is NaN."""
     middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum(minimum(a, b), c), middle)
 
@@ -89,38 +97,42 @@ def _flushed(values: Array) -> Array:
 
 
 def mad(a: Array, b: Array, c: Array) -> Array:
-    """V_MAD_F32: the product is rounded too, and denormals are flushed throughout."""
+    """Compute V_MAD_F32: the product and the sum are rounded, and denormals are flushed everywhere."""
     product = _flushed(np.asarray(_flushed(a) * _flushed(b), np.float32))
     return _flushed(np.asarray(product + _flushed(c), np.float32))
 
 
 def exp2(values: Array) -> Array:
-    """V_EXP_F32: denormals are flushed on both sides."""
+    """Compute V_EXP_F32: 2 to the power of the argument; denormal arguments and results are flushed."""
     return _flushed(np.exp2(_flushed(values).astype(np.float64)).astype(np.float32))
 
 
 def log2(values: Array) -> Array:
-    """V_LOG_F32: denormals are flushed."""
+    """Compute V_LOG_F32: the logarithm to base 2; denormal arguments are flushed."""
     return np.log2(_flushed(values).astype(np.float64)).astype(np.float32)
 
 
 def sqrt(values: Array) -> Array:
-    """V_SQRT_F32, correctly rounded; denormals are flushed."""
+    """Compute V_SQRT_F32, correctly rounded; denormal arguments are flushed."""
     return np.sqrt(_flushed(np.asarray(values, np.float32)))
 
 
 def reciprocal(values: Array) -> Array:
-    """V_RCP_F32, correctly rounded; denormals are flushed on both sides."""
+    """Compute V_RCP_F32, correctly rounded; denormal arguments and results are flushed."""
     return _flushed(np.reciprocal(_flushed(np.asarray(values, np.float32)).astype(np.float64)).astype(np.float32))
 
 
 def reciprocal_sqrt(values: Array) -> Array:
-    """V_RSQ_F32, correctly rounded; denormals are flushed."""
+    """Compute V_RSQ_F32, correctly rounded; denormal arguments are flushed."""
     return (1 / np.sqrt(_flushed(np.asarray(values, np.float32)).astype(np.float64))).astype(np.float32)
 
 
 def _quarters(values: Array) -> tuple[Array, Array, Array]:
-    """Turns as the nearest quarter, 0 to 3, and sine and cosine of the rest, which the subtraction leaves exact."""
+    """Split a number of turns into the nearest quarter and a rest, because the subtraction of quarters is exact.
+
+    Returns:
+        The quarter, 0 to 3, and the sine and the cosine of the rest, `float64`.
+    """
     turns = np.asarray(values, np.float64)
     nearest = np.rint(turns * 4)
     rest = np.where(nearest == 0, turns, turns - nearest / 4) * (2 * np.pi)
@@ -128,61 +140,61 @@ def _quarters(values: Array) -> tuple[Array, Array, Array]:
 
 
 def sine(values: Array) -> Array:
-    """V_SIN_F32: of a number of turns."""
+    """Compute V_SIN_F32: the sine of a number of turns."""
     quarter, sin, cos = _quarters(values)
     return np.select([quarter == 1, quarter == 2, quarter == 3], [cos, -sin, -cos], sin).astype(np.float32)
 
 
 def cosine(values: Array) -> Array:
-    """V_COS_F32: of a number of turns; never -0."""
+    """Compute V_COS_F32: the cosine of a number of turns, which is never -0."""
     quarter, sin, cos = _quarters(values)
     signed = np.select([quarter == 1, quarter == 2, quarter == 3], [-sin, -cos, sin], cos)
     return np.asarray(signed + 0.0).astype(np.float32)
 
 
 def fraction(values: Array) -> Array:
-    """V_FRACT: below 1 always."""
+    """Compute V_FRACT: the fractional part, which is always less than 1."""
     values = np.asarray(values)
     below: Array = np.minimum(values - np.floor(values), np.nextafter(values.dtype.type(1), values.dtype.type(0)))
     return below
 
 
 def scale(values: Array, power: Array) -> Array:
-    """V_LDEXP."""
+    """Compute V_LDEXP: a number times a power of two."""
     scaled: Array = np.ldexp(values, np.clip(power, -2200, 2200))
     return scaled
 
 
 def mantissa(values: Array) -> Array:
-    """V_FREXP_MANT."""
+    """Compute V_FREXP_MANT: the mantissa, from 0.5 to 1."""
     part: Array = np.frexp(values)[0]
     return part
 
 
 def mantissa_exponent(values: Array) -> Array:
-    """V_FREXP_EXP_I32: 0 for infinity and NaN."""
+    """Compute V_FREXP_EXP_I32: the exponent for the mantissa of V_FREXP_MANT, and 0 for infinity and NaN."""
     return np.where(np.isfinite(values), np.frexp(values)[1], 0).astype(np.int32)
 
 
 def to_integer(values: Array, low: float, high: float) -> Array:
-    """Truncated, kept within `low` and `high`, NaN as 0; `int64`."""
+    """Truncate numbers to integers from `low` to `high`, `int64`; NaN becomes 0."""
     wide = np.nan_to_num(np.trunc(np.asarray(values, np.float64)), nan=0.0, posinf=high, neginf=low)
     kept: Array = np.clip(wide, low, high).astype(np.int64)
     return kept
 
 
 def to_i32(values: Array) -> Array:
-    """V_CVT_I32."""
+    """Compute V_CVT_I32: truncate to `int32`, and clamp to its range."""
     return to_integer(values, -2147483648.0, 2147483647.0).astype(np.int32)
 
 
 def to_u32(values: Array) -> Array:
-    """V_CVT_U32."""
+    """Compute V_CVT_U32: truncate to `uint32`, and clamp to its range."""
     return to_integer(values, 0.0, 4294967295.0).astype(np.uint32)
 
 
 def half_towards_zero(values: Array) -> Array:
-    """`float32` to the bits of `float16`, rounded towards zero, as `uint32`."""
+    """Round `float32` towards zero to `float16`, and return its bits as `uint32`."""
     values = np.asarray(values, np.float32)
     near = values.astype(np.float16)
     over = np.abs(near.astype(np.float32)) > np.abs(values)
@@ -191,7 +203,7 @@ def half_towards_zero(values: Array) -> Array:
 
 
 def classify(values: Array, wanted: Array) -> Array:
-    """V_CMP_CLASS: whether a number is of one of the classes whose bits are set."""
+    """Compute V_CMP_CLASS: whether a number is in one of the classes whose bits are set in `wanted`."""
     values = np.asarray(values)
     negative, magnitude = np.signbit(values), np.abs(values)
     tiny: np.float32 | np.float64 = _TINY
@@ -219,14 +231,14 @@ def classify(values: Array, wanted: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The numbers of V_DIV_SCALE for one type.
+    """The parameters of V_DIV_SCALE for one type. Exponents are biased.
 
     Args:
-        distance: the difference of the exponents from which the quotient is scaled.
-        power: the power of 2 that the operands are scaled by.
-        both_small: the power where the quotient and the inverse of the denominator are denormal.
-        small: the largest exponent of a numerator that is scaled.
-        tiny: the smallest normal number.
+        distance: the smallest difference of the exponents of numerator and denominator that needs scaling.
+        power: the power of 2 by which an operand is scaled.
+        both_small: the power if both the quotient and the reciprocal of the denominator are denormal.
+        small: the largest exponent of a numerator that needs scaling.
+        tiny: the smallest normal number of the type.
     """
 
     distance: int
@@ -236,21 +248,25 @@ class Scaling:
     tiny: np.floating
 
 
-# AMD's manual prints 64 for `both_small`, which makes the denominator infinite and the quotient NaN.
+# AMD's manual gives 64 for `both_small`, but with that the denominator becomes infinite and the quotient NaN.
 _FP32 = Scaling(96, 64, -64, 23, _TINY)
 
 
 def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
-    """V_DIV_SCALE_F32; see `scaled`."""
+    """Compute V_DIV_SCALE_F32, see `scaled`."""
     value, denominator, numerator = (np.asarray(each, np.float32) for each in (value, denominator, numerator))
     return scaled(value, denominator, numerator, _FP32)
 
 
 def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> tuple[Array, Array]:
-    """Scale one of the two operands of a division so that its steps neither overflow nor vanish.
+    """Scale one of the two operands of a division so that its steps neither overflow nor underflow.
+
+    Args:
+        value: the operand to scale, which is equal to the denominator or to the numerator.
+        by: the parameters for the type of the operands.
 
     Returns:
-        The scaled value, and the lanes whose quotient V_DIV_FMAS must scale back.
+        The scaled value, and a mask of the lanes whose quotient V_DIV_FMAS must scale back.
     """
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
 
@@ -260,7 +276,8 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
     small_quotient, small_inverse = denormal(numerator / denominator), denormal(1 / denominator)
     is_denominator, is_numerator = value == denominator, value == numerator
     everything = np.ones(value.shape, np.bool_)
-    # The first case of the manual that holds: the power of 2, the value that gets it, and whether it is taken back.
+    # The cases of the manual, of which the first that holds is applied. Each has a condition, the power of 2, the
+    # lanes that are scaled, and whether V_DIV_FMAS must scale back.
     cases = (
         (exponent(numerator) - exponent(denominator) >= by.distance, by.power, is_denominator, True),
         (denormal(denominator), by.power, everything, False),
@@ -279,7 +296,7 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """V_DIV_FMAS_F32: the last step of a division, which takes the scale back."""
+    """Compute V_DIV_FMAS_F32, the last step of a division, which reverts the scaling in the lanes of `scaled`."""
     plain = fma(a, b, c)
     power = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
     exact = (np.multiply(a, b, dtype=np.float64) + c) * power
@@ -287,7 +304,7 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def _special_quotients(result: Array, sign: Array, denominator: Array, numerator: Array) -> Array:
-    """Put the results of divisions by or of zero, infinity and NaN in place; all arrays have one type of float."""
+    """Replace the quotients of zeros, infinities and NaN; all arrays have the same floating-point type."""
     kind = sign.dtype.type
     result = np.where(np.isinf(denominator) | (numerator == 0), sign * kind(0), result)
     result = np.where((denominator == 0) | np.isinf(numerator), sign * kind(np.inf), result)
@@ -298,7 +315,7 @@ def _special_quotients(result: Array, sign: Array, denominator: Array, numerator
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """V_DIV_FIXUP_F32 and V_DIV_FIXUP_F64: the special cases of a division."""
+    """Compute V_DIV_FIXUP_F32 and V_DIV_FIXUP_F64, which correct the special cases of a division."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     kind = quotient.dtype.type
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), kind(-1), kind(1))
@@ -310,7 +327,7 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
 
 
 def div_fixup_half(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """V_DIV_FIXUP_F16: the special cases of a division of halves."""
+    """Compute V_DIV_FIXUP_F16, which corrects the special cases of a division."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float16(-1), np.float16(1))
     return _special_quotients(sign * np.abs(quotient), sign, denominator, numerator)

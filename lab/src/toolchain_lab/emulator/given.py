@@ -1,4 +1,4 @@
-"""Arguments and expected results as a user writes them: `n=300`, `X=x.npy`, `O=zeros:4096`, `bias=null`."""
+"""Parsing of a kernel's arguments, such as `n=300`, `X=x.npy` or `O=zeros:4096`, and comparison of its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.launch import Parameter, Value
 
-# Arrays by Triton's name of an element type; bf16 and 8-bit floats are kept as their bits.
+# The type of an array by Triton's name of its elements. bf16 and 8-bit floats are stored as their bits.
 ELEMENTS: dict[str, type[np.generic]] = {
     "i1": np.uint8, "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
     "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
@@ -30,13 +30,14 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return the value of an argument, and the parameter with the element type that the text or its file names.
+    """Return the value of an argument, and its parameter with the element type that the text or the file names.
 
     Args:
-        seed: the seed of the random numbers, which differ from argument to argument.
+        text: what the user gave, in one of the forms in `_FORMS`.
+        seed: the seed of `normal:`, which is combined with the name of the parameter.
 
     Raises:
-        LaunchError: the text has no form that fits the parameter's type.
+        LaunchError: the text is not valid for the parameter's type.
     """
     if not parameter.pointer:
         return parameter, _number(parameter, text)
@@ -64,7 +65,10 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
 
 
 def _number(parameter: Parameter, text: str) -> float:
-    """Return a number; of a parameter without a type its bits: those of a float if the text is not an integer."""
+    """Return the number in a text.
+
+    If the type of the parameter is unknown, a text that is not an integer gives the bits of a float.
+    """
     try:
         if parameter.format in "efd" or parameter.type == "bf16":
             return float(text)
@@ -73,7 +77,7 @@ def _number(parameter: Parameter, text: str) -> float:
             return int.from_bytes(struct.pack(f"<{form}", float(text)), "little")
         return int(text, 0)
     except (ValueError, KeyError, OverflowError) as error:
-        raise _wrong(parameter, text, "it is a number") from error
+        raise _wrong(parameter, text, "the parameter takes a number in the range of its type") from error
 
 
 def _storage(parameter: Parameter, text: str) -> type[np.generic]:
@@ -81,7 +85,7 @@ def _storage(parameter: Parameter, text: str) -> type[np.generic]:
         raise _wrong(parameter, text, "the code object does not say the type of the elements: add :TYPE, such as :fp16")
     kind = ELEMENTS.get(parameter.element)
     if kind is None:
-        raise _wrong(parameter, text, f"elements of type {parameter.element} are unknown")
+        raise _wrong(parameter, text, f"the element type {parameter.element} is unknown")
     return kind
 
 
@@ -94,10 +98,10 @@ def _encoded(element: str, values: Array) -> Array:
 def _load(parameter: Parameter, text: str) -> Array:
     """Return the array in a file that `numpy.save` wrote."""
     try:
-        with Path(text).open("rb") as stream:  # numpy leaves it open after an error
+        with Path(text).open("rb") as stream:  # because numpy does not close a file after an error
             loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
-        raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is cut'}") from error
+        raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is truncated'}") from error
     except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise _wrong(parameter, text, "the file is not an array that numpy.save wrote") from error
     if not isinstance(loaded, np.ndarray):
@@ -113,10 +117,10 @@ def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
     parameter = replace(parameter, type=f"*{element}")
     kind = np.dtype(_storage(parameter, text))
     integers = loaded.dtype.kind in "iu" and kind.kind in "iu" and element not in _AS_BITS
-    # ml_dtypes saves its types as bytes without a type.
+    # numpy saves the types of ml_dtypes as untyped bytes.
     raw = (element in _AS_BITS and loaded.dtype.kind in "Viu") or (element == "i1" and loaded.dtype.kind in "biu")
     if loaded.dtype != kind and not (loaded.dtype.itemsize == kind.itemsize and (integers or raw)):
-        raise _wrong(parameter, text, f"it holds {loaded.dtype}, {kind} is expected")
+        raise _wrong(parameter, text, f"the file holds {loaded.dtype}, but {kind} is expected")
     return parameter, np.ascontiguousarray(loaded).view(loaded.dtype if integers else kind)
 
 
@@ -132,12 +136,12 @@ def _wrong(parameter: Parameter, text: str, why: str) -> LaunchError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A buffer beside the array that was expected in it.
+    """The comparison of a buffer with the expected array.
 
     Args:
-        differing: the number of elements beyond the tolerance.
-        first: the flat index of the first of these; None if there is none.
-        largest: the largest absolute difference; infinite where one of both is NaN or infinite alone.
+        differing: the number of elements whose difference exceeds the tolerance.
+        first: the flat index of the first such element; None if there is none.
+        largest: the largest absolute difference; infinite if only one of two elements is NaN or infinite.
     """
 
     differing: int
@@ -148,32 +152,38 @@ class Comparison:
         return f"{self.differing} elements differ, the first at {self.first}, by at most {self.largest:.2e}"
 
     def as_json(self) -> dict[str, float | None]:
-        """Return the fields as JSON has them, where an infinite number is null."""
+        """Return the fields for JSON, where an infinite difference is null."""
         largest = self.largest if np.isfinite(self.largest) else None
         return {"differing": self.differing, "first_index": self.first, "largest": largest}
 
 
 def decoded(element: str, stored: Array) -> Array:
-    """Return the numbers of a buffer: those of bf16 and 8-bit floats as `float32`."""
+    """Return the numbers in a buffer; bf16 and 8-bit floats are converted to `float32`."""
     if element in float8.TYPES:
         return float8.TYPES[element].decode(stored)
     return widen_bf16(stored) if element == "bf16" else stored
 
 
 def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float, rtol: float) -> Comparison:
-    """Compare a buffer with an array of numbers: |result - expected| <= atol + rtol * |expected|; NaN equals NaN.
+    """Compare a buffer with the array in a file. NaN equals NaN.
+
+    An element differs unless |result - expected| <= atol + rtol * |expected|.
+
+    Args:
+        parameter: the parameter of the buffer, for its element type.
+        path: a file that `numpy.save` wrote.
 
     Raises:
-        LaunchError: the file is not an array of as many numbers.
+        LaunchError: the file is not an array with as many numbers as the buffer.
     """
     expected = _load(parameter, path)
     if expected.size != buffer.size or expected.dtype.kind not in "biufV":
-        raise _wrong(parameter, path, f"it has {buffer.size} numbers, the file {expected.size}")
+        raise _wrong(parameter, path, f"the buffer has {buffer.size} numbers, and the file has {expected.size}")
     if expected.dtype.kind == "V":
         expected = decoded(parameter.element, expected.view(buffer.dtype))
     result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)
     if result.dtype.kind in "iu" and expected.dtype.kind in "biu":
-        # int64 does not fit a float64.
+        # float64 cannot represent all int64, so the differences are computed by Python.
         off = np.array([abs(int(a) - int(b)) for a, b in zip(result, expected, strict=True)], object)
         wide = off.astype(np.float64)
         bad = wide > atol + rtol * np.abs(expected.astype(np.float64))

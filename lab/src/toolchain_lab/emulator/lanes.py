@@ -1,4 +1,4 @@
-"""Instructions and encodings that move values between lanes: DPP, SDWA, permutes, readlane."""
+"""The encodings DPP and SDWA, and the instructions that move values between lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# Placeholders for a source that an encoding modifies.
+# Operand texts that stand for the sources that DPP or SDWA modifies.
 _CHANGED = ("@0", "@1")
 _WITH_NUMBER = (
     "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
@@ -22,12 +22,15 @@ _WITH_NUMBER = (
 )  # fmt: skip
 
 
-# -------------------------------------------------------------------- DPP
-
-
 @lru_cache(maxsize=256)
 def source_lanes(control: str, value: int, lanes: int) -> Array:
-    """The lane that each lane reads; -1 where it is outside its row."""
+    """Return the lane that each lane reads, `int64[lanes]`; -1 if that lane is outside of the row.
+
+    Args:
+        control: the name of a DPP control, such as `row_shl`.
+        value: the control's number.
+        lanes: the lanes of a wave.
+    """
     lane = np.arange(lanes)
     row, place = lane & ~15, lane & 15
     tables: dict[str, Callable[[], Array]] = {
@@ -50,7 +53,7 @@ def source_lanes(control: str, value: int, lanes: int) -> Array:
 
 
 def _control(instruction: Instruction, lanes: int) -> Array:
-    """The source lanes of a DPP instruction."""
+    """Return the lane that each lane of a DPP instruction reads; -1 if it is outside of the row."""
     modifiers = instruction.modifiers
     for name, width in (("quad_perm", 4), ("dpp8", 8)):
         if name in modifiers.names():
@@ -67,10 +70,10 @@ def _control(instruction: Instruction, lanes: int) -> Array:
 
 
 def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
-    """An instruction whose first source comes from other lanes.
+    """Decode an instruction with DPP, whose first source comes from other lanes.
 
     Args:
-        build: decodes the plain form.
+        build: decodes the instruction without DPP.
     """
     instruction, lanes = operands.instruction, operands.target.lanes
     modifiers = instruction.modifiers
@@ -80,7 +83,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     rows, banks = modifiers.number("row_mask", 15), modifiers.number("bank_mask", 15)
     lane = np.arange(lanes)
     enabled = ((rows >> (lane >> 4 & 3)) & 1).astype(bool) & ((banks >> (lane >> 2 & 3)) & 1).astype(bool)
-    # DPP8 has no bound control: what a lane may not read is 0.
+    # DPP8 has no bound_ctrl: a lane that reads an invalid lane always gets 0.
     zero = eight or modifiers.text("bound_ctrl") in {"0", "1"}
     fetch_inactive = modifiers.number("fi") == 1
     place = 2 if instruction.name in {"v_add_co_u32", "v_sub_co_u32", "v_add_co_ci_u32", "v_sub_co_ci_u32"} else 1
@@ -108,11 +111,8 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     return run
 
 
-# -------------------------------------------------------------------- SDWA
-
-
 def _selected(get: Get, choice: str, *, sign: bool) -> Get:
-    """One byte or half of a source, in the lowest bits."""
+    """Return the reader of one byte or half of a source, extended to 32 bits."""
     if choice == "DWORD":
         return get
     width = 16 if choice.startswith("WORD") else 8
@@ -124,7 +124,7 @@ def _selected(get: Get, choice: str, *, sign: bool) -> Get:
 
 
 def sdwa(operands: Operands, row: LaneOp) -> Run:
-    """An instruction on bytes or halves of its operands."""
+    """Decode an instruction with SDWA, which uses bytes or halves of its operands."""
     instruction = operands.instruction
     modifiers = instruction.modifiers
     texts = list(instruction.operands)
@@ -157,25 +157,22 @@ def sdwa(operands: Operands, row: LaneOp) -> Run:
     return run
 
 
-# -------------------------------------------------------------------- single instructions
-
-
 def read_first_lane(operands: Operands) -> Run:
-    """V_READFIRSTLANE_B32: the lowest active lane; lane 0 where none is."""
+    """Decode V_READFIRSTLANE_B32, which reads the lowest active lane, or lane 0 if EXEC is 0."""
     result, source = operands.instruction.operands
     get, put = operands.u32(source), operands.put_number(result)
     return lambda wave: put(wave, int(np.broadcast_to(get(wave), (wave.lanes,))[wave.first_lane()]))
 
 
 def read_lane(operands: Operands) -> Run:
-    """V_READLANE_B32: any lane, active or not."""
+    """Decode V_READLANE_B32, which ignores EXEC."""
     result, source, lane = operands.instruction.operands
     get, which, put = operands.u32(source), operands.number(lane), operands.put_number(result)
     return lambda wave: put(wave, int(np.broadcast_to(get(wave), (wave.lanes,))[which(wave) % wave.lanes]))
 
 
 def write_lane(operands: Operands) -> Run:
-    """V_WRITELANE_B32: one lane, active or not; the others stay."""
+    """Decode V_WRITELANE_B32, which writes one lane, and ignores EXEC."""
     result, value, lane = operands.instruction.operands
     register = operands.vector(result)
     operands.read(operands.write(register))
@@ -189,7 +186,12 @@ def write_lane(operands: Operands) -> Run:
 
 @lru_cache(maxsize=256)
 def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
-    """The lane that each lane reads: `choices` has four bits for each lane of a row."""
+    """Return the lane that each lane reads, `int64[lanes]`.
+
+    Args:
+        choices: four bits for each lane of a row, which select a lane of the row that is read.
+        other_row: whether each row reads its neighbour.
+    """
     lane = np.arange(lanes)
     chosen = np.array([choices >> 4 * k & 15 for k in range(16)])
     order: Array = ((lane & ~15) ^ (16 if other_row else 0)) + chosen[lane & 15]
@@ -197,7 +199,7 @@ def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
 
 
 def _permute_rows(*, other_row: bool) -> Handler:
-    """V_PERMLANE16_B32 and V_PERMLANEX16_B32: 16 choices of a lane, in this row or in its neighbour."""
+    """Return the decoder of V_PERMLANE16_B32, or of V_PERMLANEX16_B32, which reads the neighbouring row."""
 
     def build(operands: Operands) -> Run:
         result, source, low, high = operands.instruction.operands
@@ -220,10 +222,12 @@ def _permute_rows(*, other_row: bool) -> Handler:
 
 
 def _swap_rows(width: int) -> Handler:
-    """V_PERMLANE16_SWAP_B32 and V_PERMLANE32_SWAP_B32: odd rows of the first are exchanged with even ones of the other.
+    """Return the decoder of V_PERMLANE16_SWAP_B32 or V_PERMLANE32_SWAP_B32.
+
+    The odd rows of the first register are exchanged with the even rows of the second one.
 
     Args:
-        width: lanes of a row.
+        width: the lanes of a row, 16 or 32.
     """
 
     def build(operands: Operands) -> Run:
@@ -247,7 +251,7 @@ def _swap_rows(width: int) -> Handler:
 
 
 def permute_64(operands: Operands) -> Run:
-    """V_PERMLANE64_B32: exchanges both halves of a wave of 64; does nothing in a wave of 32."""
+    """Decode V_PERMLANE64_B32, which exchanges both halves of a wave64, and does nothing in a wave32."""
     result, source = operands.instruction.operands
     if operands.target.lanes == 32:
         return lambda _: None
@@ -257,7 +261,11 @@ def permute_64(operands: Operands) -> Run:
 
 
 def _count_below(*, upper: bool) -> Handler:
-    """V_MBCNT_LO_U32_B32 and V_MBCNT_HI_U32_B32: bits of a mask that stand for lanes below this one."""
+    """Return the decoder of V_MBCNT_LO_U32_B32 or V_MBCNT_HI_U32_B32, which count the mask bits of lower lanes.
+
+    Args:
+        upper: whether the mask holds lanes 32 to 63.
+    """
 
     def build(operands: Operands) -> Run:
         result, mask, add = operands.instruction.operands

@@ -1,4 +1,4 @@
-"""Instructions that do one thing in each lane, as rows of a table: result, sources, and a function of arrays."""
+"""Decoding of instructions that compute each lane alone; each is a table row with the types and a numpy function."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Handler = Callable[[Operands], Run]
 
 @dataclass(frozen=True, slots=True)
 class LaneOp:
-    """One instruction.
+    """The types and the function of an instruction that computes each lane alone.
 
     Args:
-        result: type of the destination, a letter.
+        result: the letter of the destination's type.
         sources: a letter for each source, in order.
-        compute: takes an array for each source and gives the result.
-        keeps_high: a 16-bit result leaves the upper half of its register as it is on gfx9 too.
+        compute: takes an array for each source, and returns the result.
+        keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other instructions
+            set it to 0. Later GPUs always preserve it.
 
-    Letters of 32 bits: `u` uint32, `t` uint32 of which the text may name a half, `p` two halves, `i` int32, `f`
-    float32, `d` the destination's old value as float32. Of 16 bits: `h` float16, `s` int16, `w` uint16. Of 64 bits: `q`
-    uint64, `l` int64, `e` float64, `a` the destination's old value as float64. And `b`: a lane mask, VCC where it is
-    left out.
+    The letters of 32-bit types are `u` for uint32, `t` for uint32 or a half of a register, `p` for two halves, `i` for
+    int32, `f` for float32, and `d` for the destination's old value as float32. Those of 16 bits are `h` for float16,
+    `s` for int16, and `w` for uint16. Those of 64 bits are `q` for uint64, `l` for int64, `e` for float64, and `a` for
+    the destination's old value as float64. `b` is a lane mask, which is VCC if the text omits it.
     """
 
     result: str
@@ -40,7 +41,7 @@ class LaneOp:
 
 
 def handler(row: LaneOp) -> Handler:
-    """The decoder of an instruction of the table."""
+    """Return the decoder of an instruction."""
 
     def build(operands: Operands) -> Run:
         gets, put = sources_and_put(operands, row)
@@ -53,7 +54,10 @@ def handler(row: LaneOp) -> Handler:
 
 
 def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run:
-    """Two sources and a function of numpy's own, which writes straight to the register where all lanes are active."""
+    """Return a function that applies a ufunc to two sources.
+
+    It writes directly to the register if all lanes are active, because that avoids a copy.
+    """
     function, (left, right) = row.compute, gets
     index = operands.vector(operands.instruction.operands[0]).index
     letter = row.result
@@ -71,16 +75,16 @@ def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run
 
 
 def parts(operands: Operands, row: LaneOp) -> tuple[Get, Put]:
-    """The function that computes an instruction's result, and the one that writes it."""
+    """Return the function that computes an instruction's result, and the one that writes it."""
     gets, put = sources_and_put(operands, row)
     return _joined(row.compute, gets), put
 
 
 def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
-    """The functions that read an instruction's sources, and the one that writes its result."""
+    """Return the functions that read an instruction's sources, and the one that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
-    # A compare in its short form names VCC like any destination; other short forms leave it out.
+    # The text of V_CMPX has no destination on gfx11 and later; its result is then handled as that of a write to VCC.
     first = 1 if row.result != "b" or len(texts) > len(row.sources) else 0
     selected = instruction.modifiers.vector("op_sel", [0] * (len(row.sources) + 1)) if _has_halves(row) else []
     gets: list[Get] = []
@@ -107,7 +111,12 @@ def _has_halves(row: LaneOp) -> bool:
 
 
 def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
-    """A source by its letter; `high` picks the upper half where it has 16 bits."""
+    """Return the reader of a source.
+
+    Args:
+        letter: the type, as in `LaneOp`.
+        high: 1 for the upper half of a register, if the type has 16 bits.
+    """
     simple: dict[str, Callable[[str], Get]] = {
         "u": operands.u32,
         "i": operands.i32,
@@ -135,7 +144,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
 
 
 def _two_halves(operands: Operands, text: str) -> Get:
-    """Two halves in 32 bits. A constant such as 1.0 is the lower half; the other is 0."""
+    """Return the reader of two halves in 32 bits; a constant such as 1.0 is the lower half, and the other one is 0."""
     if operands.register(text) is not None or text.startswith("0x"):
         return operands.u32(text)
     if text != "0" and "." not in text:
@@ -145,7 +154,7 @@ def _two_halves(operands: Operands, text: str) -> Get:
 
 
 def destination(operands: Operands, row: LaneOp, text: str, high: int | None = None) -> Put:
-    """The writer of a row's result."""
+    """Return the function that writes a result; `high` selects the half of the register for a 16-bit type."""
     letter = row.result
     simple = {"u": operands.put_u32, "i": operands.put_i32, "b": operands.put_mask}
     if letter in simple:
@@ -176,17 +185,17 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 
 
 def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
-    """Refuse an infinite half where the mode FP16_OVFL gives the largest number instead, unless a source is infinite.
+    """Raise NotEmulatedError if an active lane has an infinite half while the mode FP16_OVFL is set.
 
-    Raises:
-        NotEmulatedError: an active lane has one.
+    In that mode hardware replaces an overflow by the largest finite number but keeps the infinity of a source, and
+    this function does not see the sources.
     """
     if wave.clamps_overflow and np.count_nonzero(np.isinf(value) & wave.mask):
         raise instruction.unknown("an infinite result in the mode FP16_OVFL")
 
 
 def _joined(compute: Compute, gets: list[Get]) -> Get:
-    """The function of a wave that computes from its sources."""
+    """Return a function that reads the sources of a wave and computes the result."""
     if len(gets) == 1:
         (get,) = gets
         return lambda wave: compute(get(wave))

@@ -1,4 +1,4 @@
-"""Loads and stores of memory: global, flat, buffer, scratch and scalar ones."""
+"""Global, flat, buffer, scratch and scalar instructions that access memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# Bytes by the last part of a name, and whether a short one has a sign.
+# The size in bytes by the last part of a mnemonic, and whether a load sign-extends.
 SIZES = {
     "ubyte": (1, False), "u8": (1, False), "sbyte": (1, True), "i8": (1, True), "byte": (1, False), "b8": (1, False),
     "ushort": (2, False), "u16": (2, False), "sshort": (2, True), "i16": (2, True), "short": (2, False),
@@ -29,12 +29,14 @@ _KIND = re.compile(
 
 
 class Access:
-    """A load or a store by its name.
+    """The properties of a load or a store that follow from its mnemonic.
 
-    Args:
+    Attributes:
+        known: whether the mnemonic is that of a load or a store; only then the others are set.
         size: bytes for each lane.
-        sign: a short value is extended by its sign.
-        half: 0 or 1 where 16 bits of a register are meant and the others stay.
+        sign: whether a value of less than 32 bits is sign-extended.
+        load: whether it is a load.
+        half: 0 or 1 if a D16 form accesses only the lower or the upper half of a register; otherwise None.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,17 +51,17 @@ class Access:
 
 
 def active(wave: Wave, values: Array) -> Array:
-    """The values of the active lanes."""
+    """Return the values of the active lanes."""
     if not values.ndim:
         values = np.broadcast_to(values, (wave.lanes,))
     return values if wave.all_lanes else values[wave.mask]
 
 
 def spread(wave: Wave, values: Array, lanes: Array | None = None) -> Array:
-    """Values of some lanes, `uint32[words, n]`, as those of all lanes, with 0 in the others.
+    """Expand the values of some lanes, `uint32[words, n]`, to all lanes, with 0 in the others.
 
     Args:
-        lanes: which lanes; the active ones by default.
+        lanes: a mask of the n lanes; the active lanes by default.
     """
     if lanes is None:
         if wave.all_lanes:
@@ -71,7 +73,7 @@ def spread(wave: Wave, values: Array, lanes: Array | None = None) -> Array:
 
 
 def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Array], None]:
-    """The writer of loaded values, `uint32[words, lanes]`, to registers."""
+    """Return the function that writes loaded values, `uint32[words, lanes]`, to the registers of an operand."""
     if access.size >= 4:
         words = access.size // 4
         first = operands.write(operands.vector(text), words).index
@@ -99,7 +101,7 @@ def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Arr
 
 
 def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Array]:
-    """The reader of the values to store from registers, `uint32[words, lanes]`."""
+    """Return the function that reads the values to store, `uint32[words, lanes]`, from the registers of an operand."""
     if access.size >= 4:
         words = access.size // 4
         first = operands.read(operands.vector(operands.plain(text)), words).index
@@ -116,11 +118,13 @@ def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Ar
 
 
 def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes: Array | None = None) -> Array:
-    """Load from memory, `uint32[words, n]`.
+    """Load from memory, and return `uint32[words, n]`.
 
     Args:
-        addresses: the addresses of some lanes.
-        lanes: which these are; the active ones by default.
+        addresses: `uint64[n]`.
+        size: bytes for each lane.
+        what, pc: the kind of access and the address of the instruction, for messages.
+        lanes: a mask of the n lanes; the active lanes by default.
     """
     memory, accesses = wave.group.memory, wave.group.accesses
     place = memory.places(addresses, size, what, pc)
@@ -132,7 +136,7 @@ def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes:
 def _store(
     wave: Wave, addresses: Array, size: int, what: str, pc: int, *, values: Array, lanes: Array | None = None
 ) -> None:
-    """Store to memory; the arguments are those of `_load`."""
+    """Store to memory the `values` of all lanes, `uint32[words, lanes]`; other arguments are those of `_load`."""
     memory, accesses = wave.group.memory, wave.group.accesses
     place = memory.places(addresses, size, what, pc, write=True)
     if lanes is not None:
@@ -148,11 +152,13 @@ def _offset(operands: Operands) -> int:
     return operands.instruction.modifiers.number("offset")
 
 
-# -------------------------------------------------------------------- global and flat
-
-
 def global_address(operands: Operands, vector: str, scalar: str | None) -> Get:
-    """Addresses, `uint64`: two registers, or a scalar base with an offset of 32 bits in each lane."""
+    """Return the reader of the addresses of all lanes, `uint64[lanes]`.
+
+    Args:
+        vector: two registers with an address, or one register with an offset of 32 bits from `scalar`.
+        scalar: two scalar registers with the base address, if any.
+    """
     offset = np.uint64(_offset(operands) & QUAD)
     if scalar is None or scalar in {"off", "null"}:
         address = operands.u64(vector)
@@ -188,11 +194,8 @@ def _global(access: Access, *, flat: bool) -> Handler:
     return build
 
 
-# -------------------------------------------------------------------- scratch
-
-
 def _scratch(access: Access) -> Handler:
-    """Memory of each lane's own, seen as rows of words: `uint32[words, lanes]`."""
+    """Return the decoder of a scratch instruction. Scratch memory is `uint32[words, lanes]`, a column for each lane."""
 
     def build(operands: Operands) -> Run:
         texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
@@ -221,7 +224,7 @@ def _scratch(access: Access) -> Handler:
             return place >> 2, active(wave, np.arange(wave.lanes))
 
         if index is None:
-            # All lanes have one place: whole rows of words.
+            # All lanes have the same offset, so they access whole rows.
             return _scratch_rows(operands, register, access, base=base, offset=int(offset))
         if access.load:
             write = writer(operands, register, access)
@@ -278,11 +281,18 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
     return store
 
 
-# -------------------------------------------------------------------- buffers
-
-
 class BufferAddress:
-    """The addresses that the lanes of a buffer instruction access, and the lanes that are in bounds."""
+    """Computes the addresses that a buffer instruction accesses.
+
+    Args:
+        vector: the register with the offset of each lane, used with `offen`.
+        resource: the four scalar registers with the buffer descriptor.
+        scalar: the scalar offset.
+        size: bytes of each access.
+
+    Raises:
+        NotEmulatedError: the instruction uses a form of addressing that is not emulated.
+    """
 
     def __init__(self, operands: Operands, vector: str, resource: str, scalar: str, size: int) -> None:
         instruction = operands.instruction
@@ -297,12 +307,17 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # Fields of the last word: the type, whether the lane is added, and how bounds are checked, 3 for raw buffers.
+        # Fields of the last word: the type, whether the lane's number is added, and the mode of the bounds check, which
+        # is 3 for raw buffers.
         self._fields, self._raw = (0xC0800000, 0) if self._old else (0xF0800000, 0x30000000)
         self._instruction = instruction
 
     def of(self, wave: Wave) -> tuple[Array, Array]:
-        """Addresses, `uint64[lanes]`, and the lanes that access."""
+        """Return the addresses, `uint64[lanes]`, and a mask of the lanes that are active and in bounds.
+
+        Raises:
+            NotEmulatedError: the descriptor is not that of a raw buffer, or an access is only partly in bounds.
+        """
         first = self._resource
         base = int(wave.s[first]) | (int(wave.s[first + 1]) & 0xFFFF) << 32
         if int(wave.s[first + 1]) >> 16 & 0x3FFF:
@@ -317,7 +332,7 @@ class BufferAddress:
         place: Array = np.asarray(lane + np.int64(self._offset))
         if not place.ndim:
             place = np.broadcast_to(place, (wave.lanes,))
-        # On gfx9 the scalar offset is part of the range check; later it is not.
+        # The scalar offset takes part in the bounds check on gfx9, but not on later GPUs.
         inside: Array = place <= records - (scalar if self._old else 0) - self._size
         if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
             raise self._instruction.unknown("an access that is partly within the buffer's range")
@@ -339,7 +354,10 @@ def _buffer(access: Access) -> Handler:
 
 
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
-    """On gfx90a scratch memory is a buffer, whose descriptor is in s[0:3] at first."""
+    """Decode a buffer instruction of gfx90a, which accesses scratch memory if its descriptor is that of the wave.
+
+    The descriptor of scratch memory is in s[0:3] when a kernel starts.
+    """
     texts, pc = operands.instruction.operands, operands.instruction.address
     resource = operands.register(texts[2])
     if resource is None:
@@ -354,7 +372,9 @@ def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
             plain(wave)
             return
         if int(wave.s[first]) | (high & 0xFFFF) << 32 != wave.scratch_address:
-            raise FaultyKernelError("scratch-outside", f"a scratch access at {pc:#x} is not to the wave's own memory")
+            raise FaultyKernelError(
+                "scratch-outside", f"the scratch access at {pc:#x} is outside of the wave's scratch memory"
+            )
         rows(wave)
 
     return run
@@ -380,9 +400,6 @@ def _in_buffer(operands: Operands, access: Access) -> Run:
     return store
 
 
-# -------------------------------------------------------------------- scalar loads
-
-
 def _scalar_load(size: int, *, sign: bool) -> Handler:
     def build(operands: Operands) -> Run:
         result, base, offset = operands.instruction.operands
@@ -398,7 +415,7 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         def run(wave: Wave) -> None:
             place = address(wave) + fixed + (0 if index is None else index(wave))
             image = wave.group.code.image
-            # Tables of constants lie beside the code, whose addresses begin at 0.
+            # The code object is loaded at address 0, and constant tables are in it.
             if 0 < place <= len(image) - size:
                 data = image[place : place + size]
             else:
@@ -423,7 +440,7 @@ HANDLERS: dict[str, Handler] = _scalar_handlers()
 
 
 def handler_of(name: str) -> Handler | None:
-    """The decoder of a load or a store of memory; None if the name is unknown."""
+    """Return the decoder of a load or a store; None if this module does not know the name."""
     access = Access(name)
     if not access.known:
         return None

@@ -1,4 +1,4 @@
-"""Loads, stores and permutes of LDS, the memory that a workgroup shares."""
+"""LDS instructions: loads, stores and permutes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 
 
 def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
-    """Return the offsets of the active lanes in LDS, and the union of their bits; refuse an access outside of it."""
+    """Return the byte offsets of the active lanes in LDS, and the bitwise or of all of them.
+
+    Raises:
+        FaultyKernelError: a lane accesses bytes beyond the LDS of the workgroup.
+    """
     place = active(wave, address).astype(np.int64)
     if offset:
         place += offset
     limit, bits = wave.group.lds_size, int(np.bitwise_or.reduce(place))
-    # No offset is more than all bits together.
+    # No offset is larger than the bitwise or, so the exact maximum is rarely needed.
     if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
         raise FaultyKernelError(
             "lds-outside",
@@ -33,7 +37,7 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
 
 
 def _note(wave: Wave, place: Array, size: int, pc: int, values: Array | None = None) -> None:
-    """Note an access of the active lanes; `values` are those of a store."""
+    """Record an access of the active lanes; `values` are those of a store, and None for a load."""
     accesses = wave.group.accesses
     if accesses is None:
         wave.group.lds.note(place, size, pc, values)
@@ -52,7 +56,7 @@ def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
         try:
             numbers = lds.numbers[size][place]
         except IndexError:
-            places(wave, address, offset, size, pc)  # says which
+            places(wave, address, offset, size, pc)  # raises an error that names the offset
             raise
         _note(wave, place, size, pc)
         return spread(wave, numbers.astype(np.uint32, copy=False)[None])
@@ -83,7 +87,12 @@ def _single(access: Access) -> Handler:
 
 
 def _pair(*, load: bool, size: int, stride: int) -> Handler:
-    """Two loads or stores at once; their offsets count in elements."""
+    """Return the decoder of an instruction with two loads or stores.
+
+    Args:
+        size: bytes of each access.
+        stride: the unit of the two offsets, in bytes.
+    """
 
     def build(operands: Operands) -> Run:
         pc, modifiers = operands.instruction.address, operands.instruction.modifiers
@@ -120,13 +129,13 @@ def _wide(wave: Wave, values: Array) -> Array:
 
 
 def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
-    """A register of other lanes; 0 from those that are not active."""
+    """Return the values that a register has in the given lanes, with 0 for inactive lanes."""
     values = _wide(wave, get(wave))[lanes]
     return values if wave.all_lanes else np.where(wave.mask[lanes], values, np.uint32(0))
 
 
 def backward_permute(operands: Operands) -> Run:
-    """DS_BPERMUTE_B32: each lane names the lane that it reads, times 4."""
+    """Decode DS_BPERMUTE_B32, where each lane's address is 4 times the lane that it reads."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
@@ -139,7 +148,7 @@ def backward_permute(operands: Operands) -> Run:
 
 
 def forward_permute(operands: Operands) -> Run:
-    """DS_PERMUTE_B32: each lane names the lane that it writes, times 4; of several the highest one does."""
+    """Decode DS_PERMUTE_B32, where each lane's address is 4 times the lane that it writes; the highest lane wins."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
@@ -154,7 +163,7 @@ def forward_permute(operands: Operands) -> Run:
 
 
 def swizzle(operands: Operands) -> Run:
-    """DS_SWIZZLE_B32: a fixed pattern of lanes, from the offset field of the encoding."""
+    """Decode DS_SWIZZLE_B32, whose offset field encodes a fixed permutation of lanes."""
     result, data = operands.instruction.operands
     operands.instruction.modifiers.text("offset")
     pattern = operands.instruction.line.words[0] & 0xFFFF
@@ -171,10 +180,11 @@ def swizzle(operands: Operands) -> Run:
 
 
 def transposed_read(operands: Operands) -> Run:
-    """DS_READ_B64_TR_B16 and _B8: 16 lanes read rows of 16 elements, 8 bytes each; each lane gets one column.
+    """Decode DS_READ_B64_TR_B16 and DS_READ_B64_TR_B8, which read a transposed matrix.
 
-    Of halves, lane 4r + c reads 4c to 4c+3 of row r; of bytes, lane 2r + c reads 8c to 8c+7. No manual we found
-    documents it; Triton's layouts need this order.
+    16 lanes together read rows of 16 elements, 8 bytes by each lane, and each lane receives one column. With 16-bit
+    elements lane 4r + c reads the elements 4c to 4c+3 of row r; with 8-bit elements lane 2r + c reads 8c to 8c+7.
+    The order follows from Triton's layouts, because we found no manual that documents these instructions.
     """
     result, base = operands.instruction.operands
     pc, offset = operands.instruction.address, operands.instruction.modifiers.number("offset")
@@ -186,7 +196,7 @@ def transposed_read(operands: Operands) -> Run:
         if not wave.all_lanes:
             raise operands.instruction.unknown("lanes that are not active")
         words = _load(wave, address(wave), offset, 8, pc).T
-        # [block of 16 lanes, row, 16 columns]
+        # The shape is [block of 16 lanes, row, 16 columns].
         rows = np.ascontiguousarray(words).view(kind).reshape(wave.lanes // 16, -1, 16)
         columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32).reshape(wave.lanes, 2)
         for word, put in enumerate(puts):
@@ -205,7 +215,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handler_of(name: str) -> Handler | None:
-    """The decoder of an LDS instruction; None if the name is unknown."""
+    """Return the decoder of an LDS instruction; None if this module does not know the name."""
     if name in HANDLERS:
         return HANDLERS[name]
     if match := _PAIR.match(name):

@@ -1,8 +1,8 @@
-"""Matrix instructions: MFMA of CDNA and WMMA of RDNA.
+"""Matrix instructions on 16-bit and 32-bit floats: MFMA of CDNA and WMMA of RDNA.
 
-A product follows the rule that is published for the GPU and the type, see `accumulation`. Where there is none, or
-with `--fast`, products are summed in float64 and rounded once; the program then notes the magnitudes, which bound the
-error.
+Sums are rounded by the rule that is published for the GPU and the type, see `accumulation`. If no rule is published,
+or with `--fast`, products are summed in float64 and rounded once. The program then records the largest magnitude,
+from which `exactness` computes a bound of the error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
-# Shapes by matrix size and type: k of one instruction.
+# The values of k that instructions have, by the number of rows and the type.
 _DEPTHS = {
     (32, "f16"): {8, 16},
     (16, "f16"): {16, 32},
@@ -33,15 +33,16 @@ _DEPTHS = {
     (32, "xf32"): {4},
     (16, "xf32"): {8},
 }
-# bf16 without _1k: the older form with half the depth.
+# The older bf16 instructions, without _1k, have half of that k: (rows, k).
 _OLD_BF16 = {(32, 4), (16, 8)}
 
 
 def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
-    """Registers, `uint32[n, lanes]`, as each lane's numbers in order, `float64[lanes, k]`.
+    """Convert registers, `uint32[n, lanes]`, to the numbers of each lane, `float64[lanes, k]`.
 
     Args:
-        cut: whether float32 is cut off to xf32, as hardware does it; else it is rounded.
+        kind: the type of the elements: `f16`, `bf16`, `f32` or `xf32`.
+        cut: whether float32 is truncated to xf32, as hardware does; otherwise it is rounded.
     """
     columns = np.ascontiguousarray(rows.T)
     if kind == "f16":
@@ -49,21 +50,22 @@ def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
     if kind == "bf16":
         return widen_bf16(columns.view(np.uint16)).astype(np.float64)
     if kind == "xf32":
-        # 10 bits of mantissa remain.
+        # xf32 has 10 bits of mantissa.
         even = (columns >> np.uint32(13)) & np.uint32(1)
         columns = (columns + (np.uint32(0) if cut else np.uint32(0xFFF) + even)) & np.uint32(0xFFFFE000)
     return columns.view(np.float32).astype(np.float64)
 
 
-# A factor is most often used by several instructions.
+# The functions below are cached because most factors are used by several instructions.
 @lru_cache(maxsize=512)
 def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rule, order: bytes = b"") -> Factor:
-    """A factor of one wave, whose rows are columns for the second one.
+    """Return a factor of one wave, prepared for a rule.
+
+    The second factor of a product has its columns where the first one has its rows.
 
     Args:
-        registers: `uint32[count, lanes]`; the lanes hold `parts` parts of k, one behind the other.
-        rule: how it will be used.
-        order: the order that its rows get, `int64`.
+        registers: `uint32[count, lanes]`; consecutive groups of lanes hold the `parts` parts of k.
+        order: the indices that reorder the rows, `int64`; empty to keep their order.
     """
     numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=True)
     return rule.factor(_matrices(numbers, 1, parts, order)[0], kind)
@@ -73,10 +75,13 @@ def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rul
 def _factors_of(
     registers: bytes, count: int, waves: int, parts: int, kind: str, *, order: bytes = b""
 ) -> tuple[Array, Array]:
-    """The factors of several waves for a product that is rounded once, and the largest finite value of each.
+    """Return the factors of several waves, for products that are rounded once, and the largest magnitude of each.
 
     Args:
         registers: `uint32[count, waves * lanes]`.
+
+    Returns:
+        `float64[waves, rows, k]`, and `float64[waves]` of finite magnitudes.
     """
     numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=False)
     matrices = _matrices(numbers, waves, parts, order)
@@ -84,29 +89,30 @@ def _factors_of(
 
 
 def _matrices(numbers: Array, waves: int, parts: int, order: bytes) -> Array:
-    """The numbers of lanes as a matrix for each wave, `float64[waves, rows, k]`."""
+    """Arrange the numbers of all lanes, `float64[waves * lanes, k / parts]`, as `float64[waves, rows, k]`."""
     rows = len(numbers) // (waves * parts)
     matrices: Array = numbers.reshape(waves, parts, rows, -1).transpose(0, 2, 1, 3).reshape(waves, rows, -1)
     return matrices[:, np.frombuffer(order, np.int64)] if order else matrices
 
 
 def _largest(matrices: Array) -> Array:
-    """The largest finite magnitude of each matrix, `float64`."""
+    """Return the largest finite magnitude of each matrix, `float64[waves]`."""
     found: Array = np.maximum.reduce(np.abs(matrices), axis=(1, 2)).astype(np.float64)
     return found if np.isfinite(found).all() else np.array([largest(matrix) for matrix in matrices])
 
 
 @lru_cache(maxsize=512)
 def _repeats(registers: bytes) -> bool:
-    """Whether lanes 16 to 31 of each 32 hold what lanes 0 to 15 do."""
+    """Return whether lanes 16 to 31 of each 32 lanes hold the same values as lanes 0 to 15."""
     halves = np.frombuffer(registers, np.uint32).reshape(-1, 2, 16)
     return np.array_equal(halves[:, 0], halves[:, 1])
 
 
 def _rows(size: int) -> bytes:
-    """The rows of a product in the order of its registers, `int64`: register r of lane l has column l % size.
+    """Return the rows of a product in the order in which the registers of MFMA hold them, as the bytes of `int64`.
 
-    Its row is 8*(r // 4) + 4*(l // 32) + r % 4 for 32 rows, 4*(l // 16) + r for 16.
+    Register r of lane l holds column l % size. Its row is 8*(r // 4) + 4*(l // 32) + r % 4 if there are 32 rows, and
+    4*(l // 16) + r if there are 16.
     """
     parts = 64 // size
     registers = np.arange(size // parts)
@@ -118,9 +124,9 @@ _ROWS = {size: _rows(size) for size in (16, 32)}
 
 
 def _wmma_registers(products: Array, generation: int) -> Array:
-    """The products of waves as registers of 32 lanes for each of them.
+    """Convert products, `float64[waves, 16, 16]`, to the registers of WMMA, `float64[waves, 8, 32]`.
 
-    Row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16.
+    Register r of lane l holds column l % 16. Its row is 2*r + l // 16 on gfx11, and r + 8*(l // 16) on gfx12.
     """
     if generation == 11:
         return products.reshape(-1, 8, 32)
@@ -128,22 +134,26 @@ def _wmma_registers(products: Array, generation: int) -> Array:
 
 
 def _beside(registers: Array) -> Array:
-    """The registers of each wave, `[waves, r, lanes]`, as those of all lanes, `[r, waves * lanes]`."""
+    """Concatenate the registers of all waves: `[waves, r, lanes]` becomes `[r, waves * lanes]`."""
     return registers[0] if len(registers) == 1 else registers.transpose(1, 0, 2).reshape(registers.shape[1], -1)
 
 
 def mfma(
     a: Array, b: Array, c: Array, size: int, kind: str, *, rule: Rule | None, waves: int = 1
 ) -> tuple[Array, float]:
-    """a*b+c for matrices of size x size, as registers, and the magnitude that bounds the error.
+    """Compute a*b+c of an MFMA for one or more waves.
 
     Args:
-        a, b: `uint32[n, waves * 64]`; lane l of a wave holds row (column) l % size, and the part l // size of k.
-        c: `float32[r, waves * 64]` or a number.
-        rule: how it rounds; None for once.
+        a, b: registers, `uint32[n, waves * 64]`; lane l of a wave holds row (of b: column) l % size, and the part
+            l // size of k.
+        c: registers, `float32[r, waves * 64]`, or a number.
+        size: the rows and columns of the result, 16 or 32.
+        kind: the type of the elements of a and b.
+        rule: how sums are rounded; None to round each sum once.
 
     Returns:
-        `float32[r, waves * 64]`, and 0 if there is a rule.
+        The registers of the result, `float32[r, waves * 64]`, and the magnitude for the bound of the error, which is
+        0 if there is a rule.
     """
     parts = 64 // size
     if rule is not None:
@@ -163,15 +173,18 @@ def mfma(
 
 
 def _magnitude(depth: int, left: Array, right: Array, c: Array) -> float:
-    """At least the sum of the magnitudes of everything that one result adds, of the wave with the largest one."""
+    """Return an upper bound of the sum of magnitudes that any element of the result adds, over all waves."""
     added = _largest(c.reshape(len(c), len(left), -1).transpose(1, 0, 2)) if c.ndim else largest(c)
     return float(np.max(depth * left * right + added))
 
 
 def wmma(a: Array, b: Array, c: Array, generation: int, kind: str, *, waves: int = 1) -> tuple[Array, float]:
-    """a*b+c for 16x16 matrices on 32 lanes, and the magnitude that bounds the error.
+    """Compute a*b+c of a WMMA for 16x16 matrices and one or more waves of 32 lanes.
 
-    On gfx11 lanes 16 to 31 repeat lanes 0 to 15; on gfx12 they hold the second half of k.
+    On gfx11 lanes 16 to 31 of a and b repeat lanes 0 to 15; on gfx12 they hold the second half of k.
+
+    Returns:
+        The registers of the result, `float32[8, waves * 32]`, and the magnitude for the bound of the error.
     """
     if generation == 11:
         a, b = (factor.reshape(len(factor), waves, 2, 16)[:, :, 0] for factor in (a, b))
@@ -183,7 +196,7 @@ def wmma(a: Array, b: Array, c: Array, generation: int, kind: str, *, waves: int
 
 
 def handler_of(name: str) -> Handler | None:
-    """The decoder of a matrix instruction; None if the name is unknown."""
+    """Return the decoder of a matrix instruction; None if this module does not know the name."""
     if match := _MFMA.match(name):
         size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
         if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):
@@ -213,7 +226,7 @@ def _matrix(compute: Callable[[Array, Array, Array, int], tuple[Array, float]]) 
         name = operands.instruction.name
 
         def run(wave: Wave) -> None:
-            # EXEC does not matter to these.
+            # Matrix instructions ignore EXEC.
             a = wave.vectors[left.index : left.index + left.count]
             b = wave.vectors[right.index : right.index + right.count]
             result, magnitude = compute(a, b, add(wave), len(wave.members))
@@ -245,8 +258,8 @@ def _wmma(kind: str) -> Handler:
             if generation == 11 and not (_repeats(a.tobytes()) and _repeats(b.tobytes())):
                 raise FaultyKernelError(
                     "matrix-halves-differ",
-                    f"a matrix instruction at {address:#x} has different halves",
-                    why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
+                    f"the factors of the matrix instruction at {address:#x} differ between the halves of the wave",
+                    why="on gfx11 lanes 16 to 31 must hold the same values as lanes 0 to 15",
                 )
             return wmma(a, b, c, generation, kind, waves=waves)
 

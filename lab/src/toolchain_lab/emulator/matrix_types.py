@@ -1,9 +1,10 @@
-"""Matrix instructions on integers, floats of 8 and 4 bits, and float64.
+"""Matrix instructions on integers, on floats of 8 and 4 bits, and on float64.
 
-Integers are exact, and floats of 8 bits on gfx942, whose rule is published, see `accumulation`. Other products are
-summed in float64 and rounded once.
-Each lane's numbers are taken as they come, because the order of k does not matter as long as both factors share it.
-It does for scales, each of which belongs to 32 numbers in a row.
+Results are exact for integers, and for 8-bit floats on gfx942, whose rule is published, see `accumulation`. Other
+products are summed in float64 and rounded once.
+
+The order of k is not reproduced, because both factors share it and a sum does not depend on it. Only with scales does
+it matter, because each scale applies to 32 consecutive elements.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ _MFMA = re.compile(
     r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
 )
 _WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
-# The k of one instruction, by rows and type.
+# The values of k that instructions have, by the number of rows and the type.
 _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
 }  # fmt: skip
-# The types of V_MFMA_F32_*_F8F6F4 by the number in CBSZ and BLGP; those of 6 bits are not emulated.
+# The types of V_MFMA_F32_*_F8F6F4, by the value of CBSZ or BLGP. The 6-bit types, 2 and 3, are not emulated.
 _BY_NUMBER = {0: "fp8", 1: "bf8", 4: "fp4"}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _FP4 = np.concatenate([_FP4, -_FP4])
 
 
-# A factor is most often used by several instructions.
+# This is cached because most factors are used by several instructions.
 @lru_cache(maxsize=256)
 def _numbers(registers: bytes, count: int, kind: str, target: Target) -> Array:
-    """Registers, `uint32[count, lanes]`, as each lane's numbers, `float64[lanes, k]`."""
+    """Convert registers, `uint32[count, lanes]`, to the numbers of each lane, `float64[lanes, k]`."""
     columns = np.ascontiguousarray(np.frombuffer(registers, np.uint32).reshape(count, -1).T)
     if kind == "f64":
         return columns.view(np.float64)
@@ -53,13 +54,18 @@ def _numbers(registers: bytes, count: int, kind: str, target: Target) -> Array:
 
 
 def _rows(numbers: Array, parts: int, *, chunks: int = 1) -> Array:
-    """A factor as `float64[row, k]`; the lanes hold `parts` parts of each of the chunks of k, one behind the other."""
+    """Arrange the numbers of a wave, `float64[lanes, k / parts]`, as a matrix, `float64[rows, k]`.
+
+    Args:
+        parts: the groups of lanes that hold different parts of k.
+        chunks: k is divided into so many chunks, and each of them is divided among the groups of lanes.
+    """
     rows = len(numbers) // parts
     return numbers.reshape(parts, rows, chunks, -1).transpose(1, 2, 0, 3).reshape(rows, -1)
 
 
 def _registers(product: Array, target: Target, kind: str) -> Array:
-    """A product as registers, `[r, lanes]`; the column is that of the lane."""
+    """Convert a product, `[rows, columns]`, to registers, `[r, lanes]`, in the layout of the GPU."""
     size = len(product)
     if target.generation == 11 or kind == "f64":
         return product.reshape(-1, target.lanes)
@@ -70,12 +76,12 @@ def _registers(product: Array, target: Target, kind: str) -> Array:
 
 
 def _unpacked(registers: Array, size: int, parts: int) -> Array:
-    """What `_registers` made of a matrix of CDNA, as that matrix."""
+    """Convert registers of MFMA to a matrix, `[size, size]`; the inverse of `_registers`."""
     return registers.reshape(-1, 4, parts, size).transpose(0, 2, 1, 3).reshape(size, size)
 
 
 def _added(product: Array, add: Array, out: str) -> Array:
-    """The sum in its type, as registers."""
+    """Return `product + add`, both in the layout of registers, as `uint32[r, lanes]` of the type `out`."""
     if out == "i32":
         return (product.astype(np.int64) + add.view(np.int32)).astype(np.int32).view(np.uint32)
     if out == "f32":
@@ -84,7 +90,7 @@ def _added(product: Array, add: Array, out: str) -> Array:
 
 
 def _addend(operands: Operands, text: str, out: str) -> Get:
-    """What is added: 32 bits as registers, or float64."""
+    """Return the reader of the addend: `uint32[r, lanes]`, or `float64[r, lanes]` if `out` is `f64`."""
     register = operands.register(text)
     if register is None:
         return operands.f64(text) if out == "f64" else operands.u32(text)
@@ -103,7 +109,7 @@ def _addend(operands: Operands, text: str, out: str) -> Get:
 
 
 def _byte_scale(operands: Operands, number: int) -> Get:
-    """A power of two of each lane, `float64[lanes, 1]`: one byte of a register, 255 is NaN."""
+    """Return the reader of a scale, `float64[lanes, 1]`: a power of two from one byte of a register; 255 is NaN."""
     modifiers = operands.instruction.modifiers
     if "op_sel_hi" not in modifiers.names():
         raise operands.instruction.unknown("scales without op_sel_hi")
@@ -132,7 +138,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
         name = operands.instruction.name
 
         def run(wave: Wave) -> None:
-            # EXEC does not matter to these.
+            # Matrix instructions ignore EXEC.
             matrices = []
             for number, factor in enumerate(factors):
                 rows = wave.vectors[factor.index : factor.index + factor.count]
@@ -140,12 +146,12 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                     if not np.array_equal(rows[:, :16], rows[:, 16:]):
                         raise FaultyKernelError(
                             "matrix-halves-differ",
-                            f"a matrix instruction at {address:#x} has different halves",
-                            why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
+                            f"the factors of the matrix instruction at {address:#x} differ between the wave's halves",
+                            why="on gfx11 lanes 16 to 31 must hold the same values as lanes 0 to 15",
                         )
                     rows = rows[:, :16]
                 numbers = _numbers(rows.tobytes(), len(rows), kinds[number], target)
-                # Instructions of several formats take 16 bytes of each lane, then the next 16.
+                # F8F6F4 instructions take the first 16 bytes of all lanes, then the next 16.
                 chunks = len(rows) // 4 if mixed else 1
                 matrix = _rows(numbers, parts, chunks=chunks)
                 if scales:
@@ -198,7 +204,7 @@ def _by_format(out: str, parts: int, *, scaled: bool) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """The decoder of a matrix instruction; None if the name is unknown."""
+    """Return the decoder of a matrix instruction; None if this module does not know the name."""
     if match := _WMMA.match(name):
         return _wmma(match["out"], match["kind"]) if (match["out"] == "i32") == (match["kind"] == "iu8") else None
     if (match := _MFMA.match(name)) is None:

@@ -1,4 +1,4 @@
-"""Device memory: buffers with gaps between them, and loads and stores by lane."""
+"""The global memory and the LDS of a launch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.errors import FaultyKernelError, OutsideError
 
-# Addresses begin here: far from zero, so that a null pointer with an offset is not a buffer.
+# The first address. It is far from zero, so that a null pointer plus an offset is not inside of a buffer.
 BASE = 0x7F1000000000
 _GAP = 4096
-_NEAR = 1 << 32  # bytes behind a buffer that a message still names
+_NEAR = 1 << 32  # a message names a buffer if the bad address is less than so many bytes behind its end
 _ALIGN = 256
 _ROWS = np.arange(16)[:, None]
 
 
 class Views:
-    """Bytes seen as numbers of 1, 2 and 4 bytes; what loads and stores of all kinds share."""
+    """An array of bytes, with loads and stores of several lanes at once."""
 
     def __init__(self, data: Array) -> None:
         self.bytes = data
@@ -28,10 +28,11 @@ class Views:
         self.words = data[: len(data) // 4 * 4].view(np.uint32)
 
     def load(self, place: Array, size: int, bits: int | None = None) -> Array:
-        """Gather at byte offsets `place`; `uint32[words, lanes]`, one row for 1 or 2 bytes.
+        """Load `size` bytes for each lane, and return them as `uint32[words, lanes]`; 1 or 2 bytes are one word.
 
         Args:
-            bits: all bits of the offsets, where the caller has them.
+            place: the byte offset of each lane.
+            bits: the bitwise or of the offsets, if the caller has computed it.
         """
         if size == 1:
             return np.asarray(self.bytes.take(place).astype(np.uint32)[None])
@@ -53,7 +54,7 @@ class Views:
         return value
 
     def store(self, place: Array, size: int, values: Array) -> None:
-        """Scatter to byte offsets; where lanes meet, the highest one stays."""
+        """Store `size` bytes of each lane, `uint32[words, lanes]`; if two lanes overlap, the higher lane wins."""
         if size == 1:
             self.bytes[place] = values[0].astype(np.uint8)
         elif size == 2 and not int(np.bitwise_or.reduce(place)) & 1:
@@ -66,17 +67,19 @@ class Views:
 
 
 class Lds(Views):
-    """LDS, which records the waves that touched each half word since the last barrier.
+    """LDS, which detects data races between the waves of a workgroup.
+
+    For each unit of 2 bytes it records the waves that accessed it since the last barrier.
 
     Args:
-        watch: whether to note it.
-        limit: bytes that a kernel may read; all by default.
+        watch: whether to detect races.
+        limit: the number of bytes that `numbers` gives access to; all by default.
     """
 
     def __init__(self, data: Array, *, watch: bool, limit: int | None = None) -> None:
         super().__init__(data)
         self.watch = watch
-        # A number at each byte, aligned or not; an index beyond the end raises IndexError.
+        # Overlapping views with a number at each byte offset. An index beyond the end raises IndexError.
         size = len(data) if limit is None else limit
         self.numbers = {
             width: np.ndarray((max(size - width + 1, 0),), kind, data.data, strides=(1,))
@@ -84,16 +87,16 @@ class Lds(Views):
         }
         self.wave = np.uint64(1)
         self._written, self._read, self._changed = (np.zeros(len(data) // 2, np.uint64) for _ in range(3))
-        # Loads are noted when something is stored: where nothing is, none of them matters.
+        # Loads are recorded only when a store follows, because without a store there is no race.
         self._loads: list[tuple[Any, Array, int, int]] = []
         self._stored = False
 
     def turn(self, number: int) -> None:
-        """Set the wave that runs."""
+        """Set the number of the wave whose accesses follow."""
         self.wave = np.uint64(1 << number)
 
     def barrier(self) -> None:
-        """Forget what was noted."""
+        """Forget all accesses, because accesses before and after a barrier do not race."""
         if self._stored:
             self._note_loads()
             self._written[:] = self._read[:] = self._changed[:] = 0
@@ -101,13 +104,18 @@ class Lds(Views):
         self._loads.clear()
 
     def note(self, place: Array, size: int, pc: int, values: Array | None = None) -> None:
-        """Note an access.
+        """Record a load or a store. Accesses of single bytes are not checked.
 
         Args:
-            values: what a store will write; to write what is already there changes nothing.
+            place: the byte offset of each active lane.
+            size: bytes of each lane.
+            pc: the address of the instruction, for the message.
+            values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store of the values
+                that are already there is no race.
 
         Raises:
-            FaultyKernelError: another wave touched the same since the last barrier, and one of both writes.
+            FaultyKernelError: another wave accessed the same bytes since the last barrier, and one of the two accesses
+                is a store.
         """
         if not self.watch or size < 2 or not len(place):
             return
@@ -123,10 +131,10 @@ class Lds(Views):
         self._written[halves] |= self.wave
 
     def note_atomic(self, place: Array, size: int, pc: int) -> None:
-        """Note an atomic access, which may meet atomic ones of other waves, but none of their loads and stores.
+        """Record an atomic access, which races with loads and stores of other waves, but not with their atomics.
 
         Raises:
-            FaultyKernelError: another wave loaded or stored the same since the last barrier.
+            FaultyKernelError: another wave loaded or stored the same bytes since the last barrier.
         """
         if not self.watch or not len(place):
             return
@@ -152,26 +160,26 @@ class Lds(Views):
 
 
 def _halves(place: Array, size: int) -> Array:
-    """The halves of words that an access touches."""
+    """Return the indices of the 2-byte units that an access touches, lane by lane."""
     return place >> 1 if size == 2 else ((place >> 1)[:, None] + np.arange(size // 2)).ravel()
 
 
 def _meeting(pc: int) -> FaultyKernelError:
     return FaultyKernelError(
         "lds-race",
-        f"two waves meet in LDS at {pc:#x}",
-        why="another wave touched the same bytes, without a barrier between, and one of both writes",
+        f"the LDS access at {pc:#x} is a data race",
+        why="another wave accessed the same bytes without a barrier in between, and one of the two accesses is a write",
     )
 
 
 class Memory:
-    """All buffers of a launch.
+    """The global memory of a launch: buffers with gaps between them, so that accesses out of bounds are detected.
 
     Args:
-        buffers: their contents; each gets an address of its own.
-        writable: which of them the kernel may write; all by default.
-        random: fills the gaps.
-        names: the names of buffers, for messages; later ones may have none.
+        buffers: the initial contents of each buffer.
+        random: the source of the bytes in the gaps.
+        writable: whether the kernel may write each buffer; all are writable by default.
+        names: the names of the first buffers, for messages.
     """
 
     def __init__(
@@ -197,24 +205,30 @@ class Memory:
         self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
-        """Put bytes at the beginning of a buffer."""
+        """Write bytes to the beginning of the buffer with an index."""
         start = int(self._low[number])
         self.views.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def content(self, number: int) -> bytes:
-        """The bytes of a buffer."""
+        """Return the bytes of the buffer with an index."""
         return self.views.bytes[int(self._low[number]) : int(self._high[number])].tobytes()
 
     def places(self, addresses: Array, size: int, what: str, pc: int, *, write: bool = False) -> Array:
-        """Offsets in the views for addresses, `uint64`.
+        """Convert addresses to offsets in `views`, `int64[n]`.
+
+        Args:
+            addresses: `uint64[n]`.
+            size: bytes that are accessed at each address.
+            what: the kind of access, for messages.
+            pc: the address of the instruction, for messages.
 
         Raises:
-            FaultyKernelError: one of them is not wholly in a buffer, or its buffer must not be written.
+            FaultyKernelError: an access is not completely inside of a buffer, or writes to a read-only buffer.
         """
         place = addresses.astype(np.int64) - BASE
         if not len(place):
             return place
-        # Most often all lanes are in one buffer.
+        # In the most frequent case all lanes access the same buffer.
         low, high = int(np.minimum.reduce(place)), int(np.maximum.reduce(place)) + size
         number = bisect_right(self._starts, low) - 1
         if number >= 0 and high <= self._ends[number] and (not write or self._may_write[number]):
@@ -228,13 +242,11 @@ class Memory:
                 why=f"{self._where(int(place[bad][0]))}; {size} bytes, {int(bad.sum())} lanes",
             )
         if write and not self._writable[buffer].all():
-            raise FaultyKernelError(
-                "buffer-read-only", f"{what} at {pc:#x} writes to a buffer that the kernel may only read"
-            )
+            raise FaultyKernelError("buffer-read-only", f"{what} at {pc:#x} writes to a read-only buffer")
         return place
 
     def _where(self, place: int) -> str:
-        """Describe an offset that no buffer holds, by the nearest buffer below it."""
+        """Describe an offset outside of all buffers by its distance from the buffer below it."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place + BASE:#x}"
@@ -242,6 +254,10 @@ class Memory:
         return f"{name} ends {place - self._ends[number]} bytes below"
 
     def read(self, address: int, size: int, pc: int) -> bytes:
-        """Bytes for a scalar load."""
+        """Return the bytes of a scalar load.
+
+        Raises:
+            FaultyKernelError: they are not completely inside of a buffer.
+        """
         start = int(self.places(np.array([address], np.uint64), size, "a scalar load", pc)[0])
         return self.views.bytes[start : start + size].tobytes()

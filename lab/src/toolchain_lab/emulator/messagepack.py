@@ -1,4 +1,4 @@
-"""Reads MessagePack, the form of a code object's metadata."""
+"""A decoder for MessagePack, the encoding of a code object's metadata."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import struct
 from typing import Any
 
 _DEPTH = 16
-_MOST = 2_000_000  # values; a library of 5,000 kernels has about 1.2 million
-# First byte to (format, or a plain value); lengths of text, bytes, arrays and maps follow in the same order.
+_MOST = 2_000_000  # values; the metadata of a library of 5,000 kernels has about 1.2 million
+# The `struct` format of a number by its first byte, and the format of the length that follows other first bytes.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
@@ -21,10 +21,11 @@ _PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 def unpack(data: bytes) -> Any:
-    """The value at the beginning of `data`.
+    """Decode the value at the beginning of `data`.
 
     Raises:
-        ValueError: the data ends early, has an extension type, nests too deep, or has more values than any real file.
+        ValueError: the data is truncated, has an extension type, is nested more than 16 levels deep, or has more than
+            2,000,000 values.
     """
     return _Reader(data).value(_DEPTH)
 

@@ -1,4 +1,4 @@
-"""Vector instructions on two numbers in each lane."""
+"""Packed vector instructions, which compute two results in each lane, and dot products of bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from toolchain_lab.emulator.wave import Wave
 
 
 def _selection(operands: Operands, count: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """For both results, which half of each source and whether it is negated: op_sel, op_sel_hi, neg_lo, neg_hi."""
+    """Return the modifiers op_sel, op_sel_hi, neg_lo and neg_hi.
+
+    They select the half of each source, and negate it, for the low result (op_sel, neg_lo) and the high result.
+    """
     modifiers = operands.instruction.modifiers
     return (
         modifiers.vector("op_sel", [0] * count),
@@ -29,7 +32,7 @@ def _negated(get: Get) -> Get:
 
 
 def _float_pair(operands: Operands, text: str, part: int) -> Get:
-    """One of the two float32 of a source; a constant and one scalar register are both."""
+    """Return the reader of one of the two float32 of a source; both are equal for a constant or a single register."""
     register = operands.register(text)
     if register is None or register.count == 1:
         return operands.f32(text)
@@ -108,13 +111,13 @@ def _typed(bits: Get, kind: type[np.generic]) -> Get:
 
 
 def move_pair(operands: Operands) -> Run:
-    """V_PK_MOV_B32: two moves; op_sel picks the first's register, op_sel_hi the second's."""
+    """Decode V_PK_MOV_B32, which moves a register of each source; op_sel and op_sel_hi select the registers."""
     result, first, second = operands.instruction.operands
     modifiers = operands.instruction.modifiers
     low, high = modifiers.vector("op_sel", [0, 0]), modifiers.vector("op_sel_hi", [1, 1])
     named = "op_sel" in modifiers.names()
     get_first = _word(operands, first, low[0])
-    # The text gives the second move's choice in op_sel where it is there.
+    # If the text has op_sel, its second element selects the register of the second source.
     get_second = _word(operands, second, low[1] if named else high[1])
     put_first, put_second = operands.put_u32(result), operands.put_u32(result, 1)
 
@@ -132,7 +135,7 @@ def _word(operands: Operands, text: str, part: int) -> Get:
 
 
 def pack_halves(operands: Operands) -> Run:
-    """V_PACK_B32_F16."""
+    """Decode V_PACK_B32_F16."""
     result, first, second = operands.instruction.operands
     selected = operands.instruction.modifiers.vector("op_sel", [0, 0, 0])
     low, high = operands.half(first, selected[0]), operands.half(second, selected[1])
@@ -156,7 +159,7 @@ def _shift_right(a: Array, b: Array) -> Array:
 
 
 def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
-    """A sum or difference of 16-bit integers, which `clamp` keeps within their type."""
+    """Return the decoder of a packed addition or subtraction of 16-bit integers, which wraps unless `clamp` is set."""
     limits = np.iinfo(kind)  # type: ignore[type-var]
 
     def bounded(a: Array, b: Array) -> Array:
@@ -176,7 +179,7 @@ def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
 
 
 def _bytes(get: Get, *, signed: bool) -> Callable[[Wave], Array]:
-    """The four bytes of a source, `int32[lanes, 4]`."""
+    """Return the reader of the four bytes of a source, `int32[lanes, 4]`."""
     kind = np.int8 if signed else np.uint8
 
     def read(wave: Wave) -> Array:
@@ -187,11 +190,11 @@ def _bytes(get: Get, *, signed: bool) -> Callable[[Wave], Array]:
 
 
 def _dot4(first: bool, second: bool, *, chosen: bool = False) -> Handler:
-    """A sum of four products of bytes and of a third source, or of the old result.
+    """Return the decoder of an instruction that adds four products of bytes to a third source or to its destination.
 
     Args:
-        first, second: whether the bytes of a source are signed.
-        chosen: neg_lo says that instead.
+        first, second: whether the bytes of the source are signed.
+        chosen: whether the modifier neg_lo specifies the signs instead.
     """
 
     def build(operands: Operands) -> Run:

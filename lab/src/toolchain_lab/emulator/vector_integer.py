@@ -18,7 +18,7 @@ _U32, _U63 = np.uint64(32), np.uint64(63)
 
 
 def _amount(value: Array) -> Array:
-    """A shift of 32 bits: only the five lowest bits are used."""
+    """Return the shift amount for a 32-bit value, which is in the five lowest bits."""
     return value & _U31
 
 
@@ -31,23 +31,23 @@ def _amount16(value: Array) -> Array:
 
 
 def _i24(value: Array) -> Array:
-    """The low 24 bits with their sign."""
+    """Sign-extend the low 24 bits."""
     return (value << np.int32(8)) >> np.int32(8)
 
 
 def _ones(width: Array) -> Array:
-    """So many ones in the lowest bits."""
+    """Return a mask whose lowest `width` bits are set; a width of 32 counts as 0."""
     return (_ONE << _amount(width)) - _ONE
 
 
 def bit_field(value: Array, offset: Array, width: Array) -> Array:
-    """V_BFE_U32."""
+    """Compute V_BFE_U32."""
     field: Array = (value >> _amount(offset)) & _ones(width)
     return field
 
 
 def signed_bit_field(value: Array, offset: Array, width: Array) -> Array:
-    """V_BFE_I32: the field's highest bit is its sign; a width of 0 gives 0."""
+    """Compute V_BFE_I32: the highest bit of the field is its sign, and a width of 0 gives 0."""
     field = bit_field(value, offset, width)
     sign = (_ONE << _amount(width)) >> _ONE
     extended: Array = (field ^ sign) - sign
@@ -60,17 +60,21 @@ def _align(high: Array, low: Array, amount: Array) -> Array:
 
 
 def align_bit(high: Array, low: Array, amount: Array) -> Array:
-    """V_ALIGNBIT_B32: 32 bits of a 64-bit number, from bit `amount`."""
+    """Compute V_ALIGNBIT_B32: 32 bits of the 64-bit number `high:low`, starting at bit `amount`."""
     return _align(high, low, amount & _U31)
 
 
 def align_byte(high: Array, low: Array, amount: Array) -> Array:
-    """V_ALIGNBYTE_B32: the same, from byte `amount`."""
+    """Compute V_ALIGNBYTE_B32: 32 bits of the 64-bit number `high:low`, starting at byte `amount`."""
     return _align(high, low, (amount & np.uint32(3)) * np.uint32(8))
 
 
 def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
-    """V_PERM_B32. Selectors: 0-3 bytes of `low`, 4-7 of `high`, 8-11 the sign of a half, 12 zero, above it all ones."""
+    """Compute V_PERM_B32, which selects each byte of the result.
+
+    A selector of 0-3 picks a byte of `low` and 4-7 one of `high`. 8-11 give the sign of a 16-bit half, 12 gives zero,
+    and higher ones give 0xFF.
+    """
     if selector.ndim and not np.count_nonzero(selector != selector[0]):
         return _permute_by_constant(high, low, int(selector[0]))
     high, low, selector = (np.ascontiguousarray(part) for part in np.broadcast_arrays(high, low, selector))
@@ -96,15 +100,15 @@ def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _choices(selector: int) -> tuple[list[int], bool]:
-    """Return the four bytes that a selector names, and whether these are two halves of registers."""
+    """Return the four bytes that a selector picks, and whether each pair of them is a half of a register."""
     choices = [(selector >> 8 * byte) & 7 for byte in range(4)]
     return choices, all(choices[k] % 2 == 0 and choices[k + 1] == choices[k] + 1 for k in (0, 2))
 
 
 def _pick_bytes(high: Array, low: Array, selector: int) -> Array:
-    """Bytes of two registers in an order that all lanes share."""
+    """Compute V_PERM_B32 for a selector that is the same in all lanes and picks only bytes of the sources."""
     choices, are_halves = _choices(selector)
-    if are_halves:  # as most often
+    if are_halves:  # the most frequent case
         below, above = (high if choices[k] > 3 else low for k in (0, 2))
         below = below >> _U16 if choices[0] & 2 else below & _LOW
         packed: Array = below | (above & _HIGH if choices[2] & 2 else above << _U16)
@@ -117,7 +121,7 @@ def _pick_bytes(high: Array, low: Array, selector: int) -> Array:
 
 
 def _permute_by_constant(high: Array, low: Array, selector: int) -> Array:
-    """The same for a selector that all lanes share."""
+    """Compute V_PERM_B32 for a selector that is the same in all lanes."""
     if not selector & 0xF8F8F8F8 and high.ndim and low.ndim:
         return _pick_bytes(high, low, selector)
     result: Array = np.uint32(0)  # type: ignore[assignment]
@@ -135,7 +139,7 @@ def _permute_by_constant(high: Array, low: Array, selector: int) -> Array:
 
 
 def perm(operands: Operands) -> Run:
-    """V_PERM_B32, whose selector is most often a scalar."""
+    """Decode V_PERM_B32, whose selector is usually a scalar."""
     result, high, low, selector = operands.instruction.operands
     left, right, put = operands.u32(high), operands.u32(low), operands.put_u32(result)
     register = operands.register(selector)
@@ -147,7 +151,7 @@ def perm(operands: Operands) -> Run:
 
 
 def reverse_bits(value: Array) -> Array:
-    """V_BFREV_B32."""
+    """Compute V_BFREV_B32."""
     value = np.asarray(value, np.uint32)
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
         value = ((value >> np.uint32(shift)) & np.uint32(mask)) | ((value & np.uint32(mask)) << np.uint32(shift))
@@ -155,25 +159,25 @@ def reverse_bits(value: Array) -> Array:
 
 
 def count_bits(value: Array, add: Array) -> Array:
-    """V_BCNT_U32_B32."""
+    """Compute V_BCNT_U32_B32."""
     return np.bitwise_count(value).astype(np.uint32) + add
 
 
 def leading_zeros(value: Array) -> Array:
-    """V_FFBH_U32, V_CLZ_I32_U32: zeros above the highest one; all ones if there is none."""
+    """Compute V_FFBH_U32 and V_CLZ_I32_U32: the number of leading zeros, or all ones if no bit is set."""
     bits = np.floor(np.log2(np.maximum(np.asarray(value).astype(np.float64), 0.5)))
     return np.where(value == 0, np.uint32(0xFFFFFFFF), (31 - bits).astype(np.uint32))
 
 
 def trailing_zeros(value: Array) -> Array:
-    """V_FFBL_B32, V_CTZ_I32_B32: zeros below the lowest one; all ones if there is none."""
+    """Compute V_FFBL_B32 and V_CTZ_I32_B32: the number of trailing zeros, or all ones if no bit is set."""
     lowest = value & (~np.asarray(value) + _ONE)
     bits = np.log2(np.maximum(lowest.astype(np.float64), 1.0)).astype(np.uint32)
     return np.where(value == 0, np.uint32(0xFFFFFFFF), bits)
 
 
 def choose(unset: Array, given: Array, mask: Array) -> Array:
-    """V_CNDMASK: by lane."""
+    """Compute V_CNDMASK: `given` in the lanes of the mask, `unset` in the others."""
     return np.where(mask, given, unset)
 
 
@@ -186,7 +190,12 @@ def _high_product_signed(left: Array, right: Array) -> Array:
 
 
 def _by_table(table: int, bits: Array, a: Array, b: Array, c: Array) -> Array:
-    """Set those of the zero `bits` that a table of truth has for the bits of three numbers."""
+    """Return a bitwise function of three numbers, given as a truth table.
+
+    Args:
+        table: bit 4a + 2b + c is the function's value for the bits a, b and c.
+        bits: zeros of the result's type; they are overwritten.
+    """
     for row in range(8):
         if table >> row & 1:
             bits |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
@@ -194,7 +203,7 @@ def _by_table(table: int, bits: Array, a: Array, b: Array, c: Array) -> Array:
 
 
 def bit_operation(operands: Operands) -> Run:
-    """V_BITOP3_B32: any function of three bits, by its table of truth."""
+    """Decode V_BITOP3_B32, any bitwise function of three sources."""
     result, *sources = operands.instruction.operands
     table = operands.instruction.modifiers.number("bitop3")
     gets, put = [operands.u32(text) for text in sources], operands.put_u32(result)
@@ -207,7 +216,7 @@ def bit_operation(operands: Operands) -> Run:
 
 
 def bit_operation_of_halves(operands: Operands) -> Run:
-    """V_BITOP3_B16; the other half of the result stays."""
+    """Decode V_BITOP3_B16, which preserves the other half of its destination."""
     result, *sources = operands.instruction.operands
     modifiers = operands.instruction.modifiers
     table, selected = modifiers.number("bitop3"), modifiers.vector("op_sel", [0, 0, 0, 0])
@@ -222,7 +231,12 @@ def bit_operation_of_halves(operands: Operands) -> Run:
 
 
 def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) -> Run:
-    """Sums and differences with a carry in each lane."""
+    """Decode an addition or a subtraction that writes a carry for each lane.
+
+    Args:
+        reverse: whether the second source is the minuend.
+        chained: whether the instruction also reads a carry.
+    """
     texts = list(operands.instruction.operands)
     result, carry, first, second = texts[:4]
     left, right = operands.u32(first), operands.u32(second)
@@ -237,7 +251,7 @@ def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) 
         out = a < b if subtract else total < a
         if into is not None:
             more = into(wave)
-            # At most one of both steps carries.
+            # Only one of the two steps can carry.
             out = out | ((total == 0) & more if subtract else (total == _ALL) & more)
             total = total - more if subtract else total + more
         put(wave, total)
@@ -266,7 +280,7 @@ def _carry_handlers() -> dict[str, Handler]:
 
 
 def multiply_add_64(operands: Operands) -> Run:
-    """V_MAD_U64_U32 and V_MAD_CO_U64_U32: a product of 64 bits, a sum, and its carry."""
+    """Decode V_MAD_U64_U32 and V_MAD_CO_U64_U32, which add a 64-bit product and write the carry."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.u32(first), operands.u32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)
@@ -282,7 +296,7 @@ def multiply_add_64(operands: Operands) -> Run:
 
 
 def multiply_add_signed_64(operands: Operands) -> Run:
-    """V_MAD_I64_I32; its carry is an overflow."""
+    """Decode V_MAD_I64_I32, whose carry is the signed overflow."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.i32(first), operands.i32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)
@@ -299,13 +313,13 @@ def multiply_add_signed_64(operands: Operands) -> Run:
 
 
 def leading_signs(value: Array) -> Array:
-    """V_FFBH_I32, V_CLS_I32: the place of the highest bit that differs from the sign, from above; all ones if none."""
+    """Compute V_FFBH_I32 and V_CLS_I32: the number of leading bits that equal the sign, or all ones if all bits do."""
     signless = np.where(value < 0, ~np.asarray(value), value).view(np.uint32)
     return leading_zeros(signless)
 
 
 def _bounded(kind: type[np.generic], *, subtract: bool, reverse: bool = False) -> Compute:
-    """A sum or difference that stays at the limit of its type where it would leave it."""
+    """Return a function that adds or subtracts and clamps the result to the range of its type."""
     limits = np.iinfo(kind)  # type: ignore[type-var]
 
     def compute(a: Array, b: Array) -> Array:
@@ -334,7 +348,7 @@ def _saturating() -> dict[str, LaneOp]:
     return rows
 
 
-# By name, where the instruction has `clamp`.
+# The rows that replace those of LANE_OPS if the instruction has the modifier `clamp`.
 SATURATING = _saturating()
 LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(
