@@ -141,7 +141,7 @@ def test_git_and_links_do_not_count(tmp_path: Path) -> None:
 def test_what_nothing_here_unpacks_is_not_waved_through(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "data").write_bytes(content)
     (found,) = scan(tmp_path)
-    assert found.what.endswith("not looked into")
+    assert found.what.endswith("not scanned")
 
 
 def zipped(content: bytes) -> bytes:
@@ -195,4 +195,4 @@ def test_what_lies_behind_the_end_of_a_tar_is_not_waved_through(tmp_path: Path) 
     (tmp_path / "garbage").write_bytes(whole[:1024] + b"\xff" * 512 + tar_of(b=ELF))
     (tmp_path / "padded").write_bytes(whole + bytes(50_000))
     found = {one.path: one.what for one in scan(tmp_path)}
-    assert found == dict.fromkeys(["two", "garbage"], "tar with something behind its end, not looked into")
+    assert found == dict.fromkeys(["two", "garbage"], "tar with data after its end mark, not scanned")

@@ -1,4 +1,4 @@
-"""Files by URL and SHA-256: streamed, resumed, and kept only if the digest is right."""
+"""Download files by URL; a file enters the store only if its SHA-256 matches."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import requests
 
 LIMIT_BYTES = 20 << 30
-ATTEMPTS = 5  # connections for one file; each continues where the last one broke
-BACKOFF = 2.0  # seconds before the second connection, doubled for each further one
+ATTEMPTS = 5  # connections per file; each one resumes the download
+BACKOFF = 2.0  # seconds before the first retry; each further retry waits twice as long
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
-_PIECE = 1 << 16  # bytes that a broken connection may lose
+_PIECE = 1 << 16  # bytes read at once: a broken connection loses at most these
 
 
 def archive_name(url: str) -> str:
-    """Return a valid file name for a URL: the last part of its path."""
+    """Return the last part of a URL's path as a valid file name."""
     path = PurePosixPath(unquote(urlsplit(url).path))
     name = re.sub(r"[\x00-\x1f\x7f]", "_", path.name)
-    if path.parent.name in {"tar.gz", "tarball"}:  # GitHub's URLs, which end with the commit
+    if path.parent.name in {"tar.gz", "tarball"}:  # such URLs of GitHub end with a commit, without a suffix
         name += ".tar.gz"
     if len(encoded := name.encode()) > 255:
-        name = encoded[-200:].decode(errors="replace")  # the suffix is needed
+        name = encoded[-200:].decode(errors="replace")  # keep the end, because the suffix names the format
     return name if name not in {"", ".."} else "file"
 
 
@@ -46,13 +46,13 @@ def fetch_archive(
     name: str = "",
     limit_bytes: int = LIMIT_BYTES,
 ) -> Path:
-    """Return a file in the store, fetched if it is not there.
+    """Return the path of a file in the store, after downloading it if the store lacks it.
 
     Args:
-        url: https, or http on this machine.
-        sha256: the digest, with or without `sha256:` in front.
-        name: its name in the store; by default the last part of the URL.
-        limit_bytes: largest size.
+        url: an https URL; http is accepted only for a loopback address.
+        sha256: the expected digest, with or without the prefix `sha256:`.
+        name: the file's name in the store; the default is the last part of the URL.
+        limit_bytes: the largest accepted size.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -63,7 +63,7 @@ def fetch_archive(
     partial = store.partial / digest.removeprefix("sha256:")
     partial.parent.mkdir(parents=True, exist_ok=True)
     with held(store.root / "locks" / f"fetch-{partial.name}.lock", what=f"fetching {name}"):
-        # Another process may have stored it meanwhile; a damaged file is still not accepted.
+        # Another process may have stored the file while this one waited for the lock.
         if (there := store.file(digest, verify=True)) is not None:
             return there
         download = _Download(url, partial, name, limit_bytes)
@@ -77,7 +77,7 @@ def fetch_archive(
 
 
 def _broken() -> tuple[type[Exception], ...]:
-    # Plans fetch nothing and must be quick, so the HTTP library is loaded when a connection is made.
+    # These imports are slow, and most invocations download nothing.
     import requests  # noqa: PLC0415
     import urllib3  # noqa: PLC0415
 
@@ -85,7 +85,7 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 class _Download:
-    """A download of one file over several connections."""
+    """A download of one file, which is resumed on a new connection when one breaks."""
 
     def __init__(self, url: str, partial: Path, name: str, limit_bytes: int) -> None:
         self.url = url
@@ -96,7 +96,7 @@ class _Download:
         self.etag = ""
 
     def run(self) -> None:
-        """Fetch until the file has the size that the server names."""
+        """Download the file, and retry until it has the size that the server announced."""
         with session() as client:
             Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 
@@ -113,15 +113,15 @@ class _Download:
             headers["If-Range"] = self.etag
         with self._get(client, headers) as answer:
             if answer.status_code == 416:
-                # The partial file is as long as the file, or longer, so it is fetched again.
+                # The partial file is not shorter than the server's file, so start from the beginning.
                 self.partial.unlink(missing_ok=True)
-                raise ConnectionError("the server has no such range")
+                raise ConnectionError("the server does not have the requested range")
             if answer.status_code not in {200, 206}:
                 raise self._refused(answer)
             resumed = answer.status_code == 206
             if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
                 self.partial.unlink(missing_ok=True)
-                raise ConnectionError("the server sent another range than requested")
+                raise ConnectionError("the server sent a different range than requested")
             self.content_type = answer.headers.get("Content-Type", "")
             self.etag = tag if not (tag := answer.headers.get("ETag", "")).startswith("W/") else ""
             start = at if resumed else 0
@@ -144,7 +144,7 @@ class _Download:
         return done
 
     def _get(self, client: requests.Session, headers: dict[str, str]) -> requests.Response:
-        """Return the answer after all redirects; an https URL leads only to https."""
+        """Follow redirects and return the last response; a redirect from https to http is refused."""
         url = self.url
         plain = urlsplit(url).scheme == "http"
         for _ in range(_REDIRECTS):
@@ -157,7 +157,7 @@ class _Download:
             "redirects-endless",
             f"the server of {self.name} redirects too often",
             why=without_query(self.url),
-            fix="give the URL that the redirects end at",
+            fix="give the URL at which the redirects end",
         )
 
     def _too_large(self, count: int) -> SourceError:
@@ -166,26 +166,28 @@ class _Download:
             "download-too-large",
             f"{self.name} is too large",
             why=f"{count} bytes; at most {self.limit} are allowed",
-            fix="check the URL: it gives something else than a source",
+            fix="check that the URL is that of a source archive",
         )
 
     def _refused(self, answer: requests.Response) -> ToolchainError:
         why = f"{without_query(self.url)} answered {answer.status_code} {answer.reason}"
         if answer.status_code == 429 or answer.status_code >= 500:
-            return UnreachableError("server-failed", f"the server of {self.name} fails", why=why, fix="try again later")
+            return UnreachableError(
+                "server-failed", f"the server failed to send {self.name}", why=why, fix="try again later"
+            )
         return SourceError(
             "download-refused",
-            f"the server does not give {self.name}",
+            f"the server refused to send {self.name}",
             why=why,
-            fix="check the URL; for access use ~/.netrc",
+            fix="check the URL; if it needs a login, put the credentials into ~/.netrc",
         )
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         return UnreachableError(
             "download-interrupted",
-            f"{self.name} could not be fetched whole",
+            f"{self.name} could not be downloaded completely",
             why=f"{without_query(self.url)}: {_reason(error)}",
-            fix="run the command again; it continues",
+            fix="run the command again; the download continues where it stopped",
         )
 
 
@@ -197,11 +199,11 @@ def _looks_like_page(path: Path, content_type: str) -> str:
         return ""
     title = re.search(rb"<title[^>]*>([^<]{1,80})", head, re.IGNORECASE)
     named = f" titled {title.group(1).decode(errors='replace').strip()!r}" if title else ""
-    return f"; the server sent a web page{named} in place of the file"
+    return f"; the server sent a web page{named} instead of the file"
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a transfer failed. Libraries wrap the reason, and only their text names it."""
+    """Return why a transfer failed, from the text of the exception because the libraries wrap its cause."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
     text = str(error).lower()
@@ -214,8 +216,8 @@ def _reason(error: BaseException) -> str:
 _REASONS = {
     "resolve": "its host could not be resolved",
     "certificate": "its certificate is not trusted",
-    "proxy": "the proxy did not connect",
+    "proxy": "the connection through the proxy failed",
     "refused": "the connection was refused",
-    "timed out": "no answer in time",
-    "unreachable": "its network cannot be reached",
+    "timed out": "the server did not answer in time",
+    "unreachable": "the network of the server cannot be reached",
 }

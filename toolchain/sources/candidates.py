@@ -1,4 +1,4 @@
-"""A commit that one of several repositories holds. A fetch by hash finds the repository, and plans remember it."""
+"""Find which of several repositories has a commit, and remember it for later plans."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from toolchain.sources.store import Store
 
 
 def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
-    """Return the URL that holds a commit, as an earlier fetch or a tree in the store shows; empty if unknown.
+    """Return the URL of the repository from which a commit was fetched before; empty if it was not fetched.
 
     Args:
-        parts: possible names of the tree's part in the store.
+        parts: the names under which the store may have a part of the tree (`Part.name`).
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(commit, cache).read_bytes())
@@ -36,13 +36,14 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
 def first_holder(
     name: str, commit: str, repositories: Sequence[str], fetch: Callable[[str], Path], *, cache: Cache
 ) -> tuple[str, Path]:
-    """Fetch a commit from the first repository that has it, note that repository, and return it with the tree.
+    """Fetch a commit from the first repository that has it, and return the repository's URL and the tree.
 
-    If none has it, the error is UnreachableError when one of them did not answer, because that one may have it.
+    The URL is remembered for `holder_of`. If no repository has the commit and one of them did not answer, the error is
+    UnreachableError, because that repository may have the commit.
 
     Args:
         name: the name of the source, for messages.
-        fetch: fetches the tree from a URL.
+        fetch: fetches the tree from a URL, and returns its folder.
     """
     silent: UnreachableError | None = None
     failures: list[str] = []
@@ -60,11 +61,9 @@ def first_holder(
         value = {"commit": commit, "repository": url}
         write_atomically(_note(commit, cache), json.dumps(value, indent=1).encode())
         return url, tree
-    fix = f"name the repository: --source {name}=URL@{commit}"
+    fix = f"name a repository that has it: --source {name}=URL@{commit}"
     kind = SourceError if silent is None else UnreachableError
-    raise kind(
-        "commit-not-found", f"no repository that was asked has commit {commit}", why="\n".join(failures), fix=fix
-    )
+    raise kind("commit-not-found", f"no known repository has commit {commit}", why="\n".join(failures), fix=fix)
 
 
 def _note(commit: str, cache: Cache) -> Path:

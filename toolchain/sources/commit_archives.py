@@ -1,4 +1,4 @@
-"""Archives of commits that the data knows by SHA-256; data/archives.toml describes each field."""
+"""Look up archives of commits whose SHA-256 is known; data/archives.toml describes the fields."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class CommitArchive:
 
     @property
     def digest(self) -> str:
-        """Return the digest as in sources: `sha256:<hex>`."""
+        """Return `sha256:<hex>`."""
         return f"sha256:{self.sha256}"
 
 
 @memoize
 def commit_archives() -> tuple[CommitArchive, ...]:
-    """Return every row, in the order of the data."""
+    """Return all rows of data/archives.toml."""
     return tuple(CommitArchive(**row) for row in load("archives")["archive"])
 
 
 def archive_of(commit: str) -> CommitArchive | None:
-    """Return the archive of a commit."""
+    """Return the archive of a commit, or None if data/archives.toml has none."""
     return next((row for row in commit_archives() if row.commit == commit), None)
 
 
 def commit_of(digest: str) -> str:
-    """Return the commit whose archive has this digest, `sha256:<hex>`; empty if no row knows it."""
+    """Return the commit whose archive has the digest `sha256:<hex>`; empty if no row has that digest."""
     return next((row.commit for row in commit_archives() if row.digest == digest), "")

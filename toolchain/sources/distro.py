@@ -1,4 +1,4 @@
-"""Source packages of the distribution, through the machine's own apt: its mirrors, keys and signed indexes."""
+"""Fetch the distribution's source packages with the machine's apt, which verifies the signatures of the indexes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from toolchain.sources.tree import Source
 
 @memoize
 def known_packages() -> tuple[Package, ...]:
-    """Return the rows of data/distro.toml; the first row of a name is its default version."""
+    """Return the rows of data/distro.toml; the first row of a package is its default version."""
     lists = ("suites", "mirrors")
     rows = load("distro")["package"]
     return tuple(Package(**{**row, **{name: tuple(row.get(name, ())) for name in lists}}) for row in rows)
@@ -39,10 +39,10 @@ def _row(name: str, version: str) -> Package | None:
 
 
 def known_package(package: str, version: str, cache: Cache, *, suite: str = "") -> Package | None:
-    """Return a package from the data or from the note of an earlier fetch; None if only the index knows it.
+    """Return a package as data/distro.toml or an earlier fetch describes it; None if neither does.
 
     Args:
-        suite: if no version is named, the suite of that earlier fetch; empty for any.
+        suite: the suite of the earlier fetch, if `version` is empty; empty for any suite.
     """
     return _row(package, version) or _noted(package, version, cache, suite)
 
@@ -50,15 +50,18 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
 def known_distro(
     name: str, package: str, version: str, *, cache: Cache, suite: str = "", held: tuple[str, str] = ("", "")
 ) -> Source:
-    """Return a source package as far as it is known without a network, from the data or an earlier fetch.
+    """Return a source package with what data/distro.toml, a lock or an earlier fetch says about it.
 
-    A suite that is a misspelt suite of Debian's is refused. Other names may be suites of this machine's mirrors.
+    Nothing is read from the network. A suite whose name resembles a Debian suite is refused as a misspelling; every
+    other unknown name may be a suite of the machine's mirrors.
 
     Args:
-        name: the source's name.
-        version: upstream version; empty for the data's default, else that of the first suite.
-        suite: the suite to look in; empty for all.
-        held: ref and digest of the source in a lock, which come before notes for a package that the data does not know.
+        name: the name of the source, such as `llvm`.
+        version: the upstream version; if empty, the default of data/distro.toml, or the version in the first suite
+            that has the package.
+        suite: the only suite to look in; empty for all suites.
+        held: ref and digest of the source in a lock. They have priority over an earlier fetch, but not over
+            data/distro.toml.
     """
     known = load("distro")["suites"]
     if suite not in known and (close := difflib.get_close_matches(suite, known, n=1, cutoff=0.85)):
@@ -89,10 +92,10 @@ def known_distro(
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """Return the upstream tarball of a source package in the store, from apt or from the data's mirrors.
+    """Fetch the upstream tarball of a source package by apt, or from a mirror in data/distro.toml.
 
     Returns:
-        The source with version and digest from the index, and the file.
+        The source with its version and digest, and the path of the tarball in the store.
     """
     package, version = source.where, source.version
     known = known_package(package, version, cache)
@@ -113,7 +116,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """Return the package's row in the signed index, and its file."""
+    """Fetch a package by apt; return its row in the index, and its file."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:
@@ -139,10 +142,16 @@ def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
 def _first(
     indexes: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
 ) -> tuple[Package, Path]:
-    """Return the tarball from the first suite that has the version, or any version, and its file."""
+    """Download the package from the first suite that has it.
+
+    Args:
+        version: the upstream version; empty for the newest version of the first suite that has the package.
+        digest: the digest that the index must name; None if it is not known.
+        bound: see `Suite.update`.
+    """
     listed: list[str] = []
     failures: dict[str, SourceError | UnreachableError] = {}
-    silent: set[str] = set()  # sites that do not answer, which are not asked again
+    silent: set[str] = set()  # sites that did not answer are not asked again
     for suite in indexes:
         if suite.mirror.site in silent:
             continue
@@ -159,10 +168,10 @@ def _first(
                 return entry, suite.download(entry, store)
     wanted = f"{package}{'=' + version if version else ''}"
     answered = ", ".join(suite.name for suite in indexes if suite.name not in failures)
-    known = f"its versions are {', '.join(listed)}" if listed else f"asked: {answered or 'no suite'}"
+    known = f"its versions are {', '.join(listed)}" if listed else f"suites that were read: {answered or 'none'}"
     unread = [error for error in failures.values() if not isinstance(error, NoSuiteError)]
     if unread:
-        what = f"{wanted} is in no suite that could be read; {unread[0].what}"
+        what = f"no suite that could be read has {wanted}; {unread[0].what}"
         raise type(unread[0])(unread[0].id, what, why=f"{known}\n{unread[0].why}", fix=unread[0].fix)
     if failures and not answered:
         raise next(iter(failures.values()))
@@ -170,18 +179,20 @@ def _first(
         "package-not-found",
         f"the distribution has no source package {wanted}",
         why=known,
-        fix="check the name of the source package, or give the archive itself as URL#sha256=DIGEST",
+        fix="check the name of the source package, or give the archive as URL#sha256=DIGEST",
     )
 
 
 def _notes(package: str, version: str, cache: Cache) -> Path:
     if not PACKAGE.fullmatch(package) or not VERSION.fullmatch(version):
-        raise SourceError("not-a-package", f"{package[:80]!r} is not a package", fix="write distro:NAME=VERSION")
+        raise SourceError(
+            "not-a-package", f"{package[:80]!r} is not the name of a package", fix="write distro:NAME=VERSION"
+        )
     return cache.store / "distro" / f"{package}{'=' if version else ''}{version}.toml"
 
 
 def note(package: Package, cache: Cache) -> None:
-    """Remember the index's row by its version, and as the newest of the package, for plans without a network."""
+    """Remember a row of the index for offline plans, by its version and as the package's newest version."""
     keys = ("name", "version", "file", "sha256", "suites")
     text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in keys)
     text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")
@@ -201,11 +212,11 @@ def _noted(package: str, version: str, cache: Cache, suite: str = "") -> Package
 
 
 def _agree(package: Package, digest: str | None) -> None:
-    """Refuse an index that names another digest than the known one."""
+    """Raise DigestError if the digest in the index differs from the known one."""
     if digest not in (None, f"sha256:{package.sha256}"):
         raise DigestError(
             "package-digest-mismatch",
-            f"the Sources index disagrees about {package.name}={package.version}",
+            f"the Sources index names another digest for {package.name}={package.version}",
             why=f"expected {digest}, the index says sha256:{package.sha256}",
-            fix="the package changed under one version: check which is right before you trust either",
+            fix="find out why the package changed without a new version before you trust either file",
         )

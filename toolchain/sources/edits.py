@@ -1,7 +1,7 @@
-"""Edits: changes to a source tree that name lines by number and hold only the new text.
+"""Edit files: changes to a source tree that name lines by number.
 
-An edit file is TOML. `source`, `commit` and `llvm` say what it is for; each `[[edit]]` replaces lines of a file by a
-text. Unlike a patch it holds no line of the tree. Otherwise it is treated like a patch.
+An edit file is TOML. Its keys `source`, `commit` and `llvm` name the source and the LLVM that it is for, and each
+`[[edit]]` replaces lines of a file. An edit file has only the new lines, while a patch also repeats lines of the tree.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Edit:
     Args:
         file: path below the tree.
         sha256: 64 hexadecimal digits of the whole file before any edit.
-        first, last: numbers of lines, from 1; `last` is `first - 1` to insert the text before `first`.
-        text: whole lines, or nothing.
-        why: the reason for the edit, for display.
+        first, last: the first and last line to replace, counted from 1; with `last = first - 1` the text is inserted
+            before `first`.
+        text: the new lines, with their newlines; empty to delete the lines.
+        why: the reason for the edit, which is shown to users.
     """
 
     file: str
@@ -41,14 +42,14 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class EditFile:
-    """An edit file.
+    """A parsed edit file.
 
     Args:
-        path: the path of the file.
+        path: the path of the edit file.
         source: the name of the source, e.g. `triton`.
-        commit: the commit of the source that the edits are for.
-        llvm: releases of LLVM that need them: `22.1` for all of 22.1.
-        edits: in the order of the file.
+        commit: the commit of the source that the edits apply to.
+        llvm: the LLVM releases that need the edits, as a prefix: `22.1` means all releases of 22.1.
+        edits: the edits, in the order of the file.
     """
 
     path: Path
@@ -62,34 +63,35 @@ class EditFile:
         return f"{llvm}.".startswith(f"{self.llvm}.")
 
     def fits(self, tree: Path) -> bool:
-        """Return whether every file in a tree has the digest that its edits name."""
+        """Return whether every edited file in a tree has the expected digest."""
         return not self._others(tree)
 
     def check(self, tree: Path) -> None:
-        """Refuse a tree in which a file is missing or has another digest."""
+        """Raise PatchError if an edited file is missing from a tree or has another digest."""
         for file, expected, actual in self._others(tree):
             raise PatchError(
                 "edit-tree-mismatch",
                 f"{self.path.name} does not fit this tree: {file} has another digest",
                 why=f"expected sha256:{expected}, found {actual or 'no such file'}",
-                fix=f"undo the change to {file}; or commit it: the edits are only for commit {self.commit[:12]}",
+                fix=f"undo the change to {file}, or build from another commit: these edits are only for commit "
+                f"{self.commit[:12]}",
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:
-        """Return the files with another digest: path, expected digest, and digest found or nothing."""
+        """Return path, expected digest and actual digest of each file that differs; a missing file has no digest."""
         wanted = {edit.file: edit.sha256 for edit in self.edits}
         here = {file: _digest(tree / file) for file in wanted}
         return [(file, digest, here[file]) for file, digest in wanted.items() if here[file] != f"sha256:{digest}"]
 
 
 def _digest(path: Path) -> str:
-    """Return a file's digest; empty for links and other kinds, because a write through a link would land elsewhere."""
+    """Return the digest of a regular file; empty for a link, because writing through it would change another file."""
     return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
 
 
 @memoize
 def shipped() -> tuple[EditFile, ...]:
-    """Return the edit files that come with the tool, in the order of their names."""
+    """Return the edit files in data/edits, sorted by name."""
     return tuple(read_edits(path) for path in sorted((FOLDER / "edits").glob(f"*{SUFFIX}")))
 
 
@@ -102,8 +104,8 @@ def read_edits(path: Path) -> EditFile:
         raise PatchError(
             "edit-malformed",
             f"{path.name} is not an edit file",
-            why="it needs source, commit and llvm as texts, and at least one [[edit]]",
-            fix="compare it with those in toolchain/data/edits",
+            why="it needs the strings source, commit and llvm, and at least one [[edit]]",
+            fix="compare it with the files in toolchain/data/edits",
         )
     edits = tuple(typed_row(Edit, row, f"edit.{number}", path) for number, row in enumerate(rows))
     for edit in edits:
@@ -112,13 +114,15 @@ def read_edits(path: Path) -> EditFile:
         for before, after in pairwise(own):
             if after.first <= before.last or after.first == before.first:
                 raise PatchError(
-                    "edit-overlap", f"{path.name} edits the same lines of {file} twice", fix="make one edit of the two"
+                    "edit-overlap",
+                    f"{path.name} edits the same lines of {file} twice",
+                    fix="merge the two edits into one",
                 )
     return EditFile(path=path, edits=edits, **{name: str(value) for name, value in heads.items()})
 
 
 def apply_edits(edit_file: EditFile, tree: Path) -> None:
-    """Apply an edit file to a copy of the source; if it does not fit, nothing is changed."""
+    """Apply an edit file to a copy of the source; if one edit does not fit, no file is changed."""
     edit_file.check(tree)
     changed = {file: _edited(tree / file, own, edit_file.path.name) for file, own in _by_file(edit_file.edits).items()}
     for file, content in changed.items():
@@ -139,7 +143,7 @@ def _edited(path: Path, edits: Sequence[Edit], name: str) -> bytes:
 
 
 def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
-    """Return the edits of each file, by line."""
+    """Return the edits of each file, sorted by line."""
     by_file: dict[str, list[Edit]] = {}
     for edit in sorted(edits, key=lambda edit: (edit.file, edit.first)):
         by_file.setdefault(edit.file, []).append(edit)
@@ -148,18 +152,18 @@ def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
 
 def _check(edit: Edit, path: Path) -> None:
     parts = edit.file.split("/")
-    # Under a second name such as `./FILE`, a second edit of the same file would overwrite the first.
+    # A second spelling of a path, such as `./FILE`, would let one edit overwrite another edit of the same file.
     if edit.file.startswith("/") or {"..", ".", ".git", ""} & set(parts) or "\0" in edit.file:
         raise PatchError(
             "edit-escapes",
-            f"{path.name} names no path below a tree",
+            f"{path.name} edits a file outside the source tree",
             why=f"it names {edit.file!r}",
-            fix="do not use this file",
+            fix="do not use this edit file",
         )
     if edit.first < 1 or edit.last < edit.first - 1 or (edit.text and not edit.text.endswith("\n")):
         raise PatchError(
             "edit-malformed",
-            f"{path.name}: lines {edit.first} to {edit.last} of {edit.file} are not lines to replace",
+            f"{path.name}: the edit of lines {edit.first} to {edit.last} of {edit.file} is invalid",
             why="lines are numbered from 1, `last` is at least `first - 1`, and the text ends with a newline",
             fix="correct the edit file",
         )

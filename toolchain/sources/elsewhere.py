@@ -1,4 +1,4 @@
-"""Mirrors: fetch a file from a second address if its first place does not have it."""
+"""Fetch a file from a mirror if its origin does not have it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Wanted:
     Args:
         source: the name of the source, such as `llvm`.
         file: the name of the file.
-        sha256: with or without `sha256:` in front.
-        size: bytes.
-        first: name of the first place, for messages.
-        mirrors: URLs of the same bytes.
+        sha256: the digest, with or without the prefix `sha256:`.
+        size: the size in bytes.
+        first: the name of the origin in messages, such as `apt`.
+        mirrors: URLs of copies of the file.
     """
 
     source: str
@@ -35,27 +35,26 @@ class Wanted:
 
     @property
     def promised(self) -> str:
-        """Return the expected digest, for messages."""
-        return f"wanted: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
+        """Return name, size and digest of the file for messages."""
+        return f"expected: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
     def how_to_bring_it(self) -> str:
-        """Return how to provide the file: by path if it is a named source, or in a bundle."""
-        bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
-        if self.source.startswith("wheel-"):  # no option names these wheels
+        """Return the advice how to provide the file: in a bundle, or by its path if `--source` can name it."""
+        bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
+        if self.source.startswith("wheel-"):  # --source cannot name these wheels
             return bundle
-        by_path = f"bring the file itself: --source {self.source}=PATH/{self.file}; the same bytes are the same source"
-        return f"{by_path}\n{bundle}"
+        return f"get the file in another way and give it by --source {self.source}=PATH/{self.file}\nor {bundle}"
 
 
 def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, *, offline: bool) -> Path:
-    """Return the file from the store, from its first place or from the first mirror that has it.
+    """Return a file from the store, from its origin, or from the first mirror that has it.
 
-    A wrong digest from the first place is an error. If nobody has the file, the error is UnreachableError when one
-    place did not answer, or when `offline`.
+    If the origin sends a file with a wrong digest, no mirror is tried. If no place has the file, the error is
+    UnreachableError if one of them did not answer, or if `offline` is set.
 
     Args:
-        fetch: asks the first place, or finds the file in the store.
+        fetch: returns the file from the store or the origin.
     """
     try:
         return fetch()
@@ -65,7 +64,7 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
             raise UnreachableError(error.id, error.what, why=wanted.promised, fix=fix) from error
         failed: list[tuple[str, ToolchainError]] = [(wanted.first, error)]
     for url in wanted.mirrors:
-        console.note(f"{wanted.first} does not give {wanted.file} ({failed[0][1].what}); trying {without_query(url)}")
+        console.note(f"cannot get {wanted.file} from {wanted.first} ({failed[0][1].what}); trying {without_query(url)}")
         try:
             return fetch_archive(url, wanted.sha256, store, offline=False, name=wanted.file, limit_bytes=wanted.size)
         except (DigestError, SourceError, UnreachableError) as error:
@@ -76,19 +75,19 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
 def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> ToolchainError:
     causes = [f"{where}: {error.what}" + (f" ({_line(error.why)})" if error.why else "") for where, error in failed]
     if not wanted.mirrors:
-        causes.append("no second address of it is known")
-    # A place that did not answer may have the file later.
+        causes.append("no mirror of the file is known")
+    # A server that did not answer may have the file.
     silent = any(isinstance(error, UnreachableError) for _, error in failed)
     kind = UnreachableError if silent else SourceError
     later = ["run the command again later"] if silent else []
     return kind(
         "nowhere-available",
-        f"{wanted.file} is not available from any source",
+        f"no server provides {wanted.file}",
         why="\n".join([wanted.promised, *causes]),
         fix="\n".join([wanted.how_to_bring_it, *later]),
     )
 
 
 def _line(text: str) -> str:
-    """Return the last line of a cause, where programs put the error."""
+    """Return the last line of a text, because programs print their error there."""
     return (text.strip().splitlines() or [""])[-1][:300]

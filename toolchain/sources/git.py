@@ -1,4 +1,4 @@
-"""Trees by commit: fetched by SHA at depth 1, with a git that ignores the user's configuration."""
+"""Fetch the tree of a commit by its SHA, with a git that ignores the user's configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolchain.sources.store import Store
 from toolchain.sources.unpack import unpack_tar
 
 _SHA = re.compile(r"[0-9a-f]{40}")
-# git's messages for a repository that lacks the commit, in the C locale.
+# Parts of git's messages in the C locale: the repository lacks the commit, does not exist, or refuses access.
 _ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
 _NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
 _REFUSED = ("authentication", "could not read username", "permission denied", "returned error: 403")
@@ -44,23 +44,23 @@ def fetch_git(
     verify: bool = False,
     mirrors: Mirrors = (),
 ) -> Path:
-    """Return the tree of a commit in the store, fetched if it is not there.
+    """Return the tree of a commit in the store, after fetching it if the store lacks it.
 
-    The commit's hash names every byte of the tree, and git checks each object against its hash. Submodules are not
+    git verifies each object against its hash, so the commit's hash covers every byte of the tree. Submodules are not
     fetched.
 
     Args:
-        repository_url: https, ssh, or for a local repository file:// or an absolute path.
-        sha: 40 hexadecimal digits.
+        repository_url: an https or ssh URL, or file:// or an absolute path for a local repository.
+        sha: the commit, as 40 hexadecimal digits.
         part: the part of the tree to take.
-        verify: read an existing tree (see `Store.tree`).
-        mirrors: where to fetch from instead of `repository_url`, which stays the name of the tree.
+        verify: read every file of a tree that the store has (see `Store.tree`).
+        mirrors: replacements of URL prefixes. The tree's digest still names `repository_url`.
     """
     if not _SHA.fullmatch(sha):
         raise SourceError(
             "not-a-commit",
-            f"{sha[:80]!r} is not a commit",
-            why="a branch or tag can move",
+            f"{sha[:80]!r} is not the full hash of a commit",
+            why="a branch or tag can move, and a short hash can be ambiguous",
             fix="give all 40 hexadecimal digits",
         )
     url = mirrored(repository_url, mirrors)
@@ -77,7 +77,7 @@ def fetch_git(
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
-    """Ask the repository for the commit of a tag; an annotated tag is followed."""
+    """Ask a repository for the commit of a tag; an annotated tag gives the commit that it points to."""
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)
@@ -132,16 +132,16 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
-    """Return the commit's tree as `git archive` writes it: export-ignore and line ends apply."""
-    archive = scratch / f"commit {sha}"  # messages show this name
+    """Return a tar of the commit's tree by `git archive`, which applies `export-ignore` and `eol` attributes."""
+    archive = scratch / f"commit {sha}"  # `unpack_tar` shows this name in its errors
     try:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:
         raise SourceError(
             "git-failed",
-            "git cannot make a repository",
+            "git cannot create a repository in the cache",
             why=error.why,
-            fix="check the room and the rights of the cache",
+            fix="check the free space and the permissions of the cache folder",
         ) from error
     try:
         _git(env, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
@@ -152,7 +152,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         if head != sha:
             raise DigestError(
                 "commit-mismatch",
-                f"{url} answered with another commit",
+                f"{url} sent another commit than requested",
                 why=f"expected {sha}, found {head}",
                 fix="do not use this repository; report it to its operator",
             )
@@ -161,8 +161,8 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         if not names:
             raise SourceError(
                 "commit-tree-empty",
-                f"the tree of {sha[:12]} is empty or holds none of {', '.join(part.taken)}",
-                fix="name another commit, or check that it is the right repository",
+                f"the tree of {sha[:12]} is empty or has none of {', '.join(part.taken)}",
+                fix="check the commit and the repository",
             )
         wanted = [f":(top,literal){name}" for name in names] if part.only else []
         wanted += [f":(top,exclude,literal){name}/{inner}" for name in names for inner in sorted(part.without)]
@@ -170,9 +170,9 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
     except CommandError as error:
         raise SourceError(
             "git-failed",
-            f"the tree of {sha[:12]} cannot be written",
+            f"git cannot write the tree of {sha[:12]}",
             why=error.why,
-            fix="check the room and the rights of the cache",
+            fix="check the free space and the permissions of the cache folder",
         ) from error
     return archive
 
@@ -182,14 +182,14 @@ def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
     low = output.lower()
     if "fsck" in low or "invalid index-pack" in low:
         return SourceError(
-            "git-objects-refused", f"{url} sent objects that git refuses", why=output, fix="do not use this repository"
+            "git-objects-refused", f"{url} sent invalid git objects", why=output, fix="do not use this repository"
         )
     if any(mark in low for mark in _ABSENT):
         return SourceError(
             "commit-not-found",
             f"{url} has no commit {sha}",
             why=output,
-            fix="check the repository (a fork may hold it) and the commit",
+            fix="check the commit and the repository; the commit may be in a fork",
         )
     if any(mark in low for mark in _NO_REPOSITORY):
         return SourceError("repository-not-found", f"there is no repository {url}", why=output, fix="check the URL")
@@ -200,7 +200,7 @@ def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
             why=output,
             fix="put credentials into ~/.netrc or load an SSH key",
         )
-    what = "fails" if "returned error" in low else "does not answer"
+    what = "reported an error" if "returned error" in low else "does not answer"
     return UnreachableError(
-        "repository-unreachable", f"{url} {what}", why=output, fix="check the network, or give a checkout by its path"
+        "repository-unreachable", f"{url} {what}", why=output, fix="check the network, or give the path of a checkout"
     )

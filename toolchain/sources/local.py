@@ -1,4 +1,4 @@
-"""A user's file or folder as a source, checked before a verb begins."""
+"""Check a user's file or folder before it is used as a source."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 
 
 def check_local(name: str, spec: SourceSpec) -> None:
-    """Check that a local path exists and can be a source; specs of other kinds pass."""
+    """Raise SourceError if a local path does not exist or cannot be a source; other kinds are not checked."""
     path = spec.path
     if path is None or path.is_dir():
         return
     given = f"--source {name}={spec.where}"
     if not path.exists():
-        link = f"it is a link to nothing: {path.readlink()}" if path.is_symlink() else ""
-        why = link or f"nothing lies at {path.absolute()}"
-        raise SourceError("not-a-source", f"{given} names no source", why=why, fix=_meant(name, spec.where))
+        link = f"the link points to {path.readlink()}, which does not exist" if path.is_symlink() else ""
+        why = link or f"{path.absolute()} does not exist"
+        raise SourceError("not-a-source", f"{given} is not a source", why=why, fix=_meant(name, spec.where))
     if not path.is_file():
         fix = "name a folder, a tar archive or a wheel"
         raise SourceError("not-a-source", f"{given} is not a source", why="it is neither a file nor a folder", fix=fix)
     try:
         why = _not_a_source(path)
     except EOFError:
-        why = "it ends early"
+        why = "the file is truncated"
     except OSError as error:
         why = error.strerror or str(error)
         raise SourceError(
-            "source-unreadable", f"{given} cannot be read", why=why, fix="check path and rights"
+            "source-unreadable", f"{given} cannot be read", why=why, fix="check the path and its permissions"
         ) from error
     if why:
         fix = "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar) or a wheel (.whl)"
@@ -46,7 +46,11 @@ def check_local(name: str, spec: SourceSpec) -> None:
 
 
 def check_tree_form(source: Source, what: str) -> None:
-    """Refuse a source of `what`, e.g. `LLVM`, that is neither a tree nor unpacks to one."""
+    """Raise SourceError for a source that is neither a tree nor a tar archive.
+
+    Args:
+        what: the expected project in the message, such as `LLVM`.
+    """
     file = source.path if source.path is not None and source.path.is_file() else None
     if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
         raise SourceError(
@@ -57,22 +61,22 @@ def check_tree_form(source: Source, what: str) -> None:
 
 
 def _not_a_source(path: Path) -> str:
-    """Return why a file cannot be a source, by its name and first bytes; empty if it can."""
+    """Return why a file cannot be a source, judged by its name and first bytes; empty if it can be one."""
     with path.open("rb") as stream:
         head = stream.read(4)
     if path.name.endswith(".whl"):
-        return "" if head == _ZIP else "it is named as a wheel and is not a ZIP archive"
+        return "" if head == _ZIP else "it has the name of a wheel, but is not a ZIP archive"
     if path.name.endswith(".deb"):
-        return "" if head == _AR[:4] else "it is named as a Debian package and is not one"
-    if path.name.endswith(".sqlite3"):  # an empty one is refused where it is read
-        return "" if head in {b"", _SQLITE} else "it is named as an SQLite database and is not one"
+        return "" if head == _AR[:4] else "it has the name of a Debian package, but is not one"
+    if path.name.endswith(".sqlite3"):  # the reader of the database refuses an empty file
+        return "" if head in {b"", _SQLITE} else "it has the name of an SQLite database, but is not one"
     if not TAR.search(path.name):
-        return "its name is neither that of a tar archive nor of a wheel"
+        return "its name does not end like that of a tar archive or a wheel"
     if head == _ZSTD:
-        return ""  # Python cannot read zstd
-    import tarfile  # noqa: PLC0415 - most sources are not local files
+        return ""  # Python's tarfile cannot read zstd
+    import tarfile  # noqa: PLC0415 - few invocations have a local file as a source
 
-    return "" if tarfile.is_tarfile(path) else "it is named as a tar archive and is not one"
+    return "" if tarfile.is_tarfile(path) else "it has the name of a tar archive, but is not one"
 
 
 def _meant(name: str, text: str) -> str:
@@ -84,7 +88,7 @@ def _meant(name: str, text: str) -> str:
         slashes = "//" if prefix.lower() in {"http", "https", "ssh", "file"} else ""
         return f"write {prefix.lower()}:{slashes}{rest.lstrip('/')}"
     if _COMMIT.fullmatch(text):
-        also = f"; for a commit on record --triton {text}" if name == "triton" else ""
+        also = f"; for a commit in the release table: --triton {text}" if name == "triton" else ""
         return f"a commit needs its repository: --source {name}=URL@COMMIT, with all 40 digits{also}"
     return f"check --source {name}=...: {FORMS}"
 
@@ -93,10 +97,10 @@ def _version_of(name: str, plain: str) -> str:
     """Return a suggestion for a version of the source `name`."""
     match name:
         case "triton":
-            return f"for Triton {plain} from source: --triton {plain}; for its wheel: --source triton=pypi:{plain}"
+            return f"to build Triton {plain}: --triton {plain}; to use its wheel: --source triton=pypi:{plain}"
         case "aotriton":
-            return f"for a release: --aotriton {plain}; for one of your own its PATH or URL@COMMIT"
+            return f"for a release: --aotriton {plain}; for your own source: --source aotriton=PATH or =URL@COMMIT"
         case "llvm":
-            return "for the distribution's: --source llvm=distro:PACKAGE, such as llvm-toolchain-22; or URL@COMMIT"
+            return "for a package: --source llvm=distro:PACKAGE, such as llvm-toolchain-22; or --source llvm=URL@COMMIT"
         case _:
-            return f"for that version of the index: --source {name}=pypi:{plain}; for your own its PATH"
+            return f"for a version in the Python index: --source {name}=pypi:{plain}; for a file: --source {name}=PATH"

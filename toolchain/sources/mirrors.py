@@ -1,4 +1,4 @@
-"""The mirrors of this machine's apt, and their keyrings."""
+"""Read which mirrors and keyrings the machine's apt is configured to use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.core.errors import EngineError, SourceError
 from toolchain.core.process import CommandError
 
 _TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
-# Before the first update apt knows no origins, and lists the configured archives only with this option.
+# Before the first `apt-get update`, apt lists the configured archives only with this option.
 _UNREAD = ("-o", "APT::Get::IndexTargets::ReleaseInfo=false")
 _POCKETS = ("", "-updates", "-security", "-backports")
 _COMPONENTS = {"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"}
@@ -25,10 +25,10 @@ class Mirror:
     """An archive and suite that apt is configured to use.
 
     Args:
-        site: base URL; never to be logged or recorded.
-        suite: e.g. `bookworm-security`.
-        components: e.g. `("main",)`.
-        keyring: file that signs it, or a whole armoured key; empty for apt's default keys.
+        site: the base URL, which must not be logged or recorded.
+        suite: the suite, e.g. `bookworm-security`.
+        components: the components, e.g. `("main",)`.
+        keyring: the path of the keyring, or a whole armoured key; empty for apt's default keys.
     """
 
     site: str
@@ -38,21 +38,21 @@ class Mirror:
 
     @property
     def security(self) -> bool:
-        """Return whether this is the security archive, which does not have the other suites."""
+        """Return whether the suite belongs to the security archive, which has no other suites."""
         return self.suite.endswith("-security") or "/updates" in self.suite
 
 
 def apt_mirrors() -> list[Mirror]:
-    """Return the archives of the distribution itself that apt uses, the main archive first."""
+    """Return the distribution's own archives from apt's configuration, the main archive first."""
     ask = ("apt-get", "indextargets", "--format", _TARGETS)
     try:
         listing = process.run(ask, capture=True).stdout or process.run([*ask, *_UNREAD], capture=True).stdout
     except (CommandError, EngineError) as error:
         raise SourceError(
             "mirrors-unknown",
-            "apt cannot name its mirrors",
+            "apt cannot list its mirrors",
             why=error.why or error.what,
-            fix="this needs a Debian or Ubuntu machine",
+            fix="use a Debian or Ubuntu machine, because source packages are fetched by apt",
         ) from error
     codename = _codename()
     rows: dict[tuple[str, str], tuple[list[str], str]] = {}
@@ -73,7 +73,7 @@ def apt_mirrors() -> list[Mirror]:
         raise SourceError(
             "mirrors-unknown",
             "apt has no mirror of the distribution configured",
-            fix="add one to /etc/apt/sources.list.d, then apt-get update",
+            fix="add a mirror to /etc/apt/sources.list.d, and run `apt-get update`",
         )
     return sorted(mirrors, key=lambda mirror: (mirror.security, "-" in mirror.suite))
 
@@ -86,7 +86,11 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """Return the Signed-By of the entry (`FILE:NUMBER`) that configures a mirror, because apt does not print it."""
+    """Return the `Signed-By` value of a mirror from its entry in apt's sources, because apt does not print it.
+
+    Args:
+        entry: `FILE:NUMBER`, the file and the line or stanza that configures the mirror.
+    """
     name, _, number = entry.rpartition(":")
     path = Path(name)
     try:
@@ -106,13 +110,13 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
 
 
 def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:
-    """Return the suites to ask for a source package: the hinted ones, this machine's own, then Debian's others.
+    """Return the suites to search for a source package: the hints, the configured suites, then Debian's other suites.
 
-    A suite that ends in `-security` belongs to the security archive, every other one to the main archive. On a machine
-    of another distribution there are no others.
+    A suite whose name ends with `-security` is searched in the security archive, any other suite in the main archive.
+    Debian's other suites are left out if the machine has another distribution.
 
     Args:
-        known: Debian's suites, in the order in which to ask.
+        known: Debian's suites, in the order of the search.
     """
     security = next((mirror for mirror in mirrors if mirror.security), None)
     debian = {*known, *(f"{old}stable" for old in ("", "old", "oldold")), "testing", "unstable"}

@@ -1,4 +1,4 @@
-"""Allowed addresses, mirrors of URLs, and the HTTP session of sources."""
+"""Check URLs of sources, replace them by mirrors, and make the HTTP session for them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     import requests
 
 _ATTEMPTS = 4
-RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
+RETRY_BACKOFF = 1.0  # seconds before the first retry; each further retry waits twice as long
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
 
 
 def refuse_offline(what: str, *, offline: bool) -> None:
-    """Raise UnreachableError if `offline` is set."""
+    """Raise UnreachableError if `offline` is set; `what` is the missing file or commit."""
     if offline:
         raise UnreachableError(
             "offline-missing",
-            f"{what} is not in the store and --offline forbids fetching it",
-            fix="run `toolchain fetch` once with a network, or import a bundle",
+            f"{what} is not in the store, and --offline forbids fetching it",
+            fix="run `toolchain fetch` once without --offline, or import a bundle",
         )
 
 
 def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
-    """Return the URL with its scheme in lower case; refuse all but https, and http on this machine.
+    """Return a URL with its scheme in lower case; raise SourceError unless it is https, or http to a loopback address.
 
     Args:
-        plain_allowed: False after an https answer, which must not redirect to http.
+        plain_allowed: False refuses all http URLs, because https must not redirect to http.
     """
     refuse_credentials(url)
     url = check_address(url)
@@ -42,15 +42,15 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(parts.hostname)):
         raise SourceError(
             "insecure-url",
-            f"refusing {parts.scheme}:// from {parts.hostname}",
-            why="what is fetched without TLS can be changed on its way",
+            f"{parts.scheme}:// is not allowed for {parts.hostname}",
+            why="without TLS the file can be changed on its way",
             fix="use https",
         )
     return url
 
 
 def git_protocol(url: str) -> str:
-    """Return the value of `GIT_ALLOW_PROTOCOL` for the URL of a repository."""
+    """Return the protocol of a repository's URL, for `GIT_ALLOW_PROTOCOL`; raise SourceError if it is not allowed."""
     if url.startswith("/"):
         return "file"
     refuse_credentials(url)
@@ -62,14 +62,14 @@ def git_protocol(url: str) -> str:
         return "http"
     raise SourceError(
         "repository-url-refused",
-        f"refusing the repository {url[:200]!r}",
-        why="only https, ssh, file:// and absolute paths are used",
+        f"the repository {url[:200]!r} is not allowed",
+        why="only https, ssh, file:// and absolute paths are allowed",
         fix="use https",
     )
 
 
 def check_address(url: str) -> str:
-    """Return the URL with its scheme in lower case; refuse an invalid host or port."""
+    """Return a URL with its scheme in lower case; raise SourceError if its host or port is invalid."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
@@ -77,55 +77,58 @@ def check_address(url: str) -> str:
             raise ValueError("port 0")
     except ValueError as error:
         # The exception's text may repeat a password.
-        why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
+        why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host is invalid"
         raise SourceError(
             "not-a-url",
-            f"{without_query(url.rpartition('@')[2])[:200]!r} is not a URL",
+            f"{without_query(url.rpartition('@')[2])[:200]!r} is not a valid URL",
             why=why,
             fix="write it as https://HOST/PATH",
         ) from None
     if not parts.hostname and parts.scheme != "file":
         raise SourceError(
-            "not-a-url", f"{url[:200]!r} is not a URL", why="it names no host", fix="write it as https://HOST/PATH"
+            "not-a-url", f"{url[:200]!r} is not a valid URL", why="it has no host", fix="write it as https://HOST/PATH"
         )
     if parts.scheme != "file" and any(ord(char) <= 32 for char in url):
         raise SourceError(
-            "not-a-url", f"{url[:200]!r} is not a URL", why="it holds white space", fix="write %20 for a space"
+            "not-a-url", f"{url[:200]!r} is not a valid URL", why="it contains a space", fix="write %20 for a space"
         )
     return f"{scheme.lower()}{sign}{rest}"
 
 
 def refuse_credentials(url: str) -> None:
-    """Refuse a URL with a password or token, which would end in logs and records; the message does not repeat it."""
+    """Raise SourceError for a URL with a password or token, because URLs are logged and recorded.
+
+    The message does not repeat the secret.
+    """
     try:
         parts = urlsplit(url)
         secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
-    except ValueError as error:
-        # Neither URL nor cause is shown, because they may hold a password.
+    except ValueError:
+        # The message shows neither the URL nor the exception's text, because both may contain a password.
         raise SourceError(
-            "not-a-url", "the text is not a URL", why=type(error).__name__, fix="give an https:// URL"
+            "not-a-url", "the text is not a valid URL", why="its host is invalid", fix="write it as https://HOST/PATH"
         ) from None
     if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
         raise SourceError(
             "url-credentials",
-            f"the URL for {parts.hostname} holds credentials",
-            why="they would end in logs and records",
+            f"the URL for {parts.hostname} contains credentials",
+            why="URLs are written into logs and records",
             fix="put them into ~/.netrc and leave them out of the URL",
         )
 
 
 def without_query(url: str) -> str:
-    """Return a URL without its query, because signed links have secrets there."""
+    """Return a URL without its query, because the query of a signed link is a secret."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
 
-# Prefixes of URLs, and their replacements.
+# Pairs of a URL prefix and its replacement.
 Mirrors = tuple[tuple[str, str], ...]
 
 
 def parse_mirrors(values: Sequence[str]) -> Mirrors:
-    """Parse `URL=URL` pairs of `--mirror`: what begins with the first is fetched from the second."""
+    """Parse the `URL=URL` values of `--mirror` to pairs of a URL prefix and its replacement."""
     pairs: list[tuple[str, str]] = []
     for value in values:
         match = _MIRROR.fullmatch(value)
@@ -134,29 +137,32 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
             raise ConfigError(
                 "mirror-invalid",
                 f"--mirror {value[:200]!r} is not of the form URL=URL",
-                why="two URLs with a = between",
+                why="it needs two URLs with = between them",
                 fix=fix,
             )
         for url in match.groups():
             refuse_credentials(url)
         old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
         if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
-            raise ConfigError("option-twice", f"--mirror names {old} more than once", fix="leave one of them")
+            raise ConfigError("option-twice", f"--mirror names {old} more than once", fix="remove all but one of them")
         pairs.append((old, new))
     return tuple(pairs)
 
 
 def mirrored(url: str, mirrors: Mirrors) -> str:
-    """Return the mirror's URL for a URL, by the longest matching prefix of whole path parts, or the URL itself."""
+    """Replace the longest matching prefix of a URL by its mirror; a URL without a mirror is returned unchanged.
+
+    A prefix matches only whole components of the path.
+    """
     fits = [(old, new) for old, new in mirrors if url == old or url.startswith(old if old[-1] == "/" else f"{old}/")]
     old, new = max(fits, key=lambda pair: len(pair[0]), default=("", ""))
     return new + url[len(old) :]
 
 
 def session() -> requests.Session:
-    """Return a session that retries when a server is busy or a connection fails (see `web.session`)."""
+    """Return an HTTP session that retries failed connections and busy servers (see `web.session`)."""
     made = web.session(_ATTEMPTS, RETRY_BACKOFF)
     made.headers["User-Agent"] = "toolchain"
-    # Compressed answers would break byte counts and ranges.
+    # With a compressed response, byte counts and ranges would not match the file.
     made.headers["Accept-Encoding"] = "identity"
     return made

@@ -1,4 +1,4 @@
-"""The part of a large source tree that is taken."""
+"""Select a part of a large source tree."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Part:
-    """A selection of a tree's files.
+    """A part of a source tree.
 
     Args:
-        taken: as in a lock: names at the top that are taken, and with `!` in front names one level below that are left
-            out of each; empty for the whole tree.
+        taken: the form in locks: names of the top folder that belong to the part, and with the prefix `!` names that
+            are excluded from each of these; empty for the whole tree.
     """
 
     taken: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Return its name in the store; empty for the whole."""
+        """Return the name of the part in the store; empty for the whole tree."""
         return ",".join(self.taken)
 
     @cached_property
     def only(self) -> frozenset[str]:
-        """Return the names at the top; empty for all of them."""
+        """Return the names of the top folder that belong to the part; empty for all of them."""
         return frozenset(name for name in self.taken if not name.startswith("!"))
 
     @cached_property
     def without(self) -> frozenset[str]:
-        """Return the names one level below that are left out."""
+        """Return the names that are excluded from each folder in `only`."""
         return frozenset(name[1:] for name in self.taken if name.startswith("!"))
 
     def holds(self, path: str) -> bool:
-        """Return whether a path below the tree's top, with `/`, belongs to the part."""
+        """Return whether a path, relative to the top of the tree, belongs to the part."""
         if not self.only:
             return True
         top, _, rest = path.partition("/")

@@ -1,4 +1,4 @@
-"""Patches, which are checked before they are applied to a copy of the tree."""
+"""Check patches, and apply them to a copy of a source tree."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links
 
 _LIMIT = 64 << 20
-# The binary parts of a patch of some megabytes may unpack to gigabytes.
-_MEMORY = 2 << 30  # bytes of git's address space
+# A limit of git's address space in bytes, because the binary part of a small patch may unpack to gigabytes.
+_MEMORY = 2 << 30
 
 
 def listed(patches: Sequence[Path]) -> list[dict[str, str]]:
-    """Return patch files as plans and records list them: `name` of the file, `digest` of its bytes."""
+    """Return `name` and `digest` of each patch file, as plans and records contain them."""
     return [{"name": patch.name, "digest": sha256_file(patch)} for patch in patches]
 
 
 def copy_tree(source: Path, dest: Path) -> None:
-    """Copy a file or tree with times and links; blocks are shared if the file system can."""
+    """Copy a file or tree with its times and links, as a reflink if the file system supports that."""
     try:
         process.run(["cp", "-a", "--reflink=auto", "--no-target-directory", "--", source, dest])
     except CommandError as error:
@@ -34,19 +34,19 @@ def copy_tree(source: Path, dest: Path) -> None:
             "source-not-copied",
             f"cannot copy {source}",
             why=error.why,
-            fix="check the room and the rights of the cache",
+            fix="check the free space and the permissions of the cache folder",
         ) from error
 
 
 def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
-    """Fill `dest`, new or empty, with a copy of `tree`, and apply the patches in their order.
+    """Copy `tree` to `dest`, which is missing or empty, and apply the patches in their order.
 
-    An edit file (`sources.edits`) is applied here, any other patch by `git apply` outside of any repository.
+    Edit files (`sources.edits`) are applied by this tool, other patches by `git apply`.
     """
     for patch in patches:
         check_patch(patch)
     copy_tree(tree, dest)
-    # Without a ceiling git would look for a repository above the tree and apply relative to that.
+    # Without the ceiling, git could find a repository above the tree, and would apply the patch relative to it.
     env = {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -57,7 +57,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
         if patch.suffix == EDITS:
             apply_edits(read_edits(patch), dest)
             continue
-        # The user's own attributes could change the ends of lines.
+        # The user's git attributes could change line endings.
         argv: list[str | os.PathLike[str]] = ["prlimit", f"--as={_MEMORY}", "git"]
         argv += ["-c", "core.attributesFile=/dev/null", "apply", "-p1", "--whitespace=nowarn"]
         for mode in (["--check"], []):
@@ -68,21 +68,21 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
                     "patch-does-not-apply",
                     f"{patch.name} does not apply",
                     why=error.why,
-                    fix="make it against exactly this source, with -p1 paths",
+                    fix="make the patch against exactly this source, with paths for `patch -p1`",
                 ) from error
     try:
         check_links(dest)
     except HostileInputError as error:
         raise PatchError(
             "patch-link-escapes",
-            f"the patches make a link that leaves the tree: {error.what}",
+            f"the patches create a link that points out of the tree: {error.what}",
             why=error.why,
             fix="do not use this patch",
         ) from error
 
 
 def check_patch(patch: Path) -> None:
-    """Check a patch file without applying it: readable, not empty or too large, and no path outside the tree."""
+    """Raise PatchError if a patch file is unreadable, empty, too large, or names a path outside of the tree."""
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
     except OSError as error:
@@ -93,7 +93,7 @@ def check_patch(patch: Path) -> None:
         raise PatchError(
             "patch-too-large",
             f"{patch.name} is larger than {_LIMIT} bytes",
-            fix="split it, or give a source that has the change",
+            fix="split the patch, or use a source that already has the change",
         )
     if patch.suffix == EDITS:
         read_edits(patch)
@@ -107,7 +107,10 @@ def check_patch(patch: Path) -> None:
         parts = name.split("/")
         if name.startswith("/") or ".." in parts or ".git" in parts or "\0" in name:
             raise PatchError(
-                "patch-escapes", f"{patch.name} leaves its tree", why=f"it names {name!r}", fix="do not use this patch"
+                "patch-escapes",
+                f"{patch.name} changes a file outside the tree",
+                why=f"it names {name!r}",
+                fix="do not use this patch",
             )
 
 
@@ -119,7 +122,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Return every path that a patch names, as written there (`a/sub/file`)."""
+    """Return every path in a patch, as it is written there (`a/sub/file`)."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]
@@ -131,7 +134,7 @@ def _names(content: bytes) -> list[str]:
 
 
 def _unquote(raw: bytes) -> str:
-    """Decode a path that git may have quoted with C escapes."""
+    """Decode a path, which git quotes with C escapes if it has special characters."""
     if raw.startswith(b'"') and raw.endswith(b'"') and len(raw) > 1:
         raw = raw[1:-1]
         raw = re.sub(rb"\\([0-7]{1,3})", lambda m: bytes([int(m[1], 8) & 255]), raw)

@@ -1,8 +1,8 @@
-"""Run pip as a downloader: isolated from the current folder, and with a known part of the caller's configuration.
+"""Run pip to download wheels, isolated from the current folder and from most `PIP_*` variables.
 
-pip reads its configuration files as always: pip.conf of the machine, of the user below `HOME`, and of this Python. They
-belong to root or to the caller. Of the caller's `PIP_*` variables it gets those in `KEPT`. `DOWNLOAD` comes after both
-and wins, so that no configuration makes pip build a source distribution, which would run its code.
+pip reads its configuration files as usual: the pip.conf of the machine, of the user, and of this Python. They belong to
+root or to the caller. pip also gets the variables in `KEPT` and `KEPT_FILES`. The options in `DOWNLOAD` override both,
+so no configuration can make pip build a source distribution, which would run the distribution's code.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.core.process import CommandError
 
 KEPT: Mapping[str, str] = {
-    "PIP_INDEX_URL": "the index or its mirror",
+    "PIP_INDEX_URL": "the URL of the index",
     "PIP_EXTRA_INDEX_URL": "further indexes",
-    "PIP_NO_INDEX": "a machine that only has PIP_FIND_LINKS",
+    "PIP_NO_INDEX": "use only PIP_FIND_LINKS",
     "PIP_FIND_LINKS": "pages and absolute folders with files",
-    "PIP_TRUSTED_HOST": "a mirror without TLS",
-    "PIP_PROXY": "a proxy for pip alone",
-    "PIP_RETRIES": "attempts",
-    "PIP_TIMEOUT": "seconds to wait for an answer",
-    "PIP_DEFAULT_TIMEOUT": "the same",
-    "PIP_NO_CACHE_DIR": "no cache of downloads",
+    "PIP_TRUSTED_HOST": "a host that is used without TLS",
+    "PIP_PROXY": "the proxy",
+    "PIP_RETRIES": "the number of retries",
+    "PIP_TIMEOUT": "the timeout in seconds",
+    "PIP_DEFAULT_TIMEOUT": "the timeout in seconds",
+    "PIP_NO_CACHE_DIR": "do not cache downloads",
 }
-"""The variables that pip gets as they are, and what each is for."""
+"""The variables that are passed to pip unchanged, and the meaning of each."""
 
 KEPT_FILES: Mapping[str, str] = {
-    "PIP_CONFIG_FILE": "another pip.conf, or none",
-    "PIP_CERT": "the certificates of a mirror",
-    "PIP_CLIENT_CERT": "the caller's certificate for a mirror",
-    "PIP_CACHE_DIR": "the cache of downloads",
+    "PIP_CONFIG_FILE": "the configuration file, or /dev/null",
+    "PIP_CERT": "certificates of authorities",
+    "PIP_CLIENT_CERT": "the client certificate",
+    "PIP_CACHE_DIR": "the folder of cached downloads",
 }
-"""The variables with files that pip gets, and what each is for.
+"""The variables with a path that are passed to pip, and the meaning of each.
 
-Others are dropped. `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start further programs, `PIP_REQUIREMENT` and `PIP_EDITABLE`
-add other projects, and `PIP_NO_BINARY` asks for source distributions.
+Other variables are dropped, because `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start further programs, `PIP_REQUIREMENT`
+and `PIP_EDITABLE` add other projects, and `PIP_NO_BINARY` requests source distributions.
 """
 
 DOWNLOAD = (
     "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
 )  # fmt: skip
-"""`pip download` of wheels alone: a source distribution would have to be built to be described."""
+"""The options of `pip download`, which allow only wheels because pip would build a source distribution."""
 
 
 def pip(*words: str) -> str:
@@ -54,7 +54,7 @@ def pip(*words: str) -> str:
 
 
 def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
-    """Return the error for a pip that could not fetch `what`."""
+    """Return the error to raise after pip failed to download `what`."""
     output = "\n".join(error.tail[-6:])
     if "No module named pip" in output:
         return SourceError("pip-missing", "this Python has no pip", why=output, fix="install it: python -m ensurepip")
@@ -63,20 +63,25 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
             "not-in-index",
             f"the index has no {what}",
             why=output,
-            fix="check `pip config list`: which index serves this machine",
+            fix="check which index `pip config list` names",
         )
     return UnreachableError(
-        "index-unreachable", f"{what} could not be fetched", why=output, fix="check the network and `pip config list`"
+        "index-unreachable",
+        f"{what} could not be downloaded",
+        why=output,
+        fix="check the network and `pip config list`",
     )
 
 
 def index_url() -> str:
-    """Return the URL of the index that pip is configured to use, as its help shows it."""
+    """Return the URL of the index that pip is configured to use, from the text of its `--help`."""
     try:
         text = pip("download", "--help")
     except CommandError as error:
         raise pip_error("the index", error) from error
     match = re.search(r"Python Package Index \(default\s+(\S+?)\)", text)
     if match is None:
-        raise SourceError("index-unknown", "pip does not say which index it uses", fix="check `pip config list`")
+        raise SourceError(
+            "index-unknown", "the help of pip does not show the URL of the index", fix="use another version of pip"
+        )
     return match[1].rstrip("/")

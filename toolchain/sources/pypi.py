@@ -1,4 +1,4 @@
-"""Files of the Python index by name and SHA-256, through the configured pip."""
+"""Fetch files of the Python index by name and SHA-256, from the index that pip is configured to use."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
-# A wheel for any Python 3 may need a minimum, and pip reads a bare 3 as 3.0.
+# The Python version for a `py3` wheel. pip would read 3 as 3.0, which is older than the minimum of many wheels.
 _ANY_PYTHON = "3.13"
-# Tried in this order; and minor versions of glibc that wheels are built for.
+# CPython versions in the order in which `download_wheel` tries them, and minor versions of the wheels' glibc.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
 _GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PypiFile:
-    """A file of a release, as data/pypi.toml names it."""
+    """A row of data/pypi.toml: a file of a release."""
 
     project: str
     version: str
@@ -50,7 +50,11 @@ def known_files() -> tuple[PypiFile, ...]:
 
 
 def pypi_row(project: str, version: str) -> PypiFile:
-    """Return the file for a project and version (empty: the default); refuse versions that the data does not have."""
+    """Return the file of a project and version; raise SourceError if data/pypi.toml does not have it.
+
+    Args:
+        version: the version; empty for the project's default version.
+    """
     wanted = _normal(project)
     rows = [row for row in known_files() if _normal(row.project) == wanted]
     for row in rows:
@@ -60,17 +64,17 @@ def pypi_row(project: str, version: str) -> PypiFile:
     raise SourceError(
         "wheel-digest-unknown",
         f"no digest is known for {project}{'==' + version if version else ''}",
-        why=f"known: {known}",
-        fix="use one of these, or give the file as PATH or URL#sha256=DIGEST",
+        why=f"digests are known for {known}",
+        fix="use one of these versions, or give the file as PATH or URL#sha256=DIGEST",
     )
 
 
 def python_of_wheel(file: str) -> tuple[str, bool]:
-    """Return the CPython in a wheel's name, and whether later ones accept it too.
+    """Return the CPython version in a wheel's name, and whether later versions can install the wheel too.
 
     Returns:
-        `("3.13", False)` for a wheel with that CPython's own ABI, `("3.12", True)` for one with the stable ABI since
-            3.12, or without machine code.
+        `("3.13", False)` for a wheel with the ABI of CPython 3.13; `("3.12", True)` for a wheel with the stable ABI of
+            3.12, or for a wheel without machine code.
     """
     match = _wheel_name(file)
     first = match["python"].rpartition(".")[2]
@@ -82,14 +86,14 @@ def _wheel_name(file: str) -> re.Match[str]:
     if match is None:
         raise SourceError(
             "not-a-wheel-name",
-            f"{file} is not named as a wheel",
-            fix="give the file by its whole name: NAME-VERSION-…-PLATFORM.whl",
+            f"{file} is not the name of a wheel",
+            fix="give the whole name of the file: NAME-VERSION-…-PLATFORM.whl",
         )
     return match
 
 
 def known_pypi(name: str, project: str, version: str) -> Source:
-    """Return a file of the index as a source; needs no network."""
+    """Return a file of data/pypi.toml as a source, without using the network."""
     row = pypi_row(project, version)
     return Source(
         name=name,
@@ -104,13 +108,13 @@ def known_pypi(name: str, project: str, version: str) -> Source:
 
 
 def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store, *, offline: bool) -> Path:
-    """Return a wheel or sdist in the store.
+    """Return the path of a wheel or sdist in the store, after downloading it if the store lacks it.
 
-    Wheels are fetched by `pip download`. For an sdist only the index page is read, because pip would run the sdist's
+    A wheel is downloaded by pip. An sdist is downloaded by its URL in the index, because pip would run the sdist's
     code.
 
     Args:
-        sha256: with or without `sha256:` in front.
+        sha256: the expected digest, with or without the prefix `sha256:`.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -125,10 +129,10 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
 
 
 def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
-    """Download a wheel without a known digest into a folder, for the newest CPython that this release supports.
+    """Download a wheel of unknown digest into a folder, for the newest CPython for which the index has one.
 
     Args:
-        machine: the kernel's name, such as `x86_64`.
+        machine: the architecture in platform tags, such as `x86_64`.
     """
     what = f"wheel of {name} {version} for {machine}"
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBCS] + [f"manylinux2014_{machine}"]
@@ -148,8 +152,8 @@ def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Pa
         raise SourceError(
             "not-in-index",
             f"the index has no {what}",
-            why=f"pip brought {len(came)} files",
-            fix="give a version that it has, or the wheel as a file",
+            why=f"pip downloaded {len(came)} wheels, and one was expected",
+            fix="use a version that the index has, or give the wheel as a file",
         )
     return came[0]
 
@@ -177,9 +181,9 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
             came = ", ".join(sorted(p.name for p in Path(folder).iterdir()))
             raise DigestError(
                 "index-file-mismatch",
-                f"the index gave another file than {filename}",
-                why=f"it gave {came or 'nothing'}",
-                fix="check `pip config list`: the index that serves this machine is at fault",
+                f"the index sent another file than {filename}",
+                why=f"pip downloaded {came or 'nothing'}",
+                fix="check which index `pip config list` names, and report the error to its operator",
             )
         return store.add_file(path, digest, name=filename)
 
@@ -195,23 +199,23 @@ def _address(project: str, filename: str) -> str:
         raise UnreachableError(
             "index-unreachable",
             "the Python index does not answer",
-            why=type(error).__name__,
+            why=f"{page_url} could not be read",
             fix="check the network and `pip config list`",
         ) from error
     if status >= 500:
         raise UnreachableError(
-            "index-unreachable", "the Python index fails", why=f"it answered {status}", fix="try again later"
+            "index-unreachable", "the Python index failed", why=f"it answered {status}", fix="try again later"
         )
     for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
-        with contextlib.suppress(ValueError):  # an invalid URL
+        with contextlib.suppress(ValueError):  # skip invalid URLs
             address, _ = urldefrag(urljoin(base, html.unescape(link)))
             if unquote(address.rpartition("/")[2]) == filename:
                 return address
     raise SourceError(
         "not-in-index",
         f"the index has no {filename}",
-        why=f"its page of {project} answered {status}",
-        fix="check `pip config list`",
+        why=f"its page of {project} answered {status} and does not list the file",
+        fix="check which index `pip config list` names",
     )
 
 

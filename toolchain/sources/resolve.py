@@ -39,10 +39,10 @@ from toolchain.sources.unpack import unpack_tar
 
 
 def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] = ("", "")) -> Source:
-    """Return a source as far as it is known without a network; `plan` shows it.
+    """Return a source with what is known about it without a network.
 
-    A local checkout is hashed, with a stat cache. A file whose digest the data knows becomes that source of the
-    distribution or index. The digest is None if only a fetch can tell it.
+    A local folder is hashed, with a stat cache. A local file whose digest is in the tables of packages, wheels or
+    archives becomes that source. The digest is None if only a fetch can find it out.
 
     Args:
         held: see `known_distro`.
@@ -91,7 +91,7 @@ def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
         raise SourceError(
             "not-stored",
             f"the source {name} is not in the store: {spec.version}",
-            fix="bring it in: toolchain bundle import REF",
+            fix="import the bundle that contains it: toolchain bundle import REF",
         )
     return Source(
         name=name, kind="local", where=spec.where, version="", digest=spec.version, path=path, locked=False,
@@ -104,19 +104,19 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
         if (known := _known_file(name, digest, cache)) is not None:
             return replace(known, path=path)
     elif path.is_dir():
-        with contextlib.suppress(OSError):  # a plan also works with a read-only cache
+        with contextlib.suppress(OSError):  # the cache may be read-only while planning
             make_private(cache.store)
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
         raise SourceError(
-            "source-missing", f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}"
+            "source-missing", f"the source {name} does not exist: {path}", fix=f"check --source {name}=...: {FORMS}"
         )
-    shown = one_line(os.fsencode(path.name).decode("utf-8", "backslashreplace"))  # a form that a lock can hold
+    shown = one_line(os.fsencode(path.name).decode("utf-8", "backslashreplace"))  # a lock needs valid UTF-8 on one line
     return Source(name=name, kind="local", where=shown, version="", digest=digest, path=path, locked=False)
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
-    """Return the source of the distribution or index that has these bytes."""
+    """Return the package, wheel or archive with this digest, or None if the data has none."""
     plain = digest.removeprefix("sha256:")
     for package in known_packages():
         if package.sha256 == plain:
@@ -134,16 +134,16 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
     return cache.store / "stat" / f"{hashlib.sha256(bytes(path.resolve())).hexdigest()[:24]}.json"
 
 
-# AOTriton's build unpacks its tuning database itself.
+# This source stays a tar archive, because AOTriton's build unpacks its tuning database.
 _PACKED = "aotriton-database"
 
 
 @memoize
 def part_of(name: str, *, tests: bool = False) -> Part:
-    """Return the part of the source `name` that is used: the needed folders of a large monorepo, everything of others.
+    """Return the part of a source that builds use: some folders of a large monorepo, or the whole tree.
 
     Args:
-        tests: take the folders too that only the source's own tests read.
+        tests: include the folders that only the tests of the source read.
     """
     for row in load("trees").values():
         if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
@@ -161,15 +161,15 @@ def fetch_source(
     mirrors: Mirrors = (),
     tests: bool = False,
 ) -> FetchedSource:
-    """Return the source with its tree or file in the store, patched if there are patches.
+    """Fetch a source into the store, apply the patches to a copy, and return the source with its path.
 
-    The digest is that of the source alone, because patches are inputs of their own.
+    The returned digest does not cover the patches, because these are separate inputs of a build.
 
     Args:
-        source: the source as `locate` returned it.
-        patches: files, in order, applied to a copy.
-        verify: read every file of an existing tree (see `Store.tree`).
-        mirrors: where git and archives are fetched from instead of their own URLs.
+        source: the source from `locate`.
+        patches: patch files, in the order of their application.
+        verify: read every file of a tree that the store has (see `Store.tree`).
+        mirrors: replacements of URL prefixes for git and archives.
         tests: see `part_of` and `Request.takes_tests`.
     """
     source.require_commit()
@@ -177,16 +177,16 @@ def fetch_source(
     how = _How(part, verify, mirrors, packed=source.name == _PACKED)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
-        for patch in patches:  # so that the build can be repeated
+        for patch in patches:  # the store keeps them, so that the build can be repeated
             _keep(patch, sha256_file(patch), Store(cache.store), cache)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
 
 
 def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool = False) -> bool:
-    """Return whether a source can be used without a network, without reading its files.
+    """Return whether the store has a source, without reading its files; a local source always counts as stored.
 
     Args:
-        tests, patched: whether the source's tests are taken, and whether patches are applied (see `fetch_source`).
+        tests, patched: whether the part includes tests, and whether patches are applied (see `fetch_source`).
     """
     store, part = Store(cache.store), part_of(source.name, tests=tests or patched)
     if source.kind == "local" or source.path is not None:
@@ -200,7 +200,7 @@ def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool
 def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
     store = Store(cache.store)
     if source.kind not in {"local", "git"} and source.path is not None and source.path.is_file():
-        _keep(source.path, str(source.digest), store, cache)  # a user's file whose digest the data knows
+        _keep(source.path, str(source.digest), store, cache)  # `locate` found the digest of a user's file in the data
     match source.kind:
         case "local":
             return source.fetched(_fetch_local(source, store, cache, how))
@@ -223,7 +223,7 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
 
 
 def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, how: _How) -> FetchedSource:
-    """Fetch a commit of one of several repositories; return the source with the repository that has it."""
+    """Fetch a commit from the first of several repositories that has it; return the source with this repository."""
 
     def fetch(url: str) -> Path:
         return _fetch_commit(replace(source, where=url, among=()), store, offline=offline, how=how)
@@ -234,20 +234,20 @@ def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, h
 
 
 def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> Path:
-    """Fetch a commit's tree by git; if that fails, the error names an archive of it that is on record."""
+    """Fetch a commit's tree by git; if git fails, the error recommends the commit's archive if one is known."""
     try:
         return fetch_git(
             source.where, source.version, store, offline=offline, part=how.part, verify=how.verify, mirrors=how.mirrors
         )
     except (SourceError, UnreachableError) as error:
         if archive_of(source.version) is not None:
-            instead = f"take the commit's archive: --source {source.name}=archive:{source.version}"
+            instead = f"use the commit's archive: --source {source.name}=archive:{source.version}"
             error.fix = f"{error.fix}; or {instead}" if error.fix else instead
         raise
 
 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
-    """Fetch a file of the Python index, from there or from a mirror in the data."""
+    """Fetch a file from the Python index, or from a mirror in data/pypi.toml."""
     row = pypi_row(source.where, source.version)
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors
@@ -262,7 +262,7 @@ def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
 
 @dataclass(frozen=True)
 class _How:
-    """How a source is fetched; `packed` keeps a tar archive as a file."""
+    """The options of a fetch; with `packed`, a tar archive is not unpacked."""
 
     part: Part
     verify: bool
@@ -271,22 +271,24 @@ class _How:
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
-    """Return the tree of a tar archive; other files are returned unchanged."""
+    """Unpack a tar archive into the store and return the tree; any other file is returned unchanged."""
     if how.packed or not TAR.search(file.name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)
 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
-    """Store a snapshot of a checkout, so that later edits do not reach the build."""
+    """Store a snapshot of a user's file or folder, so that later edits do not affect the build."""
     if source.path is None or source.digest is None:
-        raise SourceError("source-without-path", f"the source {source.name} has no path", fix="give --source NAME=PATH")
+        raise SourceError(
+            "source-without-path", f"the source {source.name} has no path", fix=f"give --source {source.name}=PATH"
+        )
     top, digest = source.path, source.digest
     if top.is_file():
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
-    stored = top.resolve().is_relative_to(store.root.resolve())  # `stored:`, a tree that a bundle brought
-    # A tree that was brought for a patch includes the tests.
+    stored = top.resolve().is_relative_to(store.root.resolve())  # a tree from a bundle
+    # A bundle contains the tree with its tests if the tree is patched.
     if stored and store.stored_tree(digest, part=how.part.name) is None:
         how = replace(how, part=part_of(source.name, tests=True))
 
@@ -305,14 +307,14 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         fix = "remove the link, or name a clean copy: a git worktree, or URL@COMMIT"
         check_links(dest, what=str(top), fix=fix)
         if tree_digest(top, _stat_cache(top, cache)) != digest:
-            raise SourceError("source-changed", f"{top} was changed while it was copied", fix="run the command again")
+            raise SourceError("source-changed", f"{top} changed while it was copied", fix="run the command again")
 
     path = store.tree(digest, unpack, part=how.part.name, verify=how.verify, take_brought=stored)
     info = store.tree_info(digest, part=how.part.name)
     if not how.part.name and (info is None or info.digest != digest):
         raise DigestError(
             "stored-tree-digest",
-            f"the tree of {source.name} in the store is not what names it",
+            f"the tree of {source.name} in the store does not match its digest",
             why=f"expected {digest}, found {info.digest if info else 'nothing'}",
             fix=f"remove {path}",
         )
@@ -320,7 +322,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
 
 
 def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
-    """Store a copy of a user's file."""
+    """Store a copy of a user's file, and return the path of the copy."""
     if (there := store.file(digest, verify=True)) is not None:
         return there
     store.partial.mkdir(parents=True, exist_ok=True)
@@ -333,9 +335,9 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
         except DigestError as error:
             if file.is_relative_to(store.root):
                 raise
-            # Only the copy was removed, not the user's file.
+            # `add_file` removed the copy, so its advice about a removed file would be wrong here.
             raise SourceError(
-                "source-changed", f"{file} was changed while it was copied", fix="run the command again"
+                "source-changed", f"{file} changed while it was copied", fix="run the command again"
             ) from error
 
 
@@ -353,9 +355,9 @@ def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: 
                 copies.append(Path(folder) / f"{number}" / patch.name)
                 copies[-1].parent.mkdir()
                 copy_tree(patch.resolve(), copies[-1])
-                if sha256_file(copies[-1]) != digest:  # the tree's name has this digest
+                if sha256_file(copies[-1]) != digest:  # the name of the stored tree depends on it
                     raise SourceError(
-                        "source-changed", f"{patch} was changed while it was copied", fix="run the command again"
+                        "source-changed", f"{patch} changed while it was copied", fix="run the command again"
                     )
             apply_patches(source.path, copies, dest)
 

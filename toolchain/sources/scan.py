@@ -1,4 +1,4 @@
-"""Find machine code and bitcode in a source tree by content."""
+"""Find machine code and bitcode in a source tree by the content of its files."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ MAGIC = {
     b"AKS2": "AOTriton kernel archive",
     b"\x03\x02\x23\x07": "SPIR-V",
 }
-# Archives that are not unpacked here, and so may hold anything.
+# The first bytes of archives that `scan` cannot unpack. It reports them, because they may contain anything.
 SEALED = {
-    b"\x28\xb5\x2f\xfd": "zstd file, not looked into",
-    b"\x04\x22\x4d\x18": "LZ4 file, not looked into",
-    b"7z\xbc\xaf\x27\x1c": "7z archive, not looked into",
-    b"Rar!\x1a\x07": "RAR archive, not looked into",
-    b"\xed\xab\xee\xdb": "RPM package, not looked into",
-    b"MSCF\0\0\0\0": "cabinet, not looked into",
-    b"LZIP\x01": "lzip file, not looked into",
-    b"\x89LZO\0\r\n\x1a\n": "LZO file, not looked into",
-    b"\x5d\0\0": "LZMA file, not looked into",
-    b"\x1f\x9d": "compress file, not looked into",
-    b"hsqs": "SquashFS image, not looked into",
-    b"070701": "cpio archive, not looked into",
-    b"070702": "cpio archive, not looked into",
-    b"070707": "cpio archive, not looked into",
-    b"xar!": "xar archive, not looked into",
+    b"\x28\xb5\x2f\xfd": "zstd file, not scanned",
+    b"\x04\x22\x4d\x18": "LZ4 file, not scanned",
+    b"7z\xbc\xaf\x27\x1c": "7z archive, not scanned",
+    b"Rar!\x1a\x07": "RAR archive, not scanned",
+    b"\xed\xab\xee\xdb": "RPM package, not scanned",
+    b"MSCF\0\0\0\0": "cabinet, not scanned",
+    b"LZIP\x01": "lzip file, not scanned",
+    b"\x89LZO\0\r\n\x1a\n": "LZO file, not scanned",
+    b"\x5d\0\0": "LZMA file, not scanned",
+    b"\x1f\x9d": "compress file, not scanned",
+    b"hsqs": "SquashFS image, not scanned",
+    b"070701": "cpio archive, not scanned",
+    b"070702": "cpio archive, not scanned",
+    b"070707": "cpio archive, not scanned",
+    b"xar!": "xar archive, not scanned",
 }
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-# The end mark of a zip, and its largest distance from the end, since a comment may follow.
+# The signature at the end of a zip, and its largest distance from the end of the file, because a comment may follow.
 _ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
-# Bytes of a container that are read at most, so that a bomb cannot stop a build.
+# The largest number of bytes that are unpacked from a container, as a protection against decompression bombs.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
-# RuntimeError: a zip with a password, or with an unknown compression.
-# ValueError and the following: invalid names and numbers.
+# zipfile raises RuntimeError for a password or an unknown compression. The errors from ValueError on come from invalid
+# names and numbers.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, OverflowError, struct.error),
     *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
@@ -77,13 +77,13 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A file that a compiler made.
+    """A binary file in a source tree.
 
     Args:
-        path: below the tree, with `/`; inside a container `CONTAINER!MEMBER`.
-        what: its kind, for display.
-        sha256: of the file, or of the container in the tree: `sha256:…`.
-        size: bytes of that file.
+        path: the path relative to the tree; `CONTAINER!MEMBER` for a file in an archive.
+        what: the kind of the file, for display.
+        sha256: the digest `sha256:…` of the file, or of the archive that contains it.
+        size: the size in bytes of the file whose digest is given.
     """
 
     path: str
@@ -93,18 +93,19 @@ class Finding:
 
     @property
     def file(self) -> str:
-        """Return the file of the tree that holds it."""
+        """Return the path of the file, or of the archive that contains it."""
         return self.path.partition("!")[0]
 
     def as_json(self) -> dict[str, str | int]:
-        """Return the form in records."""
+        """Return the finding as records contain it."""
         return asdict(self)
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:
-    """Return all binaries of a tree or a single file, sorted by path; tar, zip, gzip, bzip2 and xz files are opened.
+    """Return all binaries of a tree or a single file, sorted by path.
 
-    An unreadable container is an error, because it may hold anything.
+    Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised for an unreadable archive, because it may
+    contain anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()
@@ -130,7 +131,10 @@ def _files(tree: Path) -> Iterator[str]:
 
 
 def _is_plain(file: str) -> bool:
-    """Return whether a file needs no closer look. Nearly all files of a tree end here, after three system calls."""
+    """Return whether a file is neither a binary nor an archive.
+
+    The function reads only the two ends of the file, because nearly all files of a tree are plain.
+    """
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
@@ -149,8 +153,8 @@ def _look(path: Path) -> Iterator[tuple[str, str]]:
         except _UNREADABLE as error:
             raise SourceError(
                 "scan-incomplete",
-                f"{path} cannot be looked into",
-                why="it is damaged, or unpacks to more than this looks at",
+                f"{path} cannot be scanned for binaries",
+                why=f"it is damaged, has a password, or unpacks to more than {_LIMIT >> 30} GiB",
                 fix="remove it by a patch",
             ) from error
 
@@ -163,14 +167,19 @@ def _kind(head: bytes) -> str:
 
 
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield the kind of a stream, or the binaries in it if it is a container."""
+    """Yield path and kind of a binary, or of each binary in an archive.
+
+    Args:
+        where: the path of the stream inside of its containers, such as `!MEMBER`; empty for the file itself.
+        depth: the number of nested archives that are still unpacked.
+    """
     head = stream.read(512)
     stream.seek(0)
     if what := _kind(head):
         yield where, what
     elif depth == 0:
         if _is_container(head) or _ends_as_zip(stream):
-            yield where, f"archive in archives, {_DEPTH} deep, not looked into"
+            yield where, f"archive in archives, {_DEPTH} deep, not scanned"
     elif opened := _unpacked(head, stream):
         with opened, _held(opened) as held:
             yield from _inside(held, where, depth - 1)
@@ -182,9 +191,9 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
                     with file, _held(file) as held:
                         yield from _inside(held, f"{where}!{entry.name}", depth - 1)
             stream.seek(tar.offset)
-        # Readers that ignore the end mark or bad headers find content after it.
+        # Some readers ignore the end mark or invalid headers, and would unpack this content.
         if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
-            yield where, "tar with something behind its end, not looked into"
+            yield where, "tar with data after its end mark, not scanned"
     elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
         with zipfile.ZipFile(stream) as archive:
             for member in archive.infolist():
@@ -194,11 +203,11 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _ends_as_zip(stream: IO[bytes]) -> bool:
-    """Return whether a zip follows other content, as Python's importer reads it: a zip is found from its end."""
+    """Return whether a stream ends with a zip, because Python's importer also reads a zip that follows other data."""
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
     is_zip = _ZIP_END in stream.read(_ZIP_TAIL)
-    if is_zip:  # the mark may occur by chance
+    if is_zip:  # other data may contain the signature by chance
         try:
             with zipfile.ZipFile(stream) as archive:
                 is_zip = bool(archive.infolist())
@@ -219,7 +228,7 @@ def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
 
 
 def _held(stream: IO[bytes]) -> IO[bytes]:
-    """Return content that can be read twice, and from its end."""
+    """Copy a stream into a temporary file, which can be read more than once and from its end."""
     head = stream.read(512)
     if _kind(head):
         return io.BytesIO(head)
@@ -229,7 +238,7 @@ def _held(stream: IO[bytes]) -> IO[bytes]:
         kept.write(piece)
         if kept.tell() > _LIMIT:
             kept.close()
-            raise OSError("it unpacks to more than this looks at")
+            raise OSError("it unpacks to too many bytes")
     kept.seek(0)
     return cast("IO[bytes]", kept)
 
@@ -239,7 +248,7 @@ def _is_container(head: bytes) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Return whether this is a tar's first header; the oldest form is known only by its checksum."""
+    """Return whether a block is a tar header; a header before POSIX has no magic bytes, so its checksum is compared."""
     if head[257:262] == b"ustar":
         return True
     digits = head[148:156].strip(b" \0")

@@ -1,4 +1,4 @@
-"""Specifications of sources: their texts on a command line, in a lock or in a printed command, and the meaning."""
+"""Parse and print the specification of a source, as `--source NAME=SPEC` and locks contain it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{1,40}")
 _BARE_VERSION = re.compile(r"\d+(\.\w+)+")
-_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # the name as in locks
+_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # the name and digest from a lock
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """A source by its name, before it is looked up.
+    """A parsed specification of a source.
 
     Args:
-        kind: its origin; `stored` is a tree or file that a bundle brought into the store.
-        where: path, URL, package or project; of a stored tree the name of the checkout.
-        version: commit, `sha256:<hex>`, upstream version; empty for the data's default, for a path, and for a tag whose
-            commit is unknown.
-        tag: the tag of the commit; only the data names one, users name commits.
-        suite: the suite in which a package is looked for; empty for all. It is not part of the identity.
-        text: the text that it was read from; equal specs may have different texts.
+        kind: the kind of origin; `stored` is a tree or file that the store got from a bundle.
+        where: the path, URL, package or project; for `stored`, the name of the checkout.
+        version: the commit, `sha256:<hex>` or upstream version; empty for the default version, for a path, and for a
+            tag whose commit is unknown.
+        tag: the tag of the commit. Only tables of releases have tags, because users must name a commit.
+        suite: the only suite in which a package is searched; empty for all. It is ignored in comparisons.
+        text: the text from which the specification was parsed. It is ignored in comparisons.
     """
 
     kind: Kind | Literal["stored"]
@@ -46,7 +46,7 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the text for locks, messages and commands, which `parse_source_spec` reads."""
+        """Return the text of the specification, which `parse_source_spec` can parse."""
         if self.text:
             return self.text
         match self.kind:
@@ -61,34 +61,37 @@ class SourceSpec:
 
     @property
     def wheel(self) -> bool:
-        """Return whether it is a file of the Python index or a local wheel, and so no source tree."""
+        """Return whether the source is a file of the Python index or a local wheel."""
         return self.kind == "pypi" or (self.kind == "local" and self.where.endswith(".whl"))
 
     @property
     def path(self) -> Path | None:
-        """Return the user's file or folder; None for other kinds."""
+        """Return the path of a local source; None for other kinds."""
         return users_path(self.where) if self.kind == "local" else None
 
 
 def users_path(text: str) -> Path:
-    """Expand `~` in a path, which need not exist."""
+    """Expand `~` in a path that may not exist."""
     try:
         path = Path(text).expanduser()
         path.exists()
     except RuntimeError as error:
-        fix = "write the folder itself, or ./~NAME for one that is called so"
-        why = "no user of that name has a home here"
-        raise SourceError("source-missing", f"there is no such path: {text}", why=why, fix=fix) from error
+        fix = "write the path of the folder, or ./~NAME if its name begins with ~"
+        why = "no user of that name has a home folder"
+        raise SourceError("source-missing", f"{text} does not exist", why=why, fix=fix) from error
     except OSError as error:
         why = error.strerror or ""
         raise SourceError(
-            "source-unreadable", f"cannot look at {text}", why=why, fix="check path and rights"
+            "source-unreadable", f"{text} cannot be read", why=why, fix="check the path and its permissions"
         ) from error
     return path
 
 
 def ref_of(kind: Kind, where: str, version: str) -> str:
-    """Return a source in one word for records, locks and messages; of git that is the commit."""
+    """Return the short text for a source in records, locks and messages, such as `pypi:PROJECT==VERSION`.
+
+    For git the text is only the commit.
+    """
     match kind:
         case "git":
             return version
@@ -105,30 +108,32 @@ def ref_of(kind: Kind, where: str, version: str) -> str:
 
 
 def of_github(repository: str, commit: str) -> SourceSpec:
-    """Return a commit of OWNER/NAME."""
+    """Return the specification of a commit in the GitHub repository OWNER/NAME."""
     return SourceSpec(kind="git", where=f"https://github.com/{repository}", version=commit)
 
 
 def of_folder(path: Path) -> SourceSpec:
-    """Return a user's folder or file."""
+    """Return the specification of a local folder or file."""
     return SourceSpec(kind="local", where=str(path))
 
 
 def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
-    """Read a source as users write it: one of `FORMS`.
+    """Parse a specification in one of `FORMS`.
 
-    With `project`, `pypi:VERSION` belongs to that project. `stored:NAME@DIGEST` is a checkout called NAME whose tree a
-    bundle brought into the store.
+    `stored:NAME@DIGEST` is also accepted, for a checkout NAME whose tree came into the store from a bundle.
+
+    Args:
+        project: the project in the Python index that `pypi:VERSION` belongs to; empty if a project must be named.
     """
     if not text or "\0" in text or "\n" in text:
-        raise SourceError("not-a-source", "a source cannot be empty or span lines", fix=f"give {FORMS}")
+        raise SourceError("not-a-source", "a source cannot be empty or contain a newline", fix=f"give {FORMS}")
     if text.startswith("distro:"):
         named, sign, suite = text.partition("@")
         if sign and not _SUITE.fullmatch(suite):
             raise SourceError(
                 "not-a-package",
                 f"{text!r} is not a package",
-                why=f"{suite!r} is not a name of a suite",
+                why=f"{suite!r} is not the name of a suite",
                 fix="write distro:PACKAGE@trixie",
             )
         where, version = _pair(named, "distro:", "=", PACKAGE, "package")
@@ -152,37 +157,37 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
         raise SourceError(
             "not-a-source",
             f"{text!r} is not a source",
-            why="git's short form names no scheme",
+            why="git's short form of an ssh URL has no scheme",
             fix="write ssh://git@HOST/PATH@COMMIT",
         )
     return SourceSpec(kind="local", where=text, text=text)
 
 
 def _commit_archive(text: str) -> SourceSpec:
-    """Read `archive:COMMIT`, the archive of a commit that the data knows."""
+    """Parse `archive:COMMIT`, which names an archive in data/archives.toml."""
     row = archive_of(text.removeprefix("archive:").lower())
     if row is None:
         known = ", ".join(archive.commit for archive in commit_archives())
         raise SourceError(
             "archive-unknown",
-            f"no archive of a commit is on record as {text[:120]!r}",
-            why=f"on record are those of {known}",
-            fix="give its URL and digest, URL#sha256=DIGEST; or take the commit by git, URL@COMMIT",
+            f"no archive is known for {text[:120]!r}",
+            why=f"archives are known for the commits {known}",
+            fix="give the archive as URL#sha256=DIGEST, or fetch the commit by git as URL@COMMIT",
         )
     return SourceSpec(kind="archive", where=row.url, version=row.digest, text=text)
 
 
 def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str], what: str) -> tuple[str, str]:
-    """Split a package or project and its version."""
+    """Split a text into the name of a package or project and its version; the version may be empty."""
     where, sign, version = text.removeprefix(prefix).partition(separator)
     if not where:
         why = f"the name of the {what} is missing"
     elif not pattern.fullmatch(where):
-        why = f"{where!r} is no name of a {what}"
+        why = f"{where!r} is not a valid name of a {what}"
     elif sign and not version:
         why = f"the version after {separator} is missing"
     elif not VERSION.fullmatch(version):
-        why = f"{version!r} is no version"
+        why = f"{version!r} is not a valid version"
     else:
         return where, version
     fix = f"write {prefix}{what.upper()} or {prefix}{what.upper()}{separator}VERSION"
@@ -204,14 +209,14 @@ def _parse_url(text: str) -> SourceSpec:
     check_address(url or text)
     raise SourceError(
         "source-not-pinned",
-        f"{without_query(text)} names no commit and no digest",
-        why="what a URL, branch or tag gives can change",
-        fix="append @<40 hex digits of the commit>, or #sha256=<digest> for an archive",
+        f"{without_query(text)} names neither a commit nor a digest",
+        why="the content of a URL, branch or tag can change",
+        fix="append @COMMIT with 40 hexadecimal digits, or #sha256=DIGEST for an archive",
     )
 
 
 def check_sha256(text: str) -> str:
-    """Return `sha256:<64 hex>` for a digest with or without its prefix."""
+    """Return a digest in the form `sha256:<64 hex>`; the argument may lack the prefix."""
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise DigestError(

@@ -1,4 +1,4 @@
-"""The content-addressed store from which builds read; nothing in it is half-written."""
+"""Store files and source trees by digest; each entry is complete or missing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
-# Trees that this process has read or written completely.
+# Trees whose files this process has all read or written, and which it need not read again.
 _READ: set[Path] = set()
 
 
 class Store:
-    """Files and unpacked trees by digest, below a folder that only its owner may enter.
+    """Files and unpacked trees by digest, in a folder that only its owner may enter.
 
-    `files/<hex>/<name>` keeps a file under its original name, because installers read a wheel's name. `trees/<key>/` is
-    a tree, `trees/<key>.json` holds its digest, and `trees/<key>.stat.json` speeds up the check.
+    `files/<hex>/<name>` is a file with its original name, because installers parse the name of a wheel. `trees/<key>/`
+    is a tree, `trees/<key>.json` contains its digest, and `trees/<key>.stat.json` is the stat cache of its check.
     """
 
     def __init__(self, root: Path) -> None:
@@ -37,19 +37,21 @@ class Store:
 
     @property
     def partial(self) -> Path:
-        """Return the folder of incomplete downloads, which are resumed."""
+        """Return the folder of incomplete downloads, which later invocations resume."""
         return self.root / "partial"
 
     def add_file(self, path: Path, digest: str, *, name: str = "") -> Path:
-        """Move a file into the store; if it has another digest it is removed.
+        """Move a file into the store, and return its new path; remove the file if it has the wrong digest.
 
         Args:
-            path: the file, on the store's file system (e.g. below `partial`).
+            path: the file, which must be on the file system of the store (e.g. in `partial`).
             digest: the expected digest.
-            name: its name in the store; by default its present name.
+            name: the name in the store; the default is the present name.
         """
         if not _is_plain(path):
-            raise SourceError("not-a-plain-file", f"{path.name} is not a plain file", fix="name the file itself")
+            raise SourceError(
+                "not-a-plain-file", f"{path.name} is not a regular file", fix="give a file, not a link or folder"
+            )
         actual = sha256_file(path)
         if actual != digest:
             path.unlink()
@@ -57,7 +59,7 @@ class Store:
                 "file-digest-mismatch",
                 f"{name or path.name} has the wrong digest",
                 why=f"expected {digest}, found {actual}",
-                fix="check the digest and where the file came from; the file was removed",
+                fix="check the expected digest and the origin of the file, which was removed from the store",
             )
         home = self._file_home(digest)
         name = Path(name or path.name).name
@@ -82,16 +84,16 @@ class Store:
         """Return the stored file with this digest, or None.
 
         Args:
-            verify: read the file; a damaged one gives a warning, and None is returned.
+            verify: compare the content with the digest. If it differs, a warning is printed and None returned.
         """
         home = self._file_home(digest)
-        # The target of a link could change.
+        # Links are skipped, because the target of a link could change.
         files = [path for path in sorted(home.iterdir()) if _is_plain(path)] if home.is_dir() else []
         if not files:
             return None
         mark_used(home)
         if verify and (is_now := sha256_file(files[0])) != digest:
-            console.warn(f"{files[0].name} in the store is damaged (expected {digest}, found {is_now}); it is not used")
+            console.warn(f"ignoring {files[0].name} in the store, because it is damaged: {is_now}, expected {digest}")
             return None
         return files[0]
 
@@ -105,33 +107,33 @@ class Store:
         brought: bool = False,
         take_brought: bool = False,
     ) -> Path:
-        """Return the tree that `digest` names, made by `unpack` if it is missing or changed.
+        """Return the folder of the tree with a source's digest, after unpacking it if it is missing or changed.
 
         Args:
             digest: the digest of the source (see `Source`).
-            unpack: fills an empty folder.
-            part: names the selection if `unpack` takes only a part of the source.
-            verify: read every file, once in a process; otherwise files with unchanged size, times and inode are
-                trusted.
-            brought: the tree comes from a bundle. That is recorded, because it cannot be compared with a commit's hash,
-                or with the digest of the whole of which it is a part.
-            take_brought: accept such a tree; otherwise it is replaced by the result of `unpack`.
+            unpack: a function that writes the tree into an empty folder.
+            part: the name of the part (`Part.name`) that `unpack` writes; empty for the whole source.
+            verify: read every file, but only once in a process. By default, files with unchanged size, times and inode
+                are trusted.
+            brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
+                compared with the hash of its commit, or with the digest of the whole source if it is a part.
+            take_brought: accept a stored tree that came from a bundle; otherwise it is unpacked again.
 
         Returns:
-            The folder; modes are 0644 or 0755, and every timestamp is that of all layers.
+            The folder. Its files have the mode 0644 or 0755, and the fixed timestamp of all layers.
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key
         make_private(self.root)
         with held(self.root / "locks" / f"tree-{key}.lock", what=f"unpacking {key}"):
             if path.is_dir() and not (brought or take_brought) and self.brought(digest, part=part):
-                console.note(f"the tree {key} came by a bundle; it is made again from its source")
+                console.note(f"the tree {key} came from a bundle; fetching it again from its source")
             elif path.is_dir():
                 if self._intact(digest, part, verify=verify and path not in _READ):
                     _READ.update([path] if verify else [])
                     mark_used(path.with_name(f"{key}.json"))
                     return path
-                console.warn(f"the tree {key} in the store was changed or damaged; it is unpacked again")
+                console.warn(f"the tree {key} in the store was changed or damaged; unpacking it again")
             partial = path.with_name(f".{key}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -141,7 +143,7 @@ class Store:
                 info = scan_tree(partial, self._stat_cache(key), trust_cache=False)
                 if info.files == 0:
                     raise SourceError(
-                        "source-empty", f"the source {digest} is empty", fix="check what the source names"
+                        "source-empty", f"the source {digest} has no files", fix="check the specification of the source"
                     )
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -150,14 +152,14 @@ class Store:
             record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
             record |= {"brought": True} if brought else {}
             write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
-            # No fsync for each file, because a file that a power cut emptied fails the check of its size.
+            # The files are not synced one by one: a file that a power failure truncated fails the check of its size.
             partial.rename(path)
             _flush(path.parent)
             _READ.add(path)
         return path
 
     def stored_tree(self, digest: str, *, part: str = "") -> Path | None:
-        """Return the folder of a tree without checking it; None if it is not here."""
+        """Return the folder of a tree without checking its files; None if the store does not have it."""
         path = self.root / "trees" / self._key(digest, part)
         if not path.is_dir():
             return None
@@ -165,11 +167,11 @@ class Store:
         return path
 
     def brought(self, digest: str, *, part: str = "") -> bool:
-        """Return whether the tree came from a bundle, or was made from one that did."""
+        """Return whether a tree came from a bundle, or was patched from a tree that did."""
         return bool(self._sidecar(digest, part).get("brought"))
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
-        """Return the record of the tree's unpacking, or None."""
+        """Return the digest and size of a tree from when it was unpacked; None if they are not recorded."""
         record = self._sidecar(digest, part)
         try:
             return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
@@ -187,7 +189,7 @@ class Store:
             return False
 
     def _sidecar(self, digest: str, part: str) -> dict[str, Any]:
-        """Return the record of a tree; empty if it cannot be read."""
+        """Return the content of a tree's JSON file; empty if the file cannot be read."""
         try:
             record = strict_json.read((self.root / "trees" / f"{self._key(digest, part)}.json").read_bytes())
         except (OSError, ValueError):
@@ -201,20 +203,20 @@ class Store:
         if not _SHA256.fullmatch(digest):
             raise DigestError(
                 "digest-malformed",
-                f"{digest!r} is not a digest",
+                f"{digest!r} is not a valid digest",
                 why="expected sha256: and 64 hexadecimal digits",
                 fix="give sha256: and all 64 digits",
             )
         return self.root / "files" / digest.removeprefix("sha256:")
 
     def _key(self, digest: str, part: str) -> str:
-        """Return a folder name for a digest, distinct for each repository and part."""
+        """Return the name of a tree's folder, which is different for each digest, repository and part."""
         if not (_SHA256.fullmatch(digest) or _GIT.fullmatch(digest)):
             raise DigestError(
                 "digest-malformed",
-                f"{digest!r} is not a source digest",
+                f"{digest!r} is not a valid digest of a source",
                 why="expected sha256:<64 hex> or git:<40 hex>@<repository>",
-                fix="give all digits of it",
+                fix="give all digits",
             )
         kind, _, rest = digest.partition(":")
         head, _, repository = rest.partition("@")
@@ -227,7 +229,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Record the time of use, if the store can be written to."""
+    """Set the modification time to now, unless the store is read-only; the cache removes unused entries by age."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,4 +1,4 @@
-"""Source indexes of a distribution's suites, read by the machine's own apt."""
+"""Read the source index of a distribution's suite by the machine's apt."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
-# apt's messages for a mirror without the suite or file.
+# apt's messages for a suite or file that the mirror does not have.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
-# The machine's apt.conf may name programs to run around an update. A command-line option cannot empty that list.
+# The machine's apt.conf may name programs to run before and after an update. Only a configuration file can clear these
+# lists.
 _NO_HOOKS = b"".join(
     f"#clear APT::Update::{name};\n".encode() for name in ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
 )
@@ -35,10 +36,19 @@ _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A source package's upstream tarball, from the data or the signed Sources index.
+    """The upstream tarball of a source package, from data/distro.toml or the signed Sources index.
 
-    A row that a bundle `brought` is used until the index can be asked. With `pool`, a folder of the archive, it is a
-    binary package's file that only the data names.
+    Args:
+        name: the name of the source package.
+        version: the upstream version.
+        file: the name of the tarball.
+        sha256: the digest of the tarball, as hexadecimal digits.
+        size: the size of the tarball in bytes.
+        suites: the suites that have the package.
+        mirrors: URLs of copies of the tarball.
+        package_version: the version of the package, with the Debian revision.
+        brought: whether the row came from a bundle. It is replaced when the index can be read.
+        pool: the folder in the mirror, for the file of a binary package, which data/distro.toml names.
     """
 
     name: str
@@ -55,11 +65,11 @@ class Package:
 
 
 class NoSuiteError(SourceError):
-    """The mirror answers and does not have the suite."""
+    """An error for a suite that the mirror does not have."""
 
 
 class Suite:
-    """The source index of one suite, in a folder apart from the system's."""
+    """The source index of a suite, in a folder separate from that of the machine's apt."""
 
     def __init__(self, root: Path, mirror: Mirror) -> None:
         self.mirror = mirror
@@ -73,24 +83,24 @@ class Suite:
             *("-o", "APT::Get::List-Cleanup=true"),
             *("-o", "Acquire::Languages=none"),
             *("-o", "Acquire::Retries=3"),
-            # Without this option apt only warns about an index that it could not fetch.
+            # Without this option, apt only prints a warning if it cannot fetch an index.
             *("-o", "APT::Update::Error-Mode=any"),
-            # apt's own user may have no access to the cache.
+            # The user `_apt` may have no access to the cache.
             *("-o", "APT::Sandbox::User=root"),
             *("-c", os.fspath(self.root / "no-hooks")),
         ]
 
     @property
     def name(self) -> str:
-        """Return the usual name: `trixie`."""
+        """Return the name of the suite, such as `trixie`."""
         return self.mirror.suite
 
     def update(self, *, bound: bool) -> None:
-        """Bring the index up to date.
+        """Download the current index.
 
         Args:
-            bound: whether the digest of the package is known. Then an expired index is accepted, because only the
-                address is needed.
+            bound: whether the digest of the package is known. If so, an expired index is accepted, because only the
+                URL is needed from it.
         """
         folder = self._folders()
         mirror = self.mirror
@@ -105,7 +115,7 @@ class Suite:
             raise self._update_error(error) from error
 
     def _folders(self) -> Path:
-        """Make the folders that apt needs, and return the empty one for its sources."""
+        """Create the folders that apt needs, and return the empty folder for its list of sources."""
         folder = self.root / "sources"
         shutil.rmtree(folder, ignore_errors=True)
         for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
@@ -118,30 +128,30 @@ class Suite:
             return SourceError(
                 "suite-outdated",
                 f"the index of the suite {self.name} is out of date",
-                why=f"{output}\nan old index hides newer versions, and no digest of this package is on record",
-                fix="use a mirror that is kept up to date, or give the archive itself as URL#sha256=DIGEST; "
-                "for a mirror that is frozen on purpose apt has Acquire::Check-Valid-Until",
+                why=f"{output}\nan expired index may hide newer versions, and the digest of this package is not known",
+                fix="use a mirror that is kept up to date, or give the archive as URL#sha256=DIGEST; "
+                "if the mirror is a snapshot, set Acquire::Check-Valid-Until in apt's configuration",
             )
         if _GONE.search(output):
             return NoSuiteError(
                 "suite-missing",
                 f"the mirror does not have the suite {self.name}",
                 why=output,
-                fix="name another one after the @",
+                fix="name another suite after the @",
             )
         return UnreachableError(
             "suite-unreachable",
             f"the source index of the suite {self.name} cannot be read",
             why=output,
-            fix="check that apt-get update works here",
+            fix="check that `apt-get update` works on this machine",
         )
 
     def versions(self, names: Collection[str]) -> list[Package]:
-        """Return every version of these packages in the index, newest first."""
+        """Return every version of the packages in the index, newest first."""
         try:
             text = self._run("apt-cache", "-q", "showsrc", "--only-source", *sorted(names))
         except CommandError:
-            return []  # apt-cache fails if it knows none of the names
+            return []  # apt-cache fails if the index has none of the packages
         packages: dict[tuple[str, str], Package] = {}
         for stanza in stanzas(text):
             package_version = stanza.get("version", "")
@@ -160,7 +170,7 @@ class Suite:
         return _newest_first(packages.values())
 
     def uri(self, package: Package) -> str:
-        """Return the URL from which apt itself would fetch the file."""
+        """Return the URL from which apt would download the tarball."""
         if package.pool:
             return f"{self.mirror.site.rstrip('/')}/{package.pool}/{package.file}"
         spec = f"{package.name}={package.package_version}"
@@ -170,12 +180,12 @@ class Suite:
                 return match[1]
         raise SourceError(
             "package-without-address",
-            f"apt names no address for {package.file}",
-            fix="apt-get update, then run it again; or give URL#sha256=DIGEST",
+            f"apt does not know the URL of {package.file}",
+            fix="run `apt-get update` and try again, or give the file as URL#sha256=DIGEST",
         )
 
     def download(self, package: Package, store: Store) -> Path:
-        """Return the tarball in the store, downloaded if it is not there."""
+        """Return the path of the tarball in the store, after downloading it if the store lacks it."""
         digest = f"sha256:{package.sha256}"
         if (there := store.file(digest, verify=True)) is not None:
             return there
@@ -201,22 +211,22 @@ class Suite:
                 "package-digest-mismatch",
                 f"{package.file} has the wrong digest",
                 why=output,
-                fix="the mirror is out of step; try again later",
+                fix="try again later, because the mirror may be in the middle of an update",
             )
         if _GONE.search(output):
             return SourceError(
                 "package-gone",
                 f"the mirror no longer has {package.file}"
                 if package.pool
-                else f"the suite {self.name} names {package.file}, but the mirror no longer has that file",
+                else f"the suite {self.name} lists {package.file}, but the mirror no longer has that file",
                 why=output,
                 fix="name another version or suite (see `toolchain pins --distro`), or give URL#sha256=DIGEST",
             )
         return UnreachableError(
             "package-unreachable",
-            f"{package.file} could not be fetched",
+            f"{package.file} could not be downloaded",
             why=output,
-            fix="check that apt-get update works here",
+            fix="check that `apt-get update` works on this machine",
         )
 
     def _run(self, program: str, *words: str) -> str:
@@ -231,7 +241,7 @@ class Suite:
 
 
 def _newest_first(packages: Collection[Package]) -> list[Package]:
-    """Sort by Debian's order of package versions, which dpkg defines."""
+    """Sort packages by their Debian version, which dpkg compares."""
     return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
 
@@ -244,7 +254,7 @@ def _compare(first: Package, second: Package) -> int:
 
 
 def _worst(error: CommandError) -> str:
-    """Return apt's own errors from its output."""
+    """Return the last lines of apt's output that report an error or a warning, without hosts."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
-    # The machine's mirror must not appear in messages, which may be published.
+    # Messages may be published, so they must not name the machine's mirror.
     return _HOST.sub("<mirror>", re.sub(r" *\[IP: [^\]]*\]", "", "\n".join(lines[-6:])))

@@ -1,4 +1,4 @@
-"""Tags: a fetch resolves a tag to its commit, and notes it for offline plans."""
+"""Resolve a tag to its commit, and remember the commit for offline plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.sources.tree import Source
 
 
 def remembered(repository: str, tag: str, cache: Cache) -> str:
-    """Return the commit of a tag when it was last resolved; empty if it never was."""
+    """Return the commit to which a tag was last resolved; empty if the tag was never resolved."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
@@ -28,13 +28,13 @@ def remembered(repository: str, tag: str, cache: Cache) -> str:
 
 
 def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
-    """Return a source at a tag with its commit, asking the repository if commit or tree are not here.
+    """Return a source at a tag with its commit; the repository is asked if the commit or its tree is not stored.
 
-    LockedError is raised if the tag has moved.
+    LockedError is raised if the tag points to another commit than the source names.
     """
     store = Store(cache.store)
     known = source.digest is not None
-    # A source at a tag is never taken in part, so its name in the store has no part.
+    # A source at a tag is always stored as a whole tree, so `stored_tree` needs no part.
     if not source.tag or (known and (offline or store.stored_tree(str(source.digest)) is not None)):
         return source
     commit = commit_of_tag(source.where, source.tag, store, offline=offline, mirrors=mirrors)
@@ -44,7 +44,7 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
 
 
 def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
-    """Return a source at a tag with `commit`, and note that commit."""
+    """Return a source at a tag with its commit, and remember the commit."""
     if source.version != commit:
         console.note(f"{source.name}: tag {source.tag} of {source.where} is commit {commit}")
     if remembered(source.where, source.tag, cache) != commit:
@@ -54,16 +54,18 @@ def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
 
 
 def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
-    """Compare a source at a known tag with its repository; return it unchanged if that does not answer.
+    """Ask the repository again for the commit of a source's tag; return the source with that commit.
 
     Args:
-        locked: whether a lock fixes the commit, so that a moved tag raises LockedError. Otherwise a note says that it
-            moved.
+        locked: raise LockedError if the tag moved. Otherwise the new commit is used, and a note is printed.
+
+    Returns:
+        The source; unchanged if the repository does not answer.
     """
     try:
         now = commit_of_tag(source.where, source.tag, Store(cache.store), offline=False, mirrors=mirrors)
     except UnreachableError as error:
-        console.note(f"{source.name}: could not check whether tag {source.tag} moved since ({error.what})")
+        console.note(f"{source.name}: could not check whether the tag {source.tag} moved ({error.what})")
         return source
     if now != source.version and locked:
         raise _moved(source, now)
@@ -74,9 +76,9 @@ def _moved(source: Source, now: str) -> LockedError:
     return LockedError(
         "tag-moved",
         f"the tag {source.tag} of {source.where} moved",
-        why=f"it was at {source.version} when it was resolved or locked, and is at {now} now",
-        fix=f"find out why; the commit it was at: --triton {source.version}; to take the new one: toolchain fetch, "
-        "then toolchain lock, with the same options and without --locked",
+        why=f"it pointed to {source.version} when it was resolved or locked, and points to {now} now",
+        fix=f"find out why it moved; use --triton {source.version} for the old commit, or for the new commit run "
+        "`toolchain fetch` and `toolchain lock` with the same options, but without --locked",
     )
 
 

@@ -1,4 +1,4 @@
-"""Sources as values, digests of trees, and the rules for every tree."""
+"""Define sources, compute digests of source trees, and normalise and check the trees."""
 
 from __future__ import annotations
 
@@ -22,34 +22,33 @@ from toolchain.core.errors import HostileInputError, PinError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)
-# A change within the clock tick of hashing would stay unnoticed, so young files are not remembered.
+# Hashes of files younger than this are not cached, because a change within the same clock tick would be missed.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # files
 _MAX_LINKS = 40  # the kernel's limit
-_REPOSITORIES = {"distro": "debian"}  # others are named by their kind
+_REPOSITORIES = {"distro": "debian"}  # for other kinds, the kind is the name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A tree or a single file with a digest.
+    """A source tree or a single file.
 
     Args:
-        name: the name in the stages, such as `llvm`.
-        kind: its origin.
-        where: a git or archive URL, a package, a project, or the name of a user's folder or file.
-        version: commit, `sha256:<hex>` of an archive, or upstream version; empty for a user's own, and if only a fetch
-            can tell.
-        digest: `sha256:<hex>`, or `git:<40 hex>@<repository>`; None if only a fetch can tell.
-        path: the user's own folder or file, or the tree that a bundle brought; otherwise None.
-        locked: whether the digest was known before the bytes came.
-        license: SPDX expression, if the data names one.
-        tag: the tag of the repository by which it was requested.
-        commit: the commit that the data names for an archive.
-        among: the repositories one of which holds the commit, while it is unknown which; `where` is the first.
-        pending: what names the commit, while the commit itself is unknown: a tree that is not fetched yet, or a file
-            that holds a part of its digits.
-        suite: the suite in which a package is looked for; see `SourceSpec`.
+        name: the name that stages use, such as `llvm`.
+        kind: the kind of origin.
+        where: the URL of a repository or archive, a package, a project, or the name of a user's folder or file.
+        version: the commit, `sha256:<hex>` of an archive, or the upstream version; empty for a user's folder or file,
+            and while the version is unknown because nothing was fetched yet.
+        digest: `sha256:<hex>` or `git:<40 hex>@<repository>`; None while it is unknown because nothing was fetched yet.
+        path: the user's folder or file, or the tree from a bundle; None for other sources.
+        locked: whether the digest was known before the source was downloaded.
+        license: an SPDX expression; empty if the license is unknown.
+        tag: the tag that was requested; empty if the request names no tag.
+        commit: the commit of an archive, if data/archives.toml names it.
+        among: the repositories of which one has the commit, while that one is unknown; `where` is the first of them.
+        pending: a description of the tree or file that names the commit, while the full commit is unknown.
+        suite: the only suite in which a package is searched (see `SourceSpec`).
     """
 
     name: str
@@ -68,27 +67,30 @@ class Source:
 
     @property
     def ref(self) -> str:
-        """Return the source for people and records, e.g. `distro:llvm-toolchain-22=22.1.8`, without a mirror's host.
+        """Return the short text for records and messages, e.g. `distro:llvm-toolchain-22=22.1.8`.
 
-        Of git it is the commit, or the tag until the commit is known.
+        For git it is the commit, or the tag while the commit is unknown.
         """
         return ref_of(self.kind, self.where, self.version) or self.tag
 
     @property
     def repository(self) -> str:
-        """Return its origin for display and records: a git or archive URL, `debian`, `pypi`, `local`."""
+        """Return the origin for records and messages: the URL of a repository or archive, `debian`, `pypi`, `local`."""
         return self.where if self.kind in {"git", "archive"} else _REPOSITORIES.get(self.kind, self.kind)
 
     @property
     def short_id(self) -> str:
-        """Return the id in names: a commit's first 8 digits, a release's version, otherwise `tree` and 8 digits of the
-        digest."""
+        """Return a short id for names of images.
+
+        It is the first 8 digits of the commit, or the version of a package or wheel, or `tree` with the first 8 digits
+        of the digest.
+        """
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
         if self.kind == "git":
             return self.tag or "pending"
         if self.kind in {"distro", "pypi"}:
-            # Versions such as 23~++20261101 or 22.1.0~+rc1 have characters that a name of an image cannot have.
+            # Versions such as 23~++20261101 or 22.1.0~+rc1 have characters that are not allowed in tags.
             return re.sub(r"[^A-Za-z0-9.]+", "-", self.version or self.ref)
         return f"tree{(self.digest or '').removeprefix('sha256:')[:8]}"
 
@@ -99,24 +101,24 @@ class Source:
         return row | {key: value for key, value in more.items() if value}
 
     def require_commit(self) -> None:
-        """Refuse a source whose commit is named by something that is not here, or in part only."""
+        """Raise PinError if the full commit of the source is unknown."""
         if self.pending:
             raise PinError(
                 "commit-unknown",
                 f"the commit of the source {self.name} is not known",
-                why=f"all that names it is {self.pending}",
-                fix=f"name it: --source {self.name}=URL@COMMIT with all 40 digits, or a package of the distribution",
+                why=f"it is named only by {self.pending}",
+                fix=f"give --source {self.name}=URL@COMMIT with all 40 digits, or a package of the distribution",
             )
 
     def fetched(self, path: Path) -> FetchedSource:
-        """Return the source with its place in the store; its digest must be known."""
+        """Return the source with its path in the store; the digest must be known."""
         self.require_commit()
         if self.digest is None:
             raise SourceError(
                 "source-without-digest",
                 f"the source {self.name} has no digest",
-                why="without one nothing can be recorded",
-                fix="name it by a commit or with a digest",
+                why="a build records the digest of each source",
+                fix="name the source by a commit or with a digest",
             )
         # fmt: off
         return FetchedSource(
@@ -128,7 +130,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedSource(Source):
-    """A source in the store at `path`, with the digest that it was checked against."""
+    """A source in the store, whose path and digest are known and checked."""
 
     digest: str
     path: Path
@@ -136,7 +138,7 @@ class FetchedSource(Source):
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """The digest of a tree, the number of its files and links, and the bytes of its files."""
+    """The digest of a tree, the number of its files and links, and the size of its files in bytes."""
 
     digest: str
     files: int
@@ -144,21 +146,22 @@ class TreeInfo:
 
 
 def tree_digest(path: Path, stat_cache: Path | None = None) -> str:
-    """Return `sha256:<hex>` of a tree; see `scan_tree`."""
+    """Return the digest `sha256:<hex>` of a tree (see `scan_tree`)."""
     return scan_tree(path, stat_cache).digest
 
 
 def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool = True, expected: int = 0) -> TreeInfo:
-    """Digest and measure a tree.
+    """Return the digest and size of a tree.
 
-    The digest covers sorted relative paths, each with its kind, its executable bit and its content's SHA-256 or link
-    target, and empty folders. Owners, times and `.git` are left out. Sockets, pipes and devices are refused.
+    The digest covers the sorted relative paths of files, links and empty folders, the executable bit and SHA-256 of
+    each file, and the target of each link. It ignores owners, times and `.git`. SourceError is raised for a socket, a
+    pipe or a device.
 
     Args:
-        path: the tree's top folder.
-        stat_cache: file that remembers content hashes by path, size, times and inode; made if missing.
-        trust_cache: False reads every file again, and then renews the cache.
-        expected: its size in bytes, for the progress; 0 if unknown.
+        path: the top folder of the tree.
+        stat_cache: a file that caches hashes of files by path, size, times and inode; it is created if missing.
+        trust_cache: False reads every file again, and writes a new cache.
+        expected: the expected size in bytes, for the progress; 0 if unknown.
     """
     known = _load_cache(stat_cache) if stat_cache is not None and trust_cache else {}
     fresh: dict[str, str] = {}
@@ -198,9 +201,9 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     if stat_cache is not None and fresh != known:
         try:
             write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
-        except OSError as error:  # such as a full disk, which must not fail a plan
+        except OSError as error:  # a full disk must not fail a plan
             LOG.warning(
-                "digests of the files in %s could not be saved, so they are computed again next time: %s",
+                "the hashes of the files in %s could not be cached, so the next plan computes them again: %s",
                 path,
                 error.strerror,
             )
@@ -212,7 +215,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
 
 def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
-    """Yield every file (`f`), link (`l`) and empty folder (`d`) below `top`, with its relative path, in no order."""
+    """Yield relative path, kind and entry of every file (`f`), link (`l`) and empty folder (`d`), in any order."""
     todo: list[tuple[str, str, os.DirEntry[str] | None]] = [("", os.fspath(top), None)]
     while todo:
         prefix, folder, self_entry = todo.pop()
@@ -233,7 +236,7 @@ def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                     raise SourceError(
                         "special-file-in-source",
                         f"{entry.path} is a socket, a pipe or a device",
-                        why="a source holds files, folders and links only",
+                        why="a source may only contain files, folders and links",
                         fix="remove it, or give the source as a commit or an archive",
                     )
         if empty and self_entry is not None:
@@ -241,7 +244,7 @@ def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
 
 
 def _target(entry: os.DirEntry[str]) -> str:
-    return os.readlink(entry.path)  # noqa: PTH115 - str, as entries are
+    return os.readlink(entry.path)  # noqa: PTH115 - the path of an entry is a str
 
 
 def _hash_file(path: str) -> str:
@@ -256,7 +259,7 @@ def _hash_file(path: str) -> str:
 
 
 def _load_cache(path: Path) -> dict[str, str]:
-    # An unreadable cache only costs time.
+    # Without the cache, all files are hashed again.
     with contextlib.suppress(OSError, ValueError):
         content = strict_json.read(path.read_bytes())
         files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
@@ -266,25 +269,26 @@ def _load_cache(path: Path) -> dict[str, str]:
 
 
 def require(tree: Path, *paths: str, what: str = "source") -> None:
-    """Check that a tree holds the given files or folders.
+    """Raise SourceError if a tree lacks one of the given files or folders.
 
     Args:
-        what: kind of the tree for the message, e.g. `LLVM`.
+        what: the project in the message, e.g. `LLVM`.
     """
     missing = [path for path in paths if not (tree / path).exists()]
     if missing:
         raise SourceError(
             "source-incomplete",
             f"the {what} tree lacks {', '.join(missing)}",
-            why=f"{tree} is not a whole {'' if what == 'source' else what + ' '}source tree",
+            why=f"{tree} is not a complete {'' if what == 'source' else what + ' '}source tree",
             fix="give the top folder of a complete checkout or archive",
         )
 
 
 def normalise(tree: Path) -> None:
-    """Give files mode 0644 or 0755, folders 0755, and everything one timestamp, because ninja and PCH look at times.
+    """Set all modes of a tree to 0644 or 0755, set all times to a fixed value, and remove `.git` folders.
 
-    `.git` is removed at any depth: it is not part of the digest, so nothing may be built from it.
+    Times are fixed because ninja and precompiled headers compare them. `.git` is removed because the digest does not
+    cover it.
     """
     stamp = (digest.EPOCH, digest.EPOCH)
     for folder, folders, files in os.walk(tree, topdown=False):
@@ -298,9 +302,9 @@ def normalise(tree: Path) -> None:
                 os.utime(path, stamp, follow_symlinks=False)
                 continue
             mode = 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111 else 0o644
-            # A correct mode is not set again, because a new ctime would invalidate the stat cache.
+            # Setting a mode changes the ctime, which would invalidate the stat cache.
             if stat.S_IMODE(info.st_mode) != mode:
-                os.chmod(path, mode)  # noqa: PTH101 - a Path for each of a hundred thousand files costs seconds
+                os.chmod(path, mode)  # noqa: PTH101 - making a Path for each of 100,000 files takes seconds
             if info.st_mtime_ns != digest.EPOCH * 10**9:
                 os.utime(path, stamp)
     tree.chmod(0o755)
@@ -318,18 +322,24 @@ _DO_NOT_USE = "do not use this source"
 
 
 def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
-    """Refuse a tree with a link that leads out of it.
+    """Raise HostileInputError if a tree has a link that points out of the tree.
 
     Args:
-        what: name of the tree in the message; by default its path.
-        fix: remedy in the message.
+        what: the name of the tree in the message; the default is its path.
+        fix: the advice in the message.
     """
     links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
     check_link_map(links, what=what or str(tree), fix=fix)
 
 
 def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_USE) -> None:
-    """Refuse links (path from the top → target) that lead out, also through other links, or in a circle."""
+    """Raise HostileInputError if a link points out of the tree or in a circle, directly or through other links.
+
+    Args:
+        links: the target of each link, by the link's path relative to the top.
+        what: the name of the tree in the message.
+        fix: the advice in the message.
+    """
     for path, target in links.items():
         if reason := _escape(path, target, links):
             raise HostileInputError(
@@ -338,27 +348,27 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Return why a link leads out of the tree; empty if it does not."""
+    """Return why a link is refused; empty if its target is inside of the tree."""
     at = path.split("/")[:-1]
-    todo = [""]  # components still to walk, the next one last
+    todo = [""]  # path components that are not resolved yet, in reverse order
     followed = 0
     onward: str | None = target
     while todo:
         if onward is not None:
             if onward.startswith("/"):
-                return "leads to an absolute path"
+                return "points to an absolute path"
             todo.extend(reversed(onward.split("/")))
             onward = None
         step = todo.pop()
         if step == "..":
             if not at:
-                return "leads out of the tree"
+                return "points out of the tree"
             at.pop()
         elif step not in ("", "."):
             onward = links.get("/".join((*at, step)))
             followed += onward is not None
             if followed > _MAX_LINKS:
-                return "leads round in a circle"
+                return "points in a circle"
             if onward is None:
                 at.append(step)
     return ""

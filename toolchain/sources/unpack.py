@@ -1,4 +1,4 @@
-"""Unpack untrusted archives: every member is checked, and nothing is left if one is bad."""
+"""Unpack untrusted tar archives; every member is checked, and nothing stays behind after an error."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from toolchain.core.tar_headers import CheckedHeader
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
 
-LIMIT_BYTES = 16 << 30  # of all files together, including those left out
-LIMIT_FILES = 1_000_000  # members
-_LIMIT_HEADER = 1 << 20  # extended headers and long names are read into memory
-_LIMIT_TRAILER = 64 << 20  # padding after the end mark
-_WINDOW = 1 << 16  # tarfile's stream copies the rest of its window at every header
+LIMIT_BYTES = 16 << 30  # the total size of all files, including those that are not written
+LIMIT_FILES = 1_000_000  # the number of members
+_LIMIT_HEADER = 1 << 20  # the size of an extended header or long name, which tarfile reads into memory
+_LIMIT_TRAILER = 64 << 20  # the size of the padding after the end mark
+_WINDOW = 1 << 16  # a small buffer, because tarfile copies the rest of it at every header
 _TOLD_EVERY = 64  # members
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
-    # magic, program, Python's function if the program is missing
+    # magic bytes, command, function of Python's library if the program is missing
     (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
     (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
     (b"\x28\xb5\x2f\xfd", ("zstd", "-dcq"), None),
@@ -43,11 +43,13 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None
 
 
 def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE) -> None:
-    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is new or empty. After an error it is gone.
+    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is missing or empty.
+
+    `dest` is removed after an error.
 
     Args:
-        strip: leading path components to remove from every name.
-        part: what to unpack, after `strip`; other members are checked but not written.
+        strip: the number of leading path components that are removed from every name.
+        part: the part of the tree to unpack, applied after `strip`. Other members are checked, but not written.
     """
     dest.mkdir(parents=True, exist_ok=True)
     done = False
@@ -59,11 +61,11 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
             "archive-damaged",
             f"{archive.name} cannot be decompressed",
             why=error.tail[-1] if error.tail else error.what,
-            fix="fetch it again",
+            fix="download it again",
         ) from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, RecursionError) as error:
         raise SourceError(
-            "archive-damaged", f"{archive.name} is damaged or no tar archive", fix="fetch it again"
+            "archive-damaged", f"{archive.name} is damaged, or is not a tar archive", fix="download it again"
         ) from error
     except OSError as error:
         raise _os_error(archive, error) from error
@@ -75,26 +77,27 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
 def _os_error(archive: Path, error: OSError) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            "disk-full", f"no space to unpack {archive.name}", why=str(error.strerror), fix="free some disk space"
+            "disk-full",
+            f"the disk is too full to unpack {archive.name}",
+            why=str(error.strerror),
+            fix="free disk space",
         )
     if error.errno == errno.ENAMETOOLONG:
-        return HostileInputError(
-            "entry-name-too-long", f"{archive.name} holds a name that is too long for any file system"
-        )
+        return HostileInputError("entry-name-too-long", f"{archive.name} contains a file name that is too long")
     return SourceError(
-        "archive-not-unpacked", f"cannot unpack {archive.name}", why=error.strerror or "", fix="fetch it again"
+        "archive-not-unpacked", f"cannot unpack {archive.name}", why=error.strerror or "", fix="download it again"
     )
 
 
 class _Unpacker:
-    """Unpacks one archive into one folder."""
+    """The state of unpacking an archive into a folder."""
 
     def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
         self.part = part
-        self.kinds: dict[str, str] = {}  # d, f or l of every path so far, including those left out
+        self.kinds: dict[str, str] = {}  # `d`, `f` or `l` for every path so far, including paths that are not written
         self.folded: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.ended = False
@@ -106,7 +109,7 @@ class _Unpacker:
             size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
-                    # tarfile keeps every member, which a stream never needs.
+                    # tarfile collects all members in this list, which would need much memory.
                     cast("Any", tar).members = []
                     count += 1
                     total += member.size if member.isreg() else 0
@@ -117,18 +120,18 @@ class _Unpacker:
                             f"limits: {LIMIT_FILES} members, {LIMIT_BYTES} bytes",
                         )
                     self._take(tar, member)
-                    if count % _TOLD_EVERY == 0:  # the position of a program that decompresses this file
+                    if count % _TOLD_EVERY == 0:  # the decompressor reads `packed` too
                         tell(f"unpacking {self.archive.name}", os.lseek(packed.fileno(), 0, os.SEEK_CUR), size)
             self._drain(stream)
-        # A failed decompressor has raised its own error by now.
+        # If the decompressor failed, its error was raised before this check.
         if not self.ended:
             raise SourceError(
                 "archive-damaged",
-                f"{self.archive.name} ends too early",
+                f"{self.archive.name} is truncated",
                 why="its end mark is missing",
-                fix="fetch it again",
+                fix="download it again",
             )
-        # Links are made last, so that nothing can be written through one.
+        # Links are created last, so that no member can be written through a link.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
             if self.part.holds(path):
@@ -146,17 +149,17 @@ class _Unpacker:
                 try:
                     member = read()
                 except tarfile.HeaderError as error:
-                    if any(block):  # tarfile would take garbage between members for the end
+                    if any(block):  # tarfile would treat an invalid header as the end of the archive
                         raise SourceError(
                             "archive-damaged",
-                            f"{outer.archive.name} is damaged or no tar archive",
-                            fix="fetch it again",
+                            f"{outer.archive.name} is damaged, or is not a tar archive",
+                            fix="download it again",
                         ) from error
                     raise
                 if member.size < 0 or (member.type in _LONG and member.size > _LIMIT_HEADER):
-                    raise outer._hostile("tar-header-size", "a header has an impossible size", f"{member.size} bytes")
+                    raise outer._hostile("tar-header-size", "a header has an invalid size", f"{member.size} bytes")
                 if member.type == tarfile.GNUTYPE_SPARSE:
-                    raise outer._hostile("tar-sparse-file", "it holds a sparse file", member.name)
+                    raise outer._hostile("tar-sparse-file", "it contains a sparse file", member.name)
                 return member
 
         return Member
@@ -164,9 +167,9 @@ class _Unpacker:
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = self._path(member.name)
         if member.ischr() or member.isblk() or member.isfifo():
-            raise self._hostile("tar-device", "it holds a device or a pipe", member.name)
+            raise self._hostile("tar-device", "it contains a device or a pipe", member.name)
         if member.issparse():
-            raise self._hostile("tar-sparse-file", "it holds a sparse file", member.name)
+            raise self._hostile("tar-sparse-file", "it contains a sparse file", member.name)
         if not path:
             return
         if member.isdir():
@@ -184,28 +187,28 @@ class _Unpacker:
                 self._write(tar, member, path)
         else:
             raise self._hostile(
-                "tar-member-kind", "it holds a member of unknown kind", f"{member.name}: {member.type!r}"
+                "tar-member-kind", "it contains a member of unknown kind", f"{member.name}: {member.type!r}"
             )
 
     def _path(self, name: str) -> str:
-        """Return the member's path below the destination; empty if `strip` removes all of it."""
+        """Return a member's path relative to the destination; empty if `strip` removes all of its components."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/"):
-            raise self._hostile("entry-absolute", "it holds an absolute path", name)
+            raise self._hostile("entry-absolute", "it contains an absolute path", name)
         if ".." in parts:
-            raise self._hostile("entry-escapes", "it holds a path that leaves it", name)
+            raise self._hostile("entry-escapes", "it contains a path with ..", name)
         if _CONTROL.search(name):
-            raise self._hostile("entry-name-unsafe", "it holds a name with control characters", repr(name))
+            raise self._hostile("entry-name-unsafe", "it contains a name with control characters", repr(name))
         return "/".join(parts[self.strip :])
 
     def _enter(self, path: str, kind: str) -> None:
-        """Note a member and the folders above it, and refuse collisions."""
+        """Remember a member and the folders above it; raise HostileInputError if it collides with another member."""
         above = path.rpartition("/")[0]
         if above and self.kinds.get(above) != "d":
             self._enter_folders(above)
         before = self.kinds.get(path)
         if before is not None and not (before == kind == "d"):
-            raise self._hostile("entry-twice", "it holds the same name twice", path)
+            raise self._hostile("entry-twice", "it contains the same name twice", path)
         if before is None:
             self._note(path, kind)
 
@@ -223,22 +226,22 @@ class _Unpacker:
         folded = path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
         earlier = self.folded.setdefault(folded, path)
         if earlier != path:
-            raise self._hostile("entry-case", "it holds names that differ in case only", f"{earlier} and {path}")
+            raise self._hostile("entry-case", "it contains names that differ only in case", f"{earlier} and {path}")
         self.kinds[path] = kind
 
     def _hard_link(self, path: str, member: tarfile.TarInfo) -> None:
         target = self._path(member.linkname)
         if self.kinds.get(target) != "f":
             raise self._hostile(
-                "tar-hard-link", "a hard link leads to what is no file in it", f"{member.name} -> {member.linkname}"
+                "tar-hard-link", "a hard link has no earlier file as target", f"{member.name} -> {member.linkname}"
             )
         self._enter(path, "f")
         if self.part.holds(path):
             if not self.part.holds(target):
                 raise SourceError(
                     "hard-link-left-out",
-                    f"{path} is a hard link to {target}, which is left out",
-                    fix="report it, with the name of the archive",
+                    f"{path} is a hard link to {target}, which is not in the part that is unpacked",
+                    fix="report this error with the name of the archive",
                 )
             self._folder(path.rpartition("/")[0])
             os.link(f"{self.dest}/{target}", f"{self.dest}/{path}", follow_symlinks=False)
@@ -263,26 +266,26 @@ class _Unpacker:
                 chunk = content.read(min(left, CHUNK))
                 if not chunk:
                     raise SourceError(
-                        "archive-damaged", f"{self.archive.name} ends in the middle of {path}", fix="fetch it again"
+                        "archive-damaged", f"{self.archive.name} ends in the middle of {path}", fix="download it again"
                     )
                 left -= len(chunk)
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(descriptor, view) :]
-            # Owner, setuid and times are dropped; only the executable bit is kept.
+            # Owner, setuid bit and times of the member are ignored; only its executable bit is used.
             os.fchmod(descriptor, 0o755 if member.mode & 0o111 else 0o644)
             os.utime(descriptor, (digest.EPOCH, digest.EPOCH))
         finally:
             os.close(descriptor)
 
     def _drain(self, stream: IO[bytes]) -> None:
-        """Read to the end, so that the decompressor checks its checksums."""
+        """Read the rest of the stream, so that the decompressor verifies its checksums."""
         left = _LIMIT_TRAILER
         while chunk := stream.read(CHUNK):
             left -= len(chunk)
             if left < 0:
                 raise self._hostile(
-                    "tar-trailing-data", "much follows its end mark", f"more than {_LIMIT_TRAILER} bytes"
+                    "tar-trailing-data", "too much data follows its end mark", f"more than {_LIMIT_TRAILER} bytes"
                 )
 
     def _hostile(self, id: str, what: str, why: str) -> HostileInputError:
@@ -291,7 +294,12 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open an archive, which is open as `packed`, as a stream that is decompressed by its magic bytes."""
+    """Return a stream of the decompressed archive; its magic bytes select the decompressor.
+
+    Args:
+        archive: the path of the archive.
+        packed: the open archive.
+    """
     magic = packed.read(6)
     packed.seek(0)
     known = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
