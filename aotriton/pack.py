@@ -1,12 +1,12 @@
-"""Packs compiled code objects with AOTriton's own modules, inside the Triton image.
+"""Pack compiled code objects with AOTriton's own modules, inside the Triton image.
 
     pack.py BUILD SOURCE JOB
 
 BUILD is the generator's folder with the objects in it, SOURCE the AOTriton tree, JOB a JSON file: `{"package", "loose",
 "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[aks2, name]]}],
-"arches": [gpu], "sha1", "tree_sha1"}`, paths below BUILD. `package` holds the modules aks2, flatzip and
-write_image_signature, which are called as their command lines are, in this one process; `loose`: the clusters are the
-files themselves, as before 0.13. Prints `@count n/m` lines. Standard library and AOTriton alone.
+"arches": [gpu], "sha1", "tree_sha1"}`, paths below BUILD. `package` has the modules aks2, flatzip and
+write_image_signature, whose main functions are called in this process. With `loose` the clusters are not put into
+archives, as in AOTriton before 0.13. The program prints `@count n/m` lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIGNATURE = "__signature__.json"
 
 
 def call(module: str, *arguments: str) -> None:
-    """Run the main of one of AOTriton's tools."""
+    """Run the main function of one of AOTriton's tools with these arguments."""
     before = sys.argv
     sys.argv = [module, *arguments]
     try:
@@ -33,7 +33,7 @@ def call(module: str, *arguments: str) -> None:
 
 
 def sign(build: Path, source: Path, package: str, job: dict[str, Any]) -> bool:
-    """Write what a pack says it was made of; False where the release has no such file."""
+    """Write the signature of the packs, and return False if this release has none."""
     module = f"{package}.write_image_signature"
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -51,7 +51,7 @@ def sign(build: Path, source: Path, package: str, job: dict[str, Any]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a program."""
+    """Pack the objects of a job and return the exit code."""
     if len(arguments) != 3:
         print(__doc__, file=sys.stderr)
         return 2
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     for number, archive in enumerate([] if loose else job["archives"], len(job["clusters"]) + 1):
         path = build / archive["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The generator's own manifest names every cluster; this one those that are here.
+        # The generator's manifest names every cluster; this manifest names only those that were compiled.
         manifest = path.with_suffix(".packed.nsv")
         lines = [f"{build / member}\0{name}\0\n" for member, name in archive["members"]]
         manifest.write_text("".join(lines), encoding="utf-8")

@@ -1,15 +1,15 @@
-"""Compiles kernels that differ in launch options alone as one, up to where they come to differ.
+"""Share the stages of kernels that differ only in launch options, until a stage reads a launch option.
 
 Triton's stages run from the syntax tree to the code object. For rules of one function, signature and GPU they do the
-same work until one of them reads a launch option: warps, stages or waves per EU. So those options are watched. At the
-first read of one, the process stays where it is, and a child continues with the value. For the next rule that process
-makes a new child, with the other value.
+same work until one of them reads a launch option: warps, stages or waves per EU. This module intercepts these reads. At
+the first read of an option the process forks: it waits, and its child continues with the value. For the next rule the
+waiting process forks another child with the other value.
 
     worker: reads the rule ── before num_warps ── before num_stages ── before waves_per_eu: object
 
-There is one such chain at a time, each process the child of the one before it. Nothing is stored under a key, so no key
-can lack anything. A child has the memory of its parent, byte for byte, and does from there what a process with that
-option alone would do. Needs the standard library; Triton's modules are imported when the first kernel is compiled.
+There is one chain at a time, and each process is the child of the process before it. A child has the memory of its
+parent, so it continues exactly as a process with only its own rule would. No cache key is needed, so a key cannot be
+incomplete. The module imports Triton's modules when the first kernel is compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-# What rules of one group may differ in.
+# The fields in which rules of one group may differ.
 LAUNCH = ("num_warps", "num_stages", "waves_per_eu")
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +37,7 @@ Report = dict[str, Any]
 
 
 class DiedError(Exception):
-    """A process of the chain is gone without a report; `status` is as `os.waitpid` gives it."""
+    """A process of the chain ended without a report. `status` is that of `os.waitpid`."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -45,7 +45,7 @@ class DiedError(Exception):
 
 
 class _Child:
-    """A process that this one forked, which compiles or waits."""
+    """A forked process that compiles or waits."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self.pid = pid
@@ -53,14 +53,14 @@ class _Child:
         self._lines = link.makefile("r", encoding="utf-8")
 
     def tell(self, rule: Rule) -> None:
-        """Have it continue with another rule."""
+        """Send another rule to the child."""
         self._link.sendall(json.dumps(rule).encode() + b"\n")
 
     def report(self) -> Report:
-        """The report of the last process of the chain.
+        """Wait for the report of the last process of the chain and return it.
 
         Raises:
-            DiedError: the child has ended without one.
+            DiedError: the child ended without a report.
         """
         line = self._lines.readline()
         if not line.endswith("\n"):
@@ -70,7 +70,7 @@ class _Child:
         return report
 
     def end(self) -> None:
-        """Let it end: it ends when no process can write to it, and waits for its own child."""
+        """Close the connection, upon which the child and its own children end, and wait for the child."""
         self._close()
         os.waitpid(self.pid, 0)
 
@@ -82,10 +82,11 @@ class _Child:
 
 
 class Chain:
-    """The processes of one group, as the worker sees them.
+    """The chain of processes of one group of rules.
 
     Args:
-        compile_here: what the first process of a chain does; it returns in the last one, with the report.
+        compile_here: compiles a rule; called in the first process of a chain, it returns the report in the last
+        process.
     """
 
     def __init__(self, compile_here: Callable[[Road], Report]) -> None:
@@ -94,10 +95,10 @@ class Chain:
         self._group = ""
 
     def compile(self, group: str, rule: Rule) -> Report:
-        """The report for a rule.
+        """Compile a rule in the chain and return the report.
 
         Args:
-            group: all that rules of one chain must have alike; another one's chain is given up.
+            group: the values that all rules of a chain share, as text. The chain of another group is ended first.
 
         Raises:
             DiedError: the compiler died.
@@ -123,17 +124,17 @@ class Chain:
         return report
 
     def stop(self) -> None:
-        """Give up what is there."""
+        """End the chain."""
         if self._child is not None:
             self._child.end()
             self._child = None
 
 
 class Road:
-    """How far one process of a chain has come: its rule, and which launch options were read on the way.
+    """The rule that a process of a chain compiles, and the launch options that it has read.
 
     Args:
-        up: the process before this one; None in a process that compiles alone.
+        up: the connection to the parent process; None in a process that compiles without a chain.
     """
 
     def __init__(self, rule: Rule, up: socket.socket | None = None) -> None:
@@ -142,7 +143,7 @@ class Road:
         self._known: set[str] = set()
 
     def read(self, name: str) -> Any:
-        """The value of a launch option; at the first read, in the process that continues with that value."""
+        """Return a launch option. The first read forks, and the call returns in the child."""
         if name not in self._known:
             if self._up is not None and is_single():
                 self._stay(self._up, name)
@@ -150,7 +151,7 @@ class Road:
         return self.rule[name]
 
     def leave(self, report: Report) -> NoReturn:
-        """Report as the last one and end, without tidying up what no one needs any more."""
+        """Send the report of the last process to the parent and exit without cleanup."""
         try:
             if self._up is not None:
                 self._up.sendall(json.dumps({**report, "last": os.getpid()}).encode() + b"\n")
@@ -160,7 +161,7 @@ class Road:
             os._exit(0)
 
     def _stay(self, up: socket.socket, name: str) -> None:
-        """Stay for as long as rules come that share what was done so far. Only its children return from here."""
+        """Fork a child for each value of the option and wait for further rules. Only the children return."""
         lines = up.makefile("r", encoding="utf-8")
         child: _Child | None = None
         try:
@@ -170,11 +171,11 @@ class Road:
                     try:
                         forked = fork()
                     except OSError:
-                        # No room for a further process: this one continues itself, and shares nothing more.
+                        # The system allows no further process, so this process continues itself without sharing.
                         lines.close()
                         return
                     if isinstance(forked, socket.socket):
-                        # What leads further up must close when the one above ends, so no other process may hold it.
+                        # Only the parent may hold its connection upwards, because its end must close the connection.
                         lines.close()
                         up.close()
                         self._up = forked
@@ -196,12 +197,12 @@ class Road:
                     os._exit(0)
         except DiedError as error:
             die_like(error.status)
-        except BaseException:  # noqa: BLE001 - the one above is gone: nothing may continue in its place
+        except BaseException:  # noqa: BLE001 - the parent has ended, so this process must not continue in its place
             os._exit(1)
 
 
 def fork() -> _Child | socket.socket:
-    """The child in the parent; in the child the socket to the parent, with whom it ends."""
+    """Fork a process that ends with its parent; return the child, or in the child the socket to its parent."""
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
@@ -225,7 +226,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def is_single() -> bool:
-    """Whether this process has one thread: a fork has no other, and would wait for it for ever."""
+    """Return whether this process has one thread, because a forked child would wait forever for other threads."""
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir()) == 1
     except OSError:
@@ -233,7 +234,7 @@ def is_single() -> bool:
 
 
 def die_like(status: int) -> NoReturn:
-    """End as a child did, so that who waits for this process learns how."""
+    """Exit with the status of a child, by the same signal or exit code."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError, ValueError):
@@ -243,9 +244,9 @@ def die_like(status: int) -> NoReturn:
 
 
 class Pipeline:
-    """Triton's stages without its cache: no key over all sources, no files beside the object's own.
+    """Runs Triton's stages without its cache.
 
-    Does what `triton.compile` does between its look into the cache and its write to it.
+    It does what `triton.compile` does between the read and the write of its cache.
     """
 
     def __init__(self) -> None:
@@ -255,7 +256,7 @@ class Pipeline:
 
     @classmethod
     def known(cls) -> Pipeline | None:
-        """One, or None for a Triton whose `compile` hands other things to its stages than is known here."""
+        """Return a pipeline, or None if this Triton's `compile` passes other arguments to its stages."""
         try:
             pipeline = cls()
             make = inspect.signature(pipeline._compiler.ASTSource.make_ir)
@@ -267,12 +268,12 @@ class Pipeline:
         return pipeline if fits else None
 
     def options(self, target: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-        """The backend of a target, and the options that it makes of what is given."""
+        """Return the backend of a target and its options for the given values."""
         backend = self._compiler.make_backend(target)
         return backend, backend.parse_options(given)
 
     def compile(self, source: Any, target: Any, backend: Any, options: Any, road: Road) -> tuple[bytes, dict[str, Any]]:
-        """A code object and its metadata; the launch options are those of `road`."""
+        """Compile a source and return the code object and its metadata. `road` supplies the launch options."""
         watched = watch(options, road)
         metadata = Metadata({"target": target, "triton_version": self._version, **vars(options)}, road)
         stages: dict[str, Callable[[Any, Any], Any]] = {}
@@ -288,7 +289,7 @@ class Pipeline:
         return bytes(module), dict(metadata)
 
 
-# Lines of `triton.compile` that say what the stages get: with others, what is done here would be something else.
+# Lines of `triton.compile` that pass arguments to the stages. `Pipeline` repeats these lines.
 _KNOWN = (
     "metadata = {",
     "**options.__dict__,",
@@ -304,7 +305,7 @@ _KNOWN = (
 
 
 def watch(options: Any, road: Road) -> Any:
-    """The options, of a class that lets a road answer for the launch options. No other way leads to their values."""
+    """Return a copy of the options that reads the launch options from the road only."""
     kind = type(options)
     kept = {name: value for name, value in vars(options).items() if name not in LAUNCH}
 
@@ -322,7 +323,7 @@ def watch(options: Any, road: Road) -> Any:
 
 
 class Metadata(MutableMapping[str, Any]):
-    """What the stages tell each other; a launch option that no stage has set is read from the road."""
+    """The metadata that the stages share. A launch option that no stage has set is read from the road."""
 
     def __init__(self, content: dict[str, Any], road: Road) -> None:
         self._content = content
@@ -350,9 +351,9 @@ class Metadata(MutableMapping[str, Any]):
 
 
 def skip_parses() -> bool:
-    """Leave out what the AMD backend parses each kernel for twice without using it; whether there was something.
+    """Skip two parses whose result the AMD backend does not use, and return whether this Triton has them.
 
-    Its two dumps of the scheduler look for the variable that asks for them after they have parsed the LLVM IR.
+    The two dumps of the scheduler parse the LLVM IR before they check the variable that requests them.
     """
     if os.environ.get("TRITON_DUMP_MIR"):
         return False
@@ -362,7 +363,7 @@ def skip_parses() -> bool:
         llvm = importlib.import_module("triton._C.libtriton").llvm
     except (ImportError, OSError):
         return False
-    # Only where nothing uses what they return.
+    # Skip them only if nothing uses their results.
     if text.count("translate_to_mir(") != 1 or "_ = llvm.translate_to_mir(" not in text:
         return False
     if text.count("dump_sched_dag(") != 1 or "\n        llvm.dump_sched_dag(" not in text:

@@ -1,13 +1,12 @@
-"""Starts worker.py with the kernels' sources last on the module path, inside the Triton image.
+"""Start worker.py inside the Triton image with the kernels' sources last on the module path.
 
-    start.py FIRST LAST      each some folders, with `:` between
+    start.py FIRST LAST      lists of folders, separated by `:`
 
-FIRST are folders of the image and of the recipe, Triton's among them. They come before Python's own modules, which come
-before LAST and before the root of the kernels. A kernel's source can therefore replace no module of Python or Triton.
-The process is started without PYTHONPATH, and so runs no sitecustomize.py of a source tree.
+FIRST has folders of the image and of the recipe, and Triton's. They come before Python's own modules, which come before
+LAST and the root of the kernels. So the source of a kernel cannot replace a module of Python or Triton. The process is
+started without PYTHONPATH, so it does not run a sitecustomize.py of a source tree.
 
-The module path is set here and not in worker.py because worker.py is an input of images, and the order changes no byte
-of an object that it compiles.
+This file sets the module path, because worker.py is an input of images and the order changes no byte of an object.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ HERE = os.fspath(Path(__file__).resolve().parent)
 
 
 def arrange(first: list[str], last: list[str]) -> None:
-    """Set the module path."""
+    """Put `first` before and `last` behind the folders of the module path."""
     sys.path[:] = [*first, *(place for place in sys.path if os.path.realpath(place) != HERE), *last]
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a program."""
+    """Run the worker and return its exit code."""
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2
     os.chdir("/")
     sys.dont_write_bytecode = True
     sys.path.insert(0, HERE)
-    import worker  # noqa: PLC0415 - beside this file, which is on the module path only now
+    import worker  # noqa: PLC0415 - the line above adds its folder to the module path
 
     arrange(*(text.split(":") if text else [] for text in arguments))
 
     class Modules(worker._Modules):
-        """Kernel modules below the one root that this process serves."""
+        """Imports kernel modules below one root only."""
 
         def load(self, root: str, source: str) -> Any:
             own = os.path.realpath(root)

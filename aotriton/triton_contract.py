@@ -1,14 +1,14 @@
-"""Does this Triton compile? Runs inside an image with Triton, without a GPU, a driver or a network.
+"""Check that a Triton compiles, inside an image with Triton, without a GPU, a driver or a network.
 
     triton_contract.py GPU...
 
-Compiles a vector addition for each AMD GPU to a code object and for sm_90 to PTX, and prints one JSON object:
+The program compiles a vector addition for each AMD GPU to a code object and for sm_90 to PTX, and prints a JSON object:
 `{"triton", "objects": {GPU: {"bytes", "sha256"}}, "unsupported": [GPU], "ptx": {"bytes"} or {"missing": why}}`. A GPU
-that this Triton or its LLVM says it does not know is not a failure. Exit code 1 when another one has no code object,
-when none has one, or when there is no PTX although everything that PTX needs is there.
+that Triton or its LLVM does not support is not a failure. The exit code is 1 if compiling for another GPU fails, if no
+GPU has a code object, or if there is no PTX although libdevice is there.
 
-A Triton from before 2025 links code objects by an `ld.lld` beside it: `TRITON_HIP_LLD_PATH` names it, else PATH. It
-also imports setuptools, by which it would build launchers; none is built here, so an empty module serves.
+Triton before 2025 links code objects by `ld.lld`, which is `TRITON_HIP_LLD_PATH` or the one in PATH. It also imports
+setuptools to build launchers. They are not built here, so an empty module replaces setuptools.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# What LLVM says of a processor that it does not know, and continues with one without features; and what Triton says.
+# LLVM's warning for a processor that it does not know, upon which it compiles without features, and Triton's error.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
-# The PTX of CUDA 12.0, the first that knows sm_90.
+# The PTX version of CUDA 12.0, which is the first with sm_90.
 PTX_VERSION = 80
 
 
 class UnsupportedGpuError(Exception):
-    """This Triton or its LLVM does not know the GPU."""
+    """Triton or its LLVM does not support the GPU."""
 
 
 class CompilerError(Exception):
-    """What Triton raised, as text, or how its process ended."""
+    """Triton raised an exception, or its process ended. The text says which."""
 
 
 def source() -> Any:
-    """The vector addition as this Triton takes it."""
+    """Return the source object of the vector addition for this Triton."""
     sys.path.insert(0, str(Path(__file__).resolve().parent / "contract"))
     return kernel_of(importlib.import_module("vector_add").vector_add, SIGNATURE, CONSTANTS, ALIGNED)
 
 
 def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Sequence[int]) -> Any:
-    """A kernel with its types and constants, as this Triton takes them.
+    """Return the source object of a kernel for this Triton.
 
     Args:
-        signature: type by argument, `constexpr` for a constant.
-        aligned: numbers of the arguments that are multiples of 16.
+        signature: the type of each argument, `constexpr` for a constant.
+        aligned: the indices of the arguments that are multiples of 16.
     """
     compiler = importlib.import_module("triton.compiler.compiler")
     if not is_old(compiler):
@@ -70,21 +70,21 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
 
 def is_old(compiler: Any) -> bool:
-    """Whether constants are not part of a kernel's signature yet, as before 2025."""
+    """Return whether Triton takes constants separately from the signature, as before 2025."""
     return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
 
 
 def target_of(backend: str, arch: Any, warp: int) -> Any:
-    """What to compile for: before May 2024 a pair."""
+    """Return the target, which is a pair in Triton before May 2024."""
     module = importlib.import_module("triton.backends.compiler")
     return module.GPUTarget(backend, arch, warp) if hasattr(module, "GPUTarget") else (backend, arch)
 
 
 def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str = "") -> Any:
-    """What an old Triton's stages make of a kernel: its own `compile` asks for a GPU's driver.
+    """Run the stages of an old Triton and return the result, because its own `compile` needs a GPU's driver.
 
     Args:
-        without: a stage that is left out.
+        without: the name of a stage to leave out.
     """
     compiler = importlib.import_module("triton.compiler.compiler")
     ir = importlib.import_module("triton._C.libtriton").ir
@@ -110,10 +110,10 @@ def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str
 
 
 def linker() -> str:
-    """The `ld.lld` that links code objects.
+    """Return the path of the `ld.lld` that links code objects.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: neither the variable nor PATH has one.
     """
     found = os.environ.get("TRITON_HIP_LLD_PATH") or shutil.which("ld.lld")
     if not found:
@@ -122,12 +122,12 @@ def linker() -> str:
 
 
 def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
-    """Compile a kernel for an AMD GPU.
+    """Compile a kernel for an AMD GPU and return the size and digest of the code object.
 
     Raises:
-        UnsupportedGpuError: Triton or LLVM says so.
-        CompilerError: it does not compile.
-        ValueError: what came out is not an AMDGPU ELF.
+        UnsupportedGpuError: Triton or LLVM does not support the GPU.
+        CompilerError: the kernel does not compile.
+        ValueError: the result is not an AMDGPU ELF.
     """
     triton = importlib.import_module("triton")
     target = target_of("hip", gpu, 32 if int(gpu[3:-2]) >= 10 else 64)
@@ -144,10 +144,10 @@ def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
 
 
 def in_process(make: Callable[[], bytes]) -> bytes:
-    """Call `make` in a process of its own: LLVM ends its process where it cannot select an instruction.
+    """Call `make` in a child process, because LLVM ends its process when it cannot select an instruction.
 
     Raises:
-        CompilerError: it raised, or the process ended.
+        CompilerError: `make` raised an exception, or the process ended.
     """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
@@ -155,7 +155,7 @@ def in_process(make: Callable[[], bytes]) -> bytes:
     def answer() -> None:
         try:
             there.send((make(), ""))
-        except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
+        except Exception as error:  # noqa: BLE001 - any exception of the compiler is a finding
             traceback.print_exc()
             there.send((b"", _text(error)))
 
@@ -178,10 +178,10 @@ def _text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def said_on_stderr() -> Iterator[Callable[[], bytes]]:
-    """What the process, LLVM included, writes to standard error meanwhile; it is passed on afterwards.
+    """Record what the process and LLVM write to standard error, and print it at the end.
 
     Raises:
-        UnsupportedGpuError: what failed, failed for a GPU that Triton or LLVM does not know.
+        UnsupportedGpuError: the body failed because Triton or LLVM does not support the GPU.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -206,7 +206,7 @@ def said_on_stderr() -> Iterator[Callable[[], bytes]]:
 
 
 def ptx() -> dict[str, Any]:
-    """Compile for sm_90 and stop before ptxas, which is not part of this image."""
+    """Compile for sm_90 without ptxas, which this image does not have, and return the size of the PTX."""
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
     folder = Path(str(nvidia.__file__)).parent / "lib"
     if not list(folder.glob("libdevice*.bc")):
@@ -222,7 +222,7 @@ def ptx() -> dict[str, Any]:
 
 
 def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
-    """The PTX by `triton.compile`, whose last stage, ptxas, is taken out meanwhile."""
+    """Return the PTX that `triton.compile` makes without its last stage, ptxas."""
     triton = importlib.import_module("triton")
     make, stages = backend.__init__, backend.add_stages
 
@@ -242,8 +242,8 @@ def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
 
 
 def prepare() -> None:
-    """What is set before Triton is imported."""
-    # The version of PTX would be asked of ptxas otherwise.
+    """Set variables that Triton reads at import."""
+    # Otherwise Triton runs ptxas to read the version of PTX.
     os.environ["TRITON_MOCK_PTX_VERSION"] = "12.0"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     if importlib.util.find_spec("setuptools") is None:
@@ -251,7 +251,7 @@ def prepare() -> None:
 
 
 def main(gpus: list[str]) -> int:
-    """Run as a program."""
+    """Compile for the GPUs, print the results and return the exit code."""
     prepare()
     version = importlib.import_module("triton").__version__
     found: dict[str, Any] = {"triton": version, "objects": {}, "unsupported": [], "failed": {}}
@@ -262,7 +262,7 @@ def main(gpus: list[str]) -> int:
                 found["objects"][gpu] = code_object(gpu, source())
             except UnsupportedGpuError:
                 found["unsupported"].append(gpu)
-            except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
+            except Exception as error:  # noqa: BLE001 - any exception of the compiler is a finding
                 traceback.print_exc()
                 found["failed"][gpu] = str(error) if isinstance(error, CompilerError) else _text(error)
         try:

@@ -1,11 +1,11 @@
-"""Compiles rules by AOTriton's own command line, one process each, inside the Triton image.
+"""Compile each rule by AOTriton's own command line in a separate process, inside the Triton image.
 
     upstream.py JOB
 
-JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes or 0}]}`.
-For each rule one JSON line: `{"id", "code", "status", "sha256", "size", "error", "reason"}`: the exit code (negative
-for a signal), the `compile_status` of the JSON it wrote, the object's digest and size, the exception as Python's last
-traceback names it, and the last lines it said. Standard library alone.
+JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes or 0}]}`. The
+program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`: the exit code
+(negative for a signal), the `compile_status` of the JSON that the rule wrote, the digest and size of the object, the
+exception of Python's last traceback, and the last lines of the output.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# As in upstream's build. As in ours without line information, which would hold the folder of the sources, and with one
-# order of Python's sets, which some Tritons go through.
+# The first two are those of upstream's build. Line information would contain the folder of the sources, and some
+# Tritons iterate over Python's sets, so the hash seed is fixed.
 ENVIRONMENT = {
     "TRITON_F32_DEFAULT": "ieee",
     "TRITON_STORE_BINARY_ONLY": "1",
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 
 def error_of(said: str) -> str:
-    """The first line of the exception that ended a Python program, from what it said; empty when none did."""
+    """Return the first line of the last exception in a Python program's output, or an empty string."""
     lines = said.splitlines()
     starts = [number for number, line in enumerate(lines) if line == "Traceback (most recent call last):"]
     behind = lines[starts[-1] + 1 :] if starts else []
@@ -40,11 +40,11 @@ def error_of(said: str) -> str:
 
 
 def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
-    """Run the script for one rule in a folder of its own."""
+    """Run the script for one rule in a temporary folder and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "object.hsaco"
         path = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-        # Triton before 2025 imports it, by which it would build launchers; none is built here.
+        # Triton before 2025 imports setuptools to build launchers, which are not built here.
         if importlib.util.find_spec("setuptools") is None:
             (Path(folder) / "setuptools.py").touch()
             path.append(folder)
@@ -74,7 +74,7 @@ def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a program."""
+    """Compile the rules of a job and print the results."""
     if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 2

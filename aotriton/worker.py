@@ -1,24 +1,22 @@
-"""The kernel worker that lives inside the Triton image: rules come in as JSON lines, answers go out as JSON lines.
+"""Compile kernels inside the Triton image: read rules as JSON lines and write answers as JSON lines.
 
-It needs the standard library and Triton alone, runs on Python 3.9 and newer, and needs no GPU and no driver. Everything
-that a kernel module or the compiler prints goes to standard error; standard output carries nothing but answers.
+The worker needs Python 3.9 or newer and Triton, but no GPU and no driver. Everything that a kernel module or the
+compiler prints goes to standard error; standard output carries only answers.
 
-First line out: `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`.
-A rule: `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
-"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are the worker's own. `root` is put on the
-module path, `source` is a Python file below it. A type is Triton's (`*fp16`, `i32`, `fp32`), with `:16` or `:8` behind
-it where the argument is known to be divisible, or `constexpr` with a value in `constexprs`; a value `{"dtype": "fp16"}`
-is that Triton type.
-An answer: `{"id", "status": "done"|"failed", "seconds", "reason"}` and when done `"object", "json", "sha256", "size",
-"bitcode"`; the last names the bitcode libraries whose code was linked into the object. "done" means: the object and the
-JSON beside it are whole, on disk, under their final names.
+The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`. A
+rule is `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
+"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are those of the container. `root` is added
+to the module path, and `source` is a Python file below it. A type is one of Triton's (`*fp16`, `i32`, `fp32`), followed
+by `:16` or `:8` if the argument is divisible by this number, or `constexpr` with a value in `constexprs`. A value
+`{"dtype": "fp16"}` is this type of Triton's. An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}` and
+when done `"object", "json", "sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that were linked into
+the object. "done" means that the object and its JSON file are complete, on disk, and have their final names.
 
+The variable KERNEL_WORKER_WITHOUT switches optimisations off, by names separated by commas: `shared` (rules share their
+common stages, see `shared_stages.py`), `direct` (Triton's stages run without its cache, which `shared` needs), and
+`parses` (no parses for dumps that were not requested). None of them changes a byte of an object.
 
-What makes it cheap can be turned off by name, in the variable KERNEL_WORKER_WITHOUT, comma-separated: `shared`, what
-rules have in common is done once (see `shared_stages.py`); `direct`, Triton's stages without its cache, which `shared`
-needs; `parses`, no parses for dumps that were not requested. None of them changes a byte of an object.
-
-`worker.py --list ROOT FILE...` prints the jit functions of the files with their arguments, one JSON line each.
+`worker.py --list ROOT FILE...` prints each jit function of the files with its arguments as a JSON line.
 """
 
 from __future__ import annotations
@@ -44,21 +42,21 @@ from typing import Any
 import shared_stages
 from shared_stages import LAUNCH, Chain, Pipeline, Road
 
-# Target, backend, options, and what Triton compiles.
+# Target, backend, options and Triton's source object.
 Prepared = tuple[Any, Any, Any, Any]
 LEVERS = ("shared", "direct", "parses")
 WITHOUT = "KERNEL_WORKER_WITHOUT"
-# Set before Triton is imported, and read by it at each compile.
+# The variables are set before the import of Triton, which reads them at each compile.
 ENVIRONMENT = {
-    # File names and lines of the kernel source would go into the object: its bytes would tell where the source lay.
+    # Without this the object contains the path and the lines of the kernel's source.
     "TRITON_DISABLE_LINE_INFO": "1",
     "TRITON_STORE_BINARY_ONLY": "1",
-    # These read or write outside the rule, or override what it says.
+    # These would read or write other files, or override the rule.
     "TRITON_KERNEL_OVERRIDE": "0",
     "TRITON_KERNEL_DUMP": "0",
     "TRITON_ALWAYS_COMPILE": "0",
 }
-# What the metadata says beside these holds paths of this image or a hash of Triton's own files.
+# Other keys of the metadata contain paths of this image or a hash of Triton's own files.
 METADATA = (
     "allow_flush_denorm",
     "arch",
@@ -85,13 +83,13 @@ METADATA = (
 
 
 class _Modules:
-    """Kernel modules by file; only one root is on the module path at a time."""
+    """Imports kernel modules; only one root is on the module path at a time."""
 
     def __init__(self) -> None:
         self._root = ""
 
     def load(self, root: str, source: str) -> Any:
-        """The module of `source`, imported by its dotted name below `root` so that relative imports work."""
+        """Import `source` by its dotted name below `root`, so that relative imports work."""
         root = os.path.realpath(root)
         relative = os.path.relpath(os.path.realpath(source), root)
         if relative.startswith("..") or not relative.endswith(".py"):
@@ -114,18 +112,18 @@ class _Modules:
 
 
 class Compiler:
-    """Triton, set up once, compiling one rule after the other."""
+    """Compiles one rule after the other with one Triton."""
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
         on = set(LEVERS) - set(os.environ.get(WITHOUT, "").split(","))
         if "shared" in on:
-            # A fork has the thread that made it and no other.
+            # A forked process has only the thread that called fork.
             os.environ["MLIR_DISABLE_MULTITHREADING"] = "1"
         sys.dont_write_bytecode = True
         self._modules = _Modules()
         self._linked: list[str] = []
-        # Before 2025 it imports setuptools, by which it would build launchers; none is built here.
+        # Triton before 2025 imports setuptools to build launchers, which are not built here.
         if importlib.util.find_spec("setuptools") is None:
             sys.modules["setuptools"] = types.ModuleType("setuptools")
         self.triton = importlib.import_module("triton")
@@ -140,14 +138,14 @@ class Compiler:
         self._prepared: Prepared = (None, None, None, None)
 
     def hello(self) -> dict[str, Any]:
-        """What compiles here."""
+        """Return the first line of the output."""
         folder = Path(str(self.triton.__file__)).parent / "backends" / "amd" / "lib"
         bitcode = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.bc"))}
         versions = {"triton": self.triton.__version__, "python": platform.python_version()}
         return {"ready": True, **versions, "bitcode": bitcode}
 
     def _watch_bitcode(self) -> None:
-        """Note which bitcode files the backend links: it decides that for each kernel, deep inside its own stages."""
+        """Record the bitcode files that the backend links, because its stages choose them for each kernel."""
         llvm = importlib.import_module("triton._C.libtriton").llvm
         link = llvm.link_extern_libs
 
@@ -158,7 +156,7 @@ class Compiler:
         llvm.link_extern_libs = watched
 
     def function(self, root: str, source: str, kernel: str) -> Any:
-        """The jit function `kernel` of a file, freed from autotuners and heuristics around it."""
+        """Return the jit function `kernel` of a file without its autotuners and heuristics."""
         found = getattr(self._modules.load(root, source), kernel, None)
         function = unwrap(found)
         if function is None:
@@ -166,7 +164,7 @@ class Compiler:
         return function
 
     def source(self, rule: dict[str, Any]) -> Any:
-        """What Triton compiles: function, types, constants and divisibility."""
+        """Return Triton's source object: the function, types, constants and divisibility."""
         function = self.function(rule["root"], rule["source"], rule["kernel"])
         constants = {name: self._constant(value) for name, value in rule["constexprs"].items()}
         names = list(function.arg_names)
@@ -186,10 +184,10 @@ class Compiler:
         make = self._compiler.ASTSource
         if "constexprs" in inspect.signature(make.__init__).parameters:
             return make(fn=function, signature=types, constexprs=constants, attrs=attributes)
-        # Up to Triton 3.2: constants apart from the signature, divisibility as a descriptor.
+        # Triton 3.2 and older take the constants separately and the divisibility as a descriptor.
         hints = {index: hint[0][1] for (index,), hint in attributes.items()}
         if not hasattr(self._backends, "AttrsDescriptor"):
-            # Before 3.2 all go by the argument's number, and 16 alone is a divisibility.
+            # Triton before 3.2 identifies arguments by number and supports divisibility by 16 only.
             by_number = {names.index(name): value for name, value in constants.items()}
             types = {index: types[name] for index, name in enumerate(names) if name not in constants}
             even = tuple(index for index, hint in hints.items() if hint == 16)
@@ -205,19 +203,19 @@ class Compiler:
         return value
 
     def compile(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile one rule and write its object and JSON; alone, whatever other rules there are.
+        """Compile one rule without sharing stages, and write its object and JSON.
 
         Raises:
-            Exception: whatever Triton or the kernel's module raises.
+            Exception: Triton or the kernel's module failed.
         """
         return self._compile(rule, self._prepare(rule), Road(rule))
 
     def report(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """The part of an answer that says what became of a rule; what it shares with the rule before is done once."""
+        """Compile a rule, sharing stages with the rule before, and return the part of the answer about the result."""
         outcome: dict[str, Any]
         try:
             prepared = self._prepare(rule)
-            # The first one warms up what all later ones have from this process.
+            # The first rule is compiled in this process, so that later ones inherit what it has loaded.
             if self._chain is not None and self._warm and shared_stages.is_single():
                 kept = sorted((name, repr(value)) for name, value in vars(prepared[2]).items() if name not in LAUNCH)
                 same = {name: value for name, value in rule.items() if name not in {*LAUNCH, "id", "out"}}
@@ -236,7 +234,7 @@ class Compiler:
         return outcome
 
     def _report(self, road: Road) -> dict[str, Any]:
-        """The same in a process of the chain."""
+        """Compile the rule of `road` in a process of the chain and return the part of the answer about it."""
         try:
             return {"status": "done", "reason": "", **self._compile(road.rule, self._prepared, road)}
         except BaseException as error:  # noqa: BLE001 - as above
@@ -244,19 +242,19 @@ class Compiler:
             return {"status": "failed", "reason": reason(error)}
 
     def stop(self) -> None:
-        """Give up what is kept for the next rule."""
+        """End the processes that wait for the next rule."""
         if self._chain is not None:
             self._chain.stop()
 
     def _prepare(self, rule: dict[str, Any]) -> Prepared:
-        """Target, backend, options (None for both where Triton makes them) and what it compiles."""
+        """Return the target, the backend and the options (both None without `direct`), and Triton's source object."""
         arch = rule["target"]
         target = self._backends.GPUTarget("hip", arch, 32 if int(arch[3:-2]) >= 10 else 64)
         source = self.source(rule)
         if self._pipeline is None:
             return target, None, None, source
         backend, options = self._pipeline.options(target, _options(rule))
-        # Triton refuses some kernels when it reckons the key of its cache.
+        # Triton refuses some kernels when it computes its cache key.
         _ = source.fn.cache_key
         return target, backend, options, source
 
@@ -269,7 +267,7 @@ class Compiler:
                 code, known = bytes(compiled.kernel), compiled.metadata._asdict()
         else:
             code, known = self._pipeline.compile(source, target, backend, options, road)
-        rule = road.rule  # in another process now, it may be another one
+        rule = road.rule  # a forked process may have received another rule
         if not code:
             raise ValueError("the compiler made an empty object")
         metadata = {name: known[name] for name in METADATA if name in known}
@@ -278,7 +276,7 @@ class Compiler:
         metadata.update({"bitcode": bitcode, "compile_status": "Complete"})
         path = Path(rule["out"])
         beside = path.with_suffix(".json")
-        # The JSON first: an object under its final name is a finished rule.
+        # Write the JSON first, because an object with its final name marks a finished rule.
         write(beside, (json.dumps(metadata, indent=1, sort_keys=True) + "\n").encode())
         write(path, code)
         digest = hashlib.sha256(code).hexdigest()
@@ -286,10 +284,10 @@ class Compiler:
 
 
 def launch_data(rule: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What a launch of the object needs beside Triton's own metadata, as JSON beside it says it.
+    """Return what a launch of the object needs in addition to Triton's metadata, for the JSON file.
 
     Args:
-        names: the function's arguments in their order.
+        names: the names of the function's arguments, in order.
 
     Returns:
         `source`: the kernel's file below its root. `signature`: [argument, type] in the function's order.
@@ -308,7 +306,7 @@ def _options(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def unwrap(found: Any) -> Any:
-    """The jit function inside autotuners and heuristics, None when there is none."""
+    """Return the jit function inside autotuners and heuristics, or None."""
     for _ in range(8):
         if hasattr(found, "arg_names") and hasattr(found, "src"):
             return found
@@ -318,7 +316,7 @@ def unwrap(found: Any) -> Any:
 
 @contextlib.contextmanager
 def own_cache() -> Iterator[None]:
-    """An empty Triton cache for one rule, so that no result comes from another."""
+    """Give Triton an empty cache for one rule, so that it does not reuse another result."""
     folder = tempfile.mkdtemp(prefix="kernel-")
     os.environ["TRITON_CACHE_DIR"] = folder
     try:
@@ -328,7 +326,7 @@ def own_cache() -> Iterator[None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write under a partial name, flush to disk, then give the final name."""
+    """Write a file under a temporary name, flush it to disk, and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -343,7 +341,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """One text that says what failed, where in the kernel, and why."""
+    """Return a text with the exception and up to three causes, at most 4,000 characters."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     causes: list[str] = []
     inner = error.__cause__ or error.__context__
@@ -354,7 +352,7 @@ def reason(error: BaseException) -> str:
 
 
 def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
-    """Compile a rule; a failure is an answer too."""
+    """Compile a rule and return the answer, also for a failure."""
     started = time.monotonic()
     result = {"id": rule.get("id", ""), **compiler.report(rule)}
     return {**result, "seconds": round(time.monotonic() - started, 3)}
@@ -362,7 +360,7 @@ def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
 
 def serve() -> int:
     """Answer rules until standard input ends."""
-    # The protocol keeps descriptors of its own; whatever prints to standard output reaches standard error instead.
+    # The protocol uses duplicated descriptors, and standard output is redirected to standard error.
     incoming = os.fdopen(os.dup(0), "r", encoding="utf-8")
     outgoing = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -384,7 +382,7 @@ def serve() -> int:
 
 
 def show(root: str, files: list[str]) -> int:
-    """Print the jit functions of files."""
+    """Print the jit functions of the files."""
     compiler = Compiler()
     for file in files:
         module = compiler._modules.load(root, file)
@@ -396,7 +394,7 @@ def show(root: str, files: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a worker, or list."""
+    """Run as a worker, or list jit functions, and return the exit code."""
     if arguments[:1] == ["--list"] and len(arguments) > 2:
         return show(arguments[1], arguments[2:])
     if arguments:

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Makes the symbol indexes of an LLVM's archives smaller.
+"""Make the symbol indexes of an LLVM's archives smaller.
 
     archive_index.py FOLDER
 
-An archive's index names every symbol that its objects define, so that a linker can find the object that an undefined
-symbol needs. Most are inline functions: weak and hidden, and put by the compiler into every object that uses one, so no
-object is ever fetched for their sake. They are taken out. What some object of the folder leaves undefined stays,
-whatever it is, and so do explicit instantiations of templates, which are not hidden. Only the index changes.
+An archive's index names every symbol that its objects define, so that a linker can find the object that defines an
+undefined symbol. Most of these symbols are inline functions. They are weak and hidden, and the compiler emits them in
+every object that uses them, so a linker never needs them from another object. The program removes them from the index.
+It keeps every symbol that an object of the folder leaves undefined, and explicit instantiations of templates, because
+they are not hidden. Nothing but the index changes.
 
-Rewrites each `*.a` below FOLDER that is a GNU archive of 64-bit ELF objects, by a new file that takes the old one's
-place. Prints the archives' sizes before and after, in bytes.
+The program replaces each `*.a` below FOLDER that is a GNU archive of 64-bit ELF objects. It prints the total size of
+the archives before and after, in bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SYMTAB, WEAK, LOCAL, HIDDEN = 2, 2, 0, 2
 
 
 class ArchiveError(ValueError):
-    """No GNU archive, or one that says impossible things of itself."""
+    """The file is not a GNU archive, or it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Symbol:
 
 
 def members(data: bytes) -> Iterator[tuple[int, bytes, int, int]]:
-    """Offset of the header, name, offset and size of the content of each member.
+    """Yield the offset of the header, the name, and the offset and size of the content of each member.
 
     Raises:
-        ArchiveError: what it says does not fit.
+        ArchiveError: the archive is thin or damaged.
     """
     if not data.startswith(MAGIC):
         raise ArchiveError("no archive, or a thin one")
@@ -59,10 +60,10 @@ def members(data: bytes) -> Iterator[tuple[int, bytes, int, int]]:
 
 
 def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
-    """The symbols of an ELF object; nothing for anything else.
+    """Yield the symbols of an ELF object, and nothing for another file.
 
     Raises:
-        ArchiveError: an object of 32 bits, or a broken one.
+        ArchiveError: the object has 32 bits or is damaged.
     """
     if size < 64 or data[start : start + 4] != b"\x7fELF":
         return
@@ -73,7 +74,7 @@ def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
     (count,) = struct.unpack_from(f"{order}H", data, start + 0x3C)
     section = struct.Struct(f"{order}IIQQQQIIQQ")
     try:
-        if count == 0:  # so many that the number stands in the first header
+        if count == 0:  # more sections than the field can count; the first header has the number
             count = section.unpack_from(data, start + table)[5]
         headers = [section.unpack_from(data, start + table + i * section.size) for i in range(count)]
         entry = struct.Struct(f"{order}IBBHQQ")
@@ -93,7 +94,7 @@ def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
 
 
 def undefined(data: bytes) -> set[bytes]:
-    """Names that the objects of an archive want from elsewhere."""
+    """Return the names of the symbols that objects of an archive use but do not define."""
     return {
         symbol.name
         for _, _, start, size in members(data)
@@ -103,14 +104,14 @@ def undefined(data: bytes) -> set[bytes]:
 
 
 def with_short_index(data: bytes, wanted: set[bytes]) -> bytes:
-    """The archive with an index that leaves out inline functions which nothing in `wanted` asks for.
+    """Return the archive with an index without the inline functions that are not in `wanted`.
 
     Raises:
-        ArchiveError: its index and its objects do not fit each other.
+        ArchiveError: the index names a member that does not exist.
     """
     listed = list(members(data))
     if not listed or listed[0][1] != b"/":
-        return data  # no index, or one of 64 bits, which only archives of 4 GB have
+        return data  # no index, or a 64-bit index, which only archives above 4 GB have
     _, _, start, size = listed[0]
     (count,) = struct.unpack_from(">I", data, start)
     offsets = struct.unpack_from(f">{count}I", data, start + 4)
@@ -132,7 +133,7 @@ def with_short_index(data: bytes, wanted: set[bytes]) -> bytes:
 
 
 def main(folder: Path) -> int:
-    """Run as a program."""
+    """Rewrite the archives below `folder` and return the exit code."""
     archives = [path for path in sorted(folder.rglob("*.a")) if not path.is_symlink()]
     wanted: set[bytes] = set()
     before = after = 0

@@ -1,10 +1,10 @@
-"""Prints the libraries of an LLVM build tree that a consumer can reach, one LLVM_DISTRIBUTION_COMPONENTS name each.
+"""Print the libraries of an LLVM build tree that a consumer needs, as names for LLVM_DISTRIBUTION_COMPONENTS.
 
     closure.py BUILD KEEP DROP ROOT...
 
-Reads the CMake packages that configuring wrote below BUILD/lib/cmake: they name every library and what it links.
-KEEP and DROP are comma-separated globs: libraries that match KEEP and not DROP are roots too. What nothing
-reaches is then neither compiled nor installed. Exit code 3 when a ROOT is not a library of this tree.
+The program reads the CMake packages below BUILD/lib/cmake, which name every library and what it links. KEEP and DROP
+are comma-separated globs; a library that matches KEEP and not DROP is also a root. The exit code is 3 when a ROOT is
+not a library of this tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def libraries(build: Path) -> dict[str, set[str]]:
-    """Every library of the tree with the words of its link interface; other words are ignored."""
+    """Return the names in the link interface of each library of the tree."""
     found: dict[str, set[str]] = {}
     for file in sorted((build / "lib" / "cmake").glob("*/*.cmake")):
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -35,7 +35,7 @@ def libraries(build: Path) -> dict[str, set[str]]:
 
 
 def closure(known: dict[str, set[str]], roots: set[str]) -> set[str]:
-    """The roots and all that they link, however far down."""
+    """Return the roots and all libraries that they link, directly or indirectly."""
     seen: set[str] = set()
     left = list(roots)
     while left:
@@ -47,7 +47,7 @@ def closure(known: dict[str, set[str]], roots: set[str]) -> set[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a program."""
+    """Print the libraries and return the exit code."""
     if len(arguments) < 3:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,5 +1,5 @@
-# A CMake toolchain file: the content of /sysroot decides for which system, TOOLCHAIN_ARCH for which machine.
-# clang and lld know every machine; only headers, libc and libstdc++ are the other system's own.
+# A CMake toolchain file for the system in /sysroot and the machine TOOLCHAIN_ARCH. clang and lld support every machine, so
+# only the headers, libc and libstdc++ come from /sysroot.
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TOOLCHAIN_ARCH)
 set(machine_arm64 aarch64)
 set(machine_amd64 x86_64)
@@ -11,7 +11,7 @@ endif()
 set(triple "${machine_${TOOLCHAIN_ARCH}}-linux-gnu")
 
 set(CMAKE_SYSTEM_NAME Linux)
-# As uname says it.
+# The name that uname prints on that machine.
 set(CMAKE_SYSTEM_PROCESSOR "${machine_${TOOLCHAIN_ARCH}}")
 string(REPLACE "powerpc64le" "ppc64le" CMAKE_SYSTEM_PROCESSOR "${CMAKE_SYSTEM_PROCESSOR}")
 set(CMAKE_SYSROOT /sysroot)
@@ -20,7 +20,7 @@ foreach(language IN ITEMS C CXX ASM)
 endforeach()
 set(CMAKE_LIBRARY_ARCHITECTURE "${triple}")
 
-# GNU's own know one machine.
+# GNU's tools support one machine only.
 foreach(kind IN ITEMS EXE SHARED MODULE)
   set(CMAKE_${kind}_LINKER_FLAGS_INIT "-fuse-ld=lld")
 endforeach()
@@ -32,5 +32,5 @@ endforeach()
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
-# A layer is outside of the system it is for.
+# Packages may also be in a layer, which is outside of /sysroot.
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)

@@ -1,12 +1,12 @@
-# Edits of LLVM's sources without which a build's bytes depend on the machine. LLVM's tree stays as it is: the target
-# compiles an edited copy, which is written here. CMake includes this file right after LLVM's project() call.
+# Edits of LLVM's sources that make a build's bytes independent of the machine. This file writes an edited copy into the
+# build tree, and the target compiles the copy, so LLVM's own tree is not changed. pch.cmake includes this file.
 #
-# A row is FILE|TARGET|TEXT|OTHER TEXT. FILE is below LLVM's top folder. An LLVM whose FILE does not hold TEXT needs no edit.
+# A row is FILE|TARGET|TEXT|OTHER TEXT. FILE is relative to LLVM's top folder. A FILE without TEXT is not edited.
 set(TOOLCHAIN_EDITS
-  # The order of a set of pointers decided the numbers of functional units, so R600's table depended on the heap
+  # The emitter numbers functional units in the order of a set of pointers, so R600's table depends on the heap
   # (llvm#206904). LLVM 23 has the same change.
   "llvm/utils/TableGen/DFAPacketizerEmitter.cpp|llvm-tblgen|std::set<const Record *> ProcItinList|std::set<const Record *, LessRecord> ProcItinList"
-  # The same in LLVM 17 and 18.
+  # LLVM 17 and 18 declare the same set without const.
   "llvm/utils/TableGen/DFAPacketizerEmitter.cpp|llvm-tblgen|std::set<Record *> ProcItinList|std::set<Record *, LessRecord> ProcItinList"
 )
 
@@ -26,7 +26,7 @@ function(_toolchain_edit file target text other)
   if(EXISTS "${copy}")
     file(READ "${copy}" before)
   endif()
-  # A new time stamp would compile the file again.
+  # Keep the time stamp of an unchanged copy, because ninja would compile it again.
   if(NOT before STREQUAL content)
     file(WRITE "${copy}" "${content}")
   endif()

@@ -1,10 +1,10 @@
-"""Makes the CMake packages of an LLVM free of the folders that it was built in.
+"""Remove the folders of the build from the CMake packages of an LLVM.
 
     packages.py FOLDER PATH...
 
-Reads every `*.cmake` below FOLDER. The packages of older LLVMs set variables to folders of the build and of the source,
-which no consumer has: the one for generated headers becomes the installed headers' folder, the others go. Exit code 3
-when a file names one of the PATHs in another way.
+The program reads every `*.cmake` below FOLDER. The packages of older LLVMs set variables to folders of the build and of
+the source, which a consumer does not have. The variable for generated headers is set to the folder of the installed
+headers; the other variables are removed. The exit code is 3 when a file contains one of the PATHs in another way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import re
 import sys
 from pathlib import Path
 
-# What means the same in an installed LLVM, by variable.
+# The variables that are set to another folder instead of being removed.
 INSTALLED = {"MLIR_INCLUDE_DIR": "${MLIR_INCLUDE_DIRS}"}
 _SET = re.compile(r'set\(([A-Za-z0-9_]+) "[^"]*"\)')
 
 
 def cleaned(text: str, named: re.Pattern[str]) -> tuple[str, list[str]]:
-    """The text without lines that `named` matches, and those of them that are not a plain `set(NAME "VALUE")`."""
+    """Return the text without lines that match `named`, and those of them that are not a plain `set(NAME "VALUE")`."""
     kept, strange = [], []
     for line in text.splitlines(keepends=True):
         if not named.search(line):
@@ -32,7 +32,7 @@ def cleaned(text: str, named: re.Pattern[str]) -> tuple[str, list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a program."""
+    """Clean the packages and return the exit code."""
     if len(arguments) < 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
             failed = 3
         if clean != text:
             file.write_text(clean, encoding="utf-8", errors="surrogateescape")
-            print(f"{file.name}: no folder of the build is named any more")
+            print(f"{file.name}: removed the folders of the build")
     return failed
 
 

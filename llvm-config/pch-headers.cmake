@@ -1,6 +1,6 @@
-# The headers of each tier of pch.cmake, chosen by how many files include them and what parsing them costs.
-# No header here defines an object with a dynamic initialiser (so no <iostream>): it would appear in every object.
-# `support` may include no generated header.
+# The headers of each tier of pch.cmake, chosen by how many files include them and how long they take to parse.
+# A header with a dynamic initialiser (<iostream>) must not be listed, because the initialiser would appear in every object.
+# `support` must not include a generated header.
 
 set(TOOLCHAIN_PCH_HEADERS_support
   <algorithm> <array> <atomic> <cassert> <cstdint> <cstring> <functional> <map> <memory> <mutex> <numeric>

@@ -1,8 +1,7 @@
-# pch.cmake, with templates instantiated once while a header is precompiled and not again in each file that uses it.
+# Use pch.cmake and instantiate templates once in each PCH instead of in each source that uses them.
 #
-# That takes a quarter off the CPU time of LLVM. An object holds the same functions; in one of eight they are in another
-# order than without, so these archives are no longer byte-equal to those that are built without precompiled headers.
-# They are the same in every build.
+# This saves a quarter of LLVM's CPU time. An object holds the same functions as before, but one object in eight has them in
+# another order. So the archives differ from those of a build without precompiled headers; they are the same in every build.
 
 include("${CMAKE_CURRENT_LIST_DIR}/pch.cmake")
 set(CMAKE_PCH_INSTANTIATE_TEMPLATES ON)

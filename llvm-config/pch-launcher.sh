@@ -1,7 +1,7 @@
 #!/bin/sh
-# Compiler launcher: runs the compiler; where a file does not compile with the precompiled header (a name of the file
-# clashes with one of a header that it does not include itself), compiles it again without. So a precompiled header
-# can cost time, never a build. The files this happened to are listed in /build/pch-fallbacks.
+# Compiler launcher: runs the compiler, and runs it again without the precompiled header if a source does not compile
+# with it, because a name clashes with a header that the source does not include. So a precompiled header can cost time but
+# cannot break a build. /build/pch-fallbacks lists the sources that were compiled twice.
 case " $* " in
 *" -include-pch "*) ;;
 *) exec "$@" ;;
@@ -16,7 +16,7 @@ if "$@" 2>"$errors"; then
   exit 0
 fi
 rm -f "$errors"
-# CMake passes `-Xclang -include-pch -Xclang FILE -Xclang -include -Xclang FILE`, in this order, once.
+# CMake passes `-Xclang -include-pch -Xclang FILE -Xclang -include -Xclang FILE` once, in this order.
 count=$#
 skip=0
 source=

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What the precompiled headers save: compiles sampled objects of a configured tree twice, with them and without.
+"""Measure the CPU time that precompiled headers save, by compiling sampled objects with them and without.
 
     pch-measure.py BUILD OBJECTS [SEED]
 
-Runs where BUILD was configured and built: inside the base, with the tree and the sources at the places they were built
-at; samples the objects that are there. Neither ccache nor the launcher takes part. Which of the two ways comes first
-alternates. Prints a JSON object a file, then one with the sums: CPU seconds (user and system) without and with, and the
-objects whose bytes differ. Exit code 1 when one differs.
+The program runs inside the base, with the tree and the sources at the paths where they were built, and samples from the
+objects that exist. It calls the compiler without ccache and the launcher, and alternates which of the two ways comes
+first. It prints a JSON object for each source, then one with the sums: CPU seconds (user and system) without and with,
+and the objects whose bytes differ. The exit code is 1 when an object differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PCH = "-include-pch"
 
 
 def words(command: str) -> list[str]:
-    """The compiler's own words: from the compiler on, without the dependency file."""
+    """Return the command without the launchers and without the options for a dependency file."""
     all_words = shlex.split(command)
     start = next(i for i, word in enumerate(all_words) if Path(word).name.startswith("clang"))
     kept, skip = [], 0
@@ -42,13 +42,13 @@ def words(command: str) -> list[str]:
 
 
 def without_pch(command: list[str]) -> list[str]:
-    """CMake passes `-Xclang -include-pch -Xclang FILE -Xclang -include -Xclang FILE`."""
+    """Return the command without `-Xclang -include-pch -Xclang FILE -Xclang -include -Xclang FILE`."""
     at = command.index(PCH) - 1
     return command[:at] + command[at + 8 :]
 
 
 def compiled(command: list[str], directory: str, target: Path) -> tuple[float, bytes] | None:
-    """CPU seconds and the object's bytes; None if it does not compile."""
+    """Return the CPU seconds and the bytes of the object, or None if the source does not compile."""
     command = list(command)
     command[command.index("-o") + 1] = str(target)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -60,9 +60,9 @@ def compiled(command: list[str], directory: str, target: Path) -> tuple[float, b
 
 
 def main(build: Path, count: int, seed: int) -> int:
-    """Run as a program."""
+    """Measure the sample and print the results."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    # What only carries a precompiled header is not an object of LLVM.
+    # The owners of precompiled headers are not objects of LLVM.
     entries = [entry for entry in entries if PCH in entry["command"] and "/toolchain-pch/" not in entry["output"]]
     entries = [entry for entry in entries if (build / entry["output"]).is_file()]
     entries.sort(key=lambda entry: str(entry["output"]))

@@ -1,14 +1,14 @@
-# pch.cmake for a build of MLIR's table generator alone, whose program is all that leaves it.
+# Use pch.cmake for a build of MLIR's table generator alone.
 #
-# Its headers are also those of the generator itself. With templates instantiated in them, on 24 objects of it, that saves
-# three tenths of the CPU time.
+# The PCH also has the generator's own headers, with their templates instantiated. On 24 of its objects this saves three
+# tenths of the CPU time.
 
 include("${CMAKE_CURRENT_LIST_DIR}/pch-instantiated.cmake")
 if(NOT COMMAND _tpch_apply)
   return()
 endif()
 
-# None of these includes a generated header. An older LLVM lacks some.
+# None of these headers includes a generated one. Older versions of LLVM do not have all of them.
 foreach(header IN ITEMS
     llvm/Support/FileSystem.h llvm/Support/JSON.h llvm/Support/Process.h llvm/Support/Program.h llvm/Support/Signals.h
     llvm/Support/Threading.h llvm/Support/WithColor.h llvm/Support/YAMLTraits.h
@@ -22,7 +22,7 @@ foreach(header IN ITEMS
   endif()
 endforeach()
 
-# Where the owners of that PCH, which pch.cmake makes at the end of the top folder, find MLIR's headers.
+# Add MLIR's headers to the owner targets, which pch.cmake creates at the end of the top folder.
 function(_tpch_find_mlir)
   get_property(owners DIRECTORY PROPERTY BUILDSYSTEM_TARGETS)
   list(FILTER owners INCLUDE REGEX "^toolchain-pch-support-")

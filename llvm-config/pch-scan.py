@@ -1,13 +1,13 @@
-"""Which sources must go without a precompiled header. Called by pch.cmake.
+"""Print the sources that must be compiled without a precompiled header. pch.cmake runs this program.
 
-A PCH puts all its headers into every file. That is meant to change nothing but the time, and it does not, but for one
-header: llvm/Config/abi-breaking.h defines a variable, so a source that does not include it by itself would get a symbol
-it does not have without the PCH. Those few sources include next to nothing and gain nothing from a PCH either.
+A PCH adds its headers to every source. One of them, llvm/Config/abi-breaking.h, defines a variable, so a source that
+does not include this header would get a symbol that it does not have without the PCH. Such sources include few headers
+and would not profit from a PCH.
 
 usage: pch-scan.py LIST FOLDER...
-    LIST holds a source's path on each line; FOLDERs are searched for headers. Prints the sources to leave out.
-In a source only what it includes under no condition counts (some are nothing but one large #ifdef). In headers
-conditions are not looked at, so it may take a source for one that includes the header though a condition keeps it out.
+    LIST holds the path of a source on each line. Headers are searched for in the FOLDERs.
+The program reads only the unconditional #include lines of a source, because some sources are one large #ifdef. It
+ignores conditions in headers, so it may keep a source whose include of the header is switched off.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import sys
 from pathlib import Path
 
 MARKER = "llvm/Config/abi-breaking.h"
-# Found by comparing objects (pch-measure.py): the compiler numbers a private label, or emits an unused inline function,
-# otherwise where more headers are read. Nothing in the source tells these from others.
+# pch-measure.py found that these objects differ with a PCH: the compiler numbers a private label differently, or emits
+# an unused inline function. No property of the source shows this.
 NAMED = ("llvm/lib/Analysis/ConstantFolding.cpp", "llvm/lib/Support/Timer.cpp")
 _CONDITION = re.compile(rb"^[ \t]*#[ \t]*(if|endif)")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 
 
 def unconditional(content: bytes) -> bytes:
-    """The lines of a source that are under no #if."""
+    """Return the lines of a source that are not inside an #if."""
     kept, depth = [], 0
     for line in content.splitlines(keepends=True):
         if found := _CONDITION.match(line):
@@ -36,7 +36,7 @@ def unconditional(content: bytes) -> bytes:
 
 
 class Includes:
-    """Who includes whom, from the sources down."""
+    """The graph of includes of a set of sources."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
@@ -53,7 +53,7 @@ class Includes:
         return self._found[name]
 
     def add(self, sources: list[Path]) -> None:
-        """Read the sources and all that they include."""
+        """Read the sources and all headers that they include."""
         todo, own = list(sources), set(sources)
         while todo:
             path = todo.pop()
@@ -74,7 +74,7 @@ class Includes:
             todo.extend(below)
 
     def reaching(self) -> set[Path]:
-        """Every file that includes the marker, directly or through others."""
+        """Return every file that includes the marker, directly or indirectly."""
         includers: dict[Path, list[Path]] = {}
         for path, below in self._names.items():
             for one in below:
@@ -90,7 +90,7 @@ class Includes:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the sources to leave out."""
+    """Print the sources that must not use a PCH."""
     sources = [Path(line) for line in Path(arguments[0]).read_text().splitlines() if line]
     graph = Includes([Path(folder) for folder in arguments[1:]])
     graph.add(sources)

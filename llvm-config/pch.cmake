@@ -1,35 +1,35 @@
 # Precompiled headers for LLVM, MLIR and lld, without a patch.
 #
-# CMake includes this file right after LLVM's project() call. The work is deferred to the end of the top folder, when
-# every target exists. Each static or object library, and each table generator, gets the PCH of its tier:
+# CMake includes this file right after LLVM's project() call. The work is deferred to the end of the top folder, because
+# every target exists then. Each static or object library and each table generator gets the PCH of its tier:
 #
-#   support   no generated header; also serves what the table generators are made of
+#   support   no generated header; the table generators and the libraries that they link use it
 #   ir        LLVM IR and analyses; needs the intrinsics
 #   codegen   ir and the code generator's headers
 #   mlir      MLIR's IR, interfaces and rewriting
 #
-# Why tiers: a PCH that needs a generated header must not be used by a library that its generator links, or the graph
-# has a cycle. So what a table generator links stays on `support`.
+# The tiers exist because a library that a table generator links must not use a PCH with a generated header: the graph
+# would have a cycle. Such libraries use `support`.
 #
-# A PCH fits one set of flags, so there is one owner target for each tier and set, made when first asked for.
+# A PCH is valid for one set of compiler flags, so each tier has one owner target for each set of flags.
 #
-# From version 23 on LLVM declares precompiled headers of its own. Its targets and clang's keep them, because they cost as
-# much as ours for LLVM and less than half of ours for clang. MLIR's targets would reuse one of LLVM's and get ours instead,
-# which takes a third off, until MLIR declares one.
+# LLVM declares its own precompiled headers from version 23 on. LLVM's and clang's targets keep them, because they cost as
+# much CPU time as ours in LLVM and less than half of it in clang. MLIR's targets would reuse a header of LLVM's. They get
+# ours instead, which saves a third of the CPU time, until MLIR declares its own.
 
-# The hook of a project is one file, so the edits come from here. They replace sources before these get headers.
+# CMake has one hook for each project, so this file includes the edits. They replace sources before the sources get headers.
 include("${CMAKE_CURRENT_LIST_DIR}/edits.cmake")
 
 if(NOT TOOLCHAIN_PCH OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_VERSION VERSION_LESS 3.20)
   return()
 endif()
-# Instantiating templates while the PCH is made changes the order in which functions are emitted.
+# With ON, clang instantiates templates in the PCH, which changes the order of the functions in an object.
 set(CMAKE_PCH_INSTANTIATE_TEMPLATES OFF)
-# LLVM would switch its own off for a compiler launcher that it knows.
+# LLVM switches its own precompiled headers off when it knows the compiler launcher.
 set(CMAKE_DISABLE_PRECOMPILE_HEADERS OFF)
 
 include("${CMAKE_CURRENT_LIST_DIR}/pch-headers.cmake")
-# Another version of LLVM may lack a header.
+# Leave out headers that this version of LLVM does not have.
 foreach(tier IN ITEMS support ir codegen mlir)
   set(there "")
   foreach(header IN LISTS TOOLCHAIN_PCH_HEADERS_${tier})
@@ -41,7 +41,7 @@ foreach(tier IN ITEMS support ir codegen mlir)
   set(TOOLCHAIN_PCH_HEADERS_${tier} "${there}")
 endforeach()
 
-# Every target below `dir`, in `out`.
+# Set `out` to every target below `dir`.
 function(_tpch_targets dir out)
   get_property(found DIRECTORY "${dir}" PROPERTY BUILDSYSTEM_TARGETS)
   get_property(below DIRECTORY "${dir}" PROPERTY SUBDIRECTORIES)
@@ -52,7 +52,7 @@ function(_tpch_targets dir out)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
-# The targets that `roots` link, transitively, in `out`.
+# Set `out` to the targets in ARGN and all targets that they link, directly or indirectly.
 function(_tpch_closure out)
   set(seen "")
   set(todo ${ARGN})
@@ -82,14 +82,14 @@ function(_tpch_closure out)
   set(${out} ${seen} PARENT_SCOPE)
 endfunction()
 
-# The owner of the PCH of `tier` for the flags of `target`, made on first use, in `out`.
+# Set `out` to the target that owns the PCH of `tier` for the flags of `target`. Create it on first use.
 function(_tpch_owner tier target out)
   get_target_property(options "${target}" COMPILE_OPTIONS)
   get_target_property(visibility "${target}" CXX_VISIBILITY_PRESET)
   get_target_property(inlines "${target}" VISIBILITY_INLINES_HIDDEN)
   get_target_property(where "${target}" SOURCE_DIR)
   get_directory_property(flags DIRECTORY "${where}" DEFINITION CMAKE_CXX_FLAGS)
-  # Warnings are not part of what a PCH must agree on.
+  # A PCH can be used with other warning options than it was compiled with.
   string(REGEX REPLACE "(^| )-W[a-z][^ ]*" "" key_flags "${flags}")
   string(REGEX REPLACE " +" " " key_flags "${key_flags}")
   string(SHA256 key "${options}|${visibility}|${inlines}|${key_flags}")
@@ -113,7 +113,7 @@ function(_tpch_owner tier target out)
         "${LLVM_MAIN_SRC_DIR}/../mlir/include" "${CMAKE_BINARY_DIR}/tools/mlir/include")
     endif()
     target_precompile_headers("${owner}" PRIVATE ${TOOLCHAIN_PCH_HEADERS_${tier}})
-    # -fno-pch-timestamp: the same headers make the same PCH on another day, so ccache still hits.
+    # Without time stamps the same headers give the same PCH, so ccache finds the objects on another day.
     target_compile_options("${owner}" PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
     foreach(dependency IN LISTS TOOLCHAIN_PCH_DEPENDS_${tier})
       if(TARGET "${dependency}")
@@ -124,7 +124,7 @@ function(_tpch_owner tier target out)
   set(${out} "${owner}" PARENT_SCOPE)
 endfunction()
 
-# Sources that must go without, see pch-scan.py.
+# Compile the sources that pch-scan.py names without a PCH. `every` has one path on each line.
 function(_tpch_leave_out every)
   find_package(Python3 COMPONENTS Interpreter REQUIRED)
   set(list "${CMAKE_BINARY_DIR}/toolchain-pch/sources")
@@ -162,7 +162,7 @@ function(_tpch_apply)
   endforeach()
   foreach(target IN LISTS all)
     get_target_property(type "${target}" TYPE)
-    # Of programs only the table generators are large enough to gain from it.
+    # Among the programs only the table generators are large enough to profit.
     if(NOT type MATCHES "^(STATIC|OBJECT)_LIBRARY$" AND NOT (type STREQUAL "EXECUTABLE" AND target IN_LIST generators))
       continue()
     endif()
@@ -196,7 +196,7 @@ function(_tpch_apply)
     _tpch_owner(${tier} "${target}" owner)
     set_property(TARGET "${target}" PROPERTY PRECOMPILE_HEADERS)
     target_precompile_headers("${target}" REUSE_FROM "${owner}")
-    # The PCH is C++; the few C files (regex, hashing, unwinding) go without.
+    # The PCH is C++, so C sources are compiled without it.
     foreach(source IN LISTS sources)
       cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY "${where}")
       if(source MATCHES "\\.(c|S)$")

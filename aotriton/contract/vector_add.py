@@ -1,4 +1,4 @@
-"""The smallest kernel that loads, computes, masks and stores."""
+"""A vector addition: a small kernel with loads, arithmetic, a mask and a store."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def vector_add(x, y, out, count, BLOCK: tl.constexpr):  # noqa: N803 - Triton's own style
-    """out[i] = x[i] + y[i] for i below count; one program a block."""
+    """Set out[i] = x[i] + y[i] for i < count, one block for each program."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     total = tl.load(x + index, mask=inside) + tl.load(y + index, mask=inside)

@@ -1,5 +1,5 @@
-// Asks for a kernel, as a program does, and prints what it was told and the version of the AOTriton it was compiled against.
-// There is no GPU, so the library must come back with an error, and HIP must say that there is no device.
+// Calls a kernel as a program does, and prints the error and the version of the AOTriton that it was compiled against.
+// There is no GPU, so the library must return an error, and HIP must report that there is no device.
 #include <aotriton/config.h>
 #include <aotriton/flash.h>
 
@@ -8,7 +8,7 @@
 #include <cstdio>
 
 int main() {
-  // Its constructor lives in the library: without it this neither links nor starts.
+  // The library has this class's constructor, so the program does not link without the library.
   aotriton::v3::flash::attn_fwd_params parameters;
   if (parameters.Max_seqlen_q != 0)
     return 1;
@@ -16,7 +16,7 @@ int main() {
   if (hipGetDevice(&devices) == hipSuccess) {
     std::printf("there is a GPU, and no kernel is run on it\n");
   } else {
-    // Batch, heads, length, head; never read, since no kernel is found.
+    // Batch, heads, length and head size. Nothing reads the tensors, because no kernel is found.
     const aotriton::TensorView<4> tensor(16, {1, 1, 64, 64}, {4096, 4096, 64, 1}, aotriton::DType::kFloat16);
     parameters.Q = parameters.K = parameters.V = parameters.Out = tensor;
     const auto said =

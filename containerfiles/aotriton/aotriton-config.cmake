@@ -1,4 +1,4 @@
-# Chooses AOTriton's library for the HIP that find_package(hip) finds: each ROCm has its own, in rocm6, rocm7 and so on.
+# Chooses the library for the HIP that find_package(hip) finds. Each ROCm has its own library, in rocm6, rocm7 and so on.
 get_filename_component(_aotriton_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 if(NOT TARGET hip::amdhip64)
   find_package(hip QUIET)

@@ -1,22 +1,23 @@
 #!/bin/sh
-# Builds AOTriton's library in NOIMAGE mode and has upstream's generator plan the kernels. Called by the Containerfile
-# beside it; comes in by environment:
+# Builds AOTriton's library in NOIMAGE mode and runs upstream's generator, which plans the kernels. The Containerfile in this
+# folder runs it. It reads these environment variables:
 #   PREFIX           install prefix of the library
-#   GPUS             as gfx942, with spaces between
-#   SHA1, TREE_SHA1  what the library says it was made of, 40 hex digits each
-#   DROP             files of the source that must not be built in, with `;` between
-#   ROCM             `6=hip6 7=hip6`: a library for each ROCm, against the system in /sysroot and the headers and libraries
-#                    to link with in /hip; empty for one library against the base and its HIP
-#   WORDS            GPUS by the words of a release that has its own (before 0.10)
-#   INSIDE           whether the library holds its kernels (before 0.8)
-#   OBJECTS          whether /objects holds those kernels; the library is built with them, and without them there is only a plan
+#   GPUS             GPUs as gfx942, separated by spaces
+#   SHA1, TREE_SHA1  the commit and tree that the library reports, 40 hex digits each
+#   DROP             files of the source to leave out, separated by `;`
+#   ROCM             `6=hip6 7=hip6`: a library for each ROCm, against the system in /sysroot and the headers and stub
+#                    libraries in /hip; empty for one library against the base and its HIP
+#   WORDS            the release's own names of the GPUS (before 0.10)
+#   INSIDE           set if the library contains its kernels (before 0.8)
+#   OBJECTS          set if /objects has these kernels; otherwise only the plan is made
 #   JOBS
-# Reads /src/aotriton, what /database holds in its place, and /wheels, keeps its tree in /build, writes /out:
+# It reads /src/aotriton, files in /database that replace those of the source, and /wheels. It keeps the build tree in /build
+# and writes /out:
 #   prefix/  the installed library, below PREFIX; with ROCM below PREFIX/rocm6 and so on, and CMake's choice of one
 #   plan/    the generator's Bare.* files and manifests, and the tuning databases; paths in them begin with /build/plan
-#   python/  the generator and packers with all they import
+#   python/  the generator and packers with the modules that they import
 #   hip-version
-#   redirected.json  choices of aiter's kernels in upstream's tables that lead to Triton's now; see without_aiter.py
+#   redirected.json  the number of choices of aiter's kernels that without_aiter.py changed to Triton's
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -24,7 +25,7 @@ export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home SOURCE_DATE_EPOCH="${
 export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
-# Where the distribution has HIP; upstream looks into /opt/rocm otherwise.
+# The prefix of the distribution's HIP. Without it upstream's build searches /opt/rocm.
 export ROCM_PATH="${ROCM_PATH:-/usr}"
 export AOTRITON_CI_SUPPLIED_SHA1="$SHA1" AOTRITON_GIT_TREESHA1="${TREE_SHA1:-$SHA1}"
 mkdir -p "$HOME"
@@ -35,8 +36,8 @@ configure() {
   shift 3
   targets=$(echo "$GPUS" | tr ' ' ';') words=$(echo "${WORDS:-}" | tr ' ' ';')
   flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
-  # v3src/packed_kernel.cc of 0.10 narrows an initializer, which gcc only warns of. 0.8 does not name libdl, which glibc had
-  # apart before 2.34.
+  # v3src/packed_kernel.cc of 0.10 narrows an initializer, which is an error in clang and a warning in gcc. 0.8 does not link
+  # libdl, which is a separate library in glibc before 2.34.
   cmake -G Ninja -S "$top" -B "$folder" \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
     -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
@@ -48,18 +49,18 @@ configure() {
     "-DCMAKE_CXX_STANDARD_LIBRARIES=-Wl,--as-needed -ldl" "$@"
 }
 
-# relocatable FOLDER PREFIX: let the CMake package below FOLDER find its files from its own place. AOTriton installs by
-# absolute paths, so CMake writes PREFIX into it.
+# relocatable FOLDER PREFIX: make the CMake package below FOLDER find its files relative to its own folder. AOTriton installs
+# by absolute paths, so CMake writes PREFIX into the package.
 relocatable() {
   find "$1" -name 'aotriton-targets*.cmake' -exec sed -i \
     -e "s|set(_IMPORT_PREFIX \"$2\")|get_filename_component(_IMPORT_PREFIX \"\${CMAKE_CURRENT_LIST_DIR}/../../..\" ABSOLUTE)|" \
     -e "s|$2/|\${_IMPORT_PREFIX}/|g" '{}' +
 }
 
-# Has what is compiled and linked next see one ROCm: `6=hip6`.
+# point 6=hip6: link the headers and stub libraries of ROCm 6 to the folder that the next build reads.
 point() { ln -sfn "/hip/rocm${1%%=*}" "/build/hip-${1#*=}"; }
 
-# configure for all ROCms with the headers of `6=hip6`, or without an argument for the base's.
+# configure_for 6=hip6: configure for all ROCms with the headers hip6. Without an argument, configure for the base's HIP.
 configure_for() {
   if [ -z "${1:-}" ]; then
     configure /build/runtime "$PREFIX" ""
@@ -67,7 +68,7 @@ configure_for() {
   fi
   headers=${1#*=}
   point "$1"
-  # Of several that share their headers the first one gives the prefix.
+  # If several ROCms have the same headers, the first one decides the prefix.
   configure "/build/runtime-$headers" "$PREFIX/rocm${1%%=*}" "-Wl,-z,defs" "-Dhip_DIR=/build/hip-$headers/lib/cmake/hip" \
     -DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake
 }
@@ -98,18 +99,18 @@ if [ -n "${ROCM:-}" ]; then
 fi
 
 echo "@step configure"
-# Without a digest the inputs of the tree are unknown.
+# Without a digest the inputs of an old tree are unknown, so it is not used.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp /build/planned
   rm -rf /build/src /build/runtime /build/runtime-* /build/plan
-  # Upstream's build installs its generator from the source folder, which writes there.
+  # Copy the source, because upstream's build writes into it when it installs its generator.
   cp -a /src/aotriton /build/src
   cp -a /database/. /build/src/
   (
     IFS=';'
     for file in ${DROP:-}; do rm -f "/build/src/$file"; done
   )
-  # From 0.9 to 0.11 the version comes in by a script for GNU's linker, which puts a section behind itself; lld does not.
+  # 0.9 to 0.11 add their version by a linker script for GNU ld, which places .comment after itself. lld does not accept this.
   for script in /build/src/v[23]python/ld_script.py; do
     if [ -f "$script" ]; then sed -i 's/INSERT AFTER \.comment;/INSERT AFTER .dynamic;/' "$script"; fi
   done
@@ -135,20 +136,20 @@ fi
 echo "@step plan"
 venv=$runtime/venv
 if [ -n "${INSIDE:-}" ]; then venv=/build/venv; fi
-# Since 0.13 the generator is installed beside what it imports; before, it is run out of its tree.
+# Since 0.13 the generator is an installed package. Older releases run it from the source tree.
 package=aotriton root='--root_dir /build/src'
 if [ ! -d /build/src/modules ]; then package=v3python root=; fi
 if [ -n "${WORDS:-}" ]; then package=v2python; fi
-# The generator before 0.10, one of its modules, and what it says nothing useful in.
+# v2 MODULE OPTION: run a module of the generator before 0.10, and print its output only if it fails.
 v2() {
   (
     cd /build/src
-    # shellcheck disable=SC2086  # one word a GPU
+    # shellcheck disable=SC2086  # each GPU is a word
     VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -m "v2python.$1" --target_gpus $WORDS --build_dir /build/plan $2 \
       >/build/v2.log 2>&1 || { tail -n 20 /build/v2.log >&2; exit 1; }
   )
 }
-# The generator appends to its files piece by piece: that they are there does not say that they are whole.
+# The generator appends to its files, so the existence of a file does not show that it is complete. /build/planned does.
 if [ ! -f /build/planned ] && [ -n "${WORDS:-}" ]; then
   rm -rf /build/plan
   mkdir -p /build/plan
@@ -161,8 +162,8 @@ fi
 if [ ! -f /build/planned ]; then
   rm -rf /build/plan /build/plan.partial
   mkdir -p /build/plan.partial
-  # The NOIMAGE configuration has composed the tuning databases; the signature needs them beside the plan.
-  # Before 0.11.1 they are files, 0.13 has one folder for all operators, later ones a folder for each family.
+  # Configuring in NOIMAGE mode made the tuning databases, and the signature needs them in the folder of the plan. Before
+  # 0.11.1 they are files, 0.13 has one folder for all operators, and later releases have a folder for each family.
   for database in "$runtime"/v3src/*_database.sqlite3 "$runtime"/v3src/database "$runtime"/v3src/*/database; do
     if [ ! -e "$database" ]; then continue; fi
     place=/build/plan.partial/$(dirname "${database#"$runtime"/v3src/}")
@@ -173,7 +174,7 @@ if [ ! -f /build/planned ]; then
   rm -f /build/plan/Bare.*
   (
     cd /build/src
-    # shellcheck disable=SC2086  # one word a GPU
+    # shellcheck disable=SC2086  # each GPU is a word
     gpus=$(VIRTUAL_ENV=$venv "$venv/bin/python" -m "$package.gpu_targets" --target_arch $GPUS --target_gpus)
     # shellcheck disable=SC2046,SC2086
     VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -X utf8 -m "$package.generate" \
@@ -195,7 +196,7 @@ if [ -n "${INSIDE:-}" ]; then
     exit 0
   fi
   cp -rs --remove-destination /objects/. /build/plan/
-  # The first one lists its files, and leaves some of them empty, which the second one fills.
+  # The first call lists the files and leaves some of them empty; the second call writes them.
   v2 generate_shim --bare_mode
   v2 generate_shim ""
   top=/recipe/containerfiles/aotriton/inside
@@ -211,11 +212,11 @@ else
   for pair in $ROCM; do
     major=${pair%%=*} folder=/build/runtime-${pair#*=}
     point "$pair"
-    # For another ROCm with the same headers it is linked again, and nothing is compiled.
+    # A further ROCm with the same headers needs a new link but no compilation.
     if [ "$(cat "$folder/linked" 2>/dev/null)" != "$major" ]; then find "$folder" -maxdepth 2 -name 'libaotriton*_v2.so*' -delete; fi
     ninja -C "$folder" ${JOBS:+-j"$JOBS"} aotriton_v2
     printf '%s' "$major" >"$folder/linked"
-    # By ninja what was compiled from names with `^` would be compiled again.
+    # Install by cmake, because ninja would compile files with `^` in their name again.
     DESTDIR=/build/install cmake --install "$folder" --strip
     from=$(sed -n 's/^CMAKE_INSTALL_PREFIX:[A-Z]*=//p' "$folder/CMakeCache.txt")
     mkdir -p "/out/prefix$PREFIX"
@@ -234,7 +235,7 @@ for licence in /build/src/LICENSE*; do
 done
 (
   cd /build/plan
-  # Of each GPU family's shards the generator has made one file at the top.
+  # The generator has merged the shards of each GPU family into one file at the top.
   find . -path ./Bare.shards -prune -o -type f \
     \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents --target-directory /out/plan '{}' +
 )

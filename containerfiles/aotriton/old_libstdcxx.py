@@ -1,11 +1,11 @@
-"""Has a copy of AOTriton's source compile with the libstdc++ of GCC 10.
+"""Make a copy of AOTriton's source compile with the libstdc++ of GCC 10.
 
-From 0.13 on it looks into hash tables by something else than their key, which libstdc++ can do since GCC 11. The key
-itself finds the same, for a copy of a short text.
+From 0.13 on AOTriton looks up hash tables by another type than their key type, which libstdc++ supports since GCC 11.
+The edits convert the argument to the key type, which copies a short string.
 
     old_libstdcxx.py SOURCE
 
-A source without these lines is left alone.
+A source without these lines is not changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# File, anchor, and our text in its place.
+# File, text, and the text that replaces it.
 EDITS = (
     ("v3src/packed_kernel_common.cc", "registry_.find(flatzip_path)", "registry_.find(pstring_type(flatzip_path))"),
     ("v3src/packed_kernel_common.cc", ".find(aks2_entry)", ".find(std::string(aks2_entry))"),
@@ -21,7 +21,7 @@ EDITS = (
 
 
 def main(source: Path) -> None:
-    """Change the files below `source`, and say what was changed."""
+    """Edit the files below `source` and print the edits."""
     for name, anchor, text in EDITS:
         path = source / name
         content = path.read_text(encoding="utf-8") if path.is_file() else ""

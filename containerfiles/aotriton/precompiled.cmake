@@ -1,5 +1,6 @@
-# Included by CMake after AOTriton's project(): compiles once what nearly every file of the library includes. It has two
-# thousand small tables, and of a table's time three quarters went into these headers; its object is the same.
+# Precompiles the headers that nearly every source of the library includes. CMake includes this file after AOTriton's
+# project() call. The library has two thousand small tables, and these headers took three quarters of the time of a table.
+# The objects do not change.
 function(toolchain_precompile)
   foreach(header IN ITEMS runtime.h util.h cpp_tune.h _internal/kernel_cluster.h _internal/lazy_tensor_internal.h
                           _internal/log.h _internal/triton_kernel.h)

@@ -1,16 +1,16 @@
-"""Has a copy of AOTriton's source choose kernels of its own where its tuning database would choose aiter's.
+"""Make a copy of AOTriton's source choose its own kernels where its tuning database chooses aiter's.
 
-aiter's kernels come as prebuilt code objects from a repository of their own. A build without them has none in its image
-packs, but upstream's tables still lead to them, and the library then throws where it could have used its own kernels.
-Each operator names its backends, in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`; the first is the
-one upstream itself falls back to.
+aiter's kernels are prebuilt code objects from another repository. A build without them has none in its image packs, but
+upstream's tables still choose them, and the library then throws although it could use its own kernels. Each operator
+lists its backends in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`. Upstream falls back to the first
+one.
 
     without_aiter.py SOURCE REPORT
 
-Rewrites `op_database.sqlite3.tar.xz` below SOURCE: in `modules/FAMILY/database`, or in the folder that all families
-share, `modules/database`, `v3python/database` or `v3python/rules`. Writes to REPORT, as JSON, how many choices of each
-operator and GPU were redirected: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database is left alone,
-and the report is {}.
+The program rewrites `op_database.sqlite3.tar.xz` below SOURCE, in `modules/FAMILY/database` or in a folder for all
+families: `modules/database`, `v3python/database` or `v3python/rules`. It writes the number of changed choices of each
+operator and GPU to REPORT as JSON: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database is not
+changed, and the report is {}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKEND = "op$backend"
 
 
 def functions(folder: Path) -> Iterator[ast.FunctionDef]:
-    """All top level functions in a folder's Python files."""
+    """Yield the top-level functions of a folder's Python files."""
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
             if isinstance(node, ast.FunctionDef):
@@ -40,7 +40,7 @@ def functions(folder: Path) -> Iterator[ast.FunctionDef]:
 
 
 def backends(folder: Path) -> dict[str, dict[int, str]]:
-    """The implementations of each operator that a family declares: {operator: {index: function}}."""
+    """Return the backends of each operator of a family: {operator: {index: function}}."""
     found: dict[str, dict[int, str]] = {}
     for node in functions(folder):
         for mark in node.decorator_list:
@@ -51,7 +51,7 @@ def backends(folder: Path) -> dict[str, dict[int, str]]:
 
 
 def foreign(folder: Path) -> set[str]:
-    """The functions that describe kernels which are not Triton's."""
+    """Return the names of the functions that describe kernels of another compiler than Triton."""
     return {
         node.name
         for node in functions(folder)
@@ -60,7 +60,7 @@ def foreign(folder: Path) -> set[str]:
 
 
 def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
-    """Both of a family of rules before 0.13: classes of kernels, instances of them, and lists of those instances."""
+    """Return the backends and the foreign kernels of a family before 0.13, which declares them by classes and lists."""
     names: dict[str, str] = {}
     operators: dict[str, dict[int, str]] = {}
     out: set[str] = set()
@@ -80,7 +80,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
                 if isinstance(one, ast.Call) and isinstance(one.args[0], ast.List):
                     made = {index: ast.unparse(each) for index, each in enumerate(one.args[0].elts)}
                     operators[names[ast.unparse(one.func)]] = made
-    # What is made of several kernels is foreign where one of them is.
+    # A backend of several kernels is foreign if one of them is.
     texts = {text for known in operators.values() for text in known.values()}
     return operators, {text for text in texts if out & set(re.findall(r"\w+", text))}
 
@@ -88,7 +88,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
 def redirect(
     database: Path, family: str, operators: dict[str, dict[int, str]], out: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Change the database; how many rows of each operator and GPU were changed."""
+    """Change the database and return the number of changed rows of each operator and GPU."""
     counts: dict[str, dict[str, int]] = {}
     with sqlite3.connect(database) as db:
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -101,7 +101,7 @@ def redirect(
             if not stay:
                 raise SystemExit(f"toolchain: {operator} has no backend but aiter's")
             marks = ",".join("?" * len(gone))
-            where = f'"{BACKEND}" IN ({marks})'  # of a table that is there
+            where = f'"{BACKEND}" IN ({marks})'  # only existing tables are read
             rows = db.execute(f'SELECT gpu, count(*) FROM "{table}" WHERE {where} GROUP BY gpu ORDER BY gpu', gone)  # noqa: S608
             found = rows.fetchall()
             db.execute(f'UPDATE "{table}" SET "{BACKEND}" = ? WHERE {where}', [stay[0], *gone])  # noqa: S608
@@ -112,7 +112,7 @@ def redirect(
 
 
 def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
-    """Change the database inside an archive for those families; the archive is replaced as a whole."""
+    """Change the database in an archive for these families, and return the number of changed rows."""
     counts: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         database = Path(scratch) / MEMBER
@@ -138,7 +138,7 @@ def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
 
 
 def main(source: Path, report: Path) -> None:
-    """Change what is below `source`, and say what was changed."""
+    """Change the databases below `source`, write the report and print it."""
     counts: dict[str, dict[str, int]] = {}
     modules = source / "modules"
     for archive in sorted(modules.glob(f"*/database/{MEMBER}.tar.xz")):
@@ -153,7 +153,7 @@ def main(source: Path, report: Path) -> None:
     report.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for operator, gpus in sorted(counts.items()):
         told = ", ".join(f"{gpu} {count}" for gpu, count in gpus.items())
-        sys.stdout.write(f"{operator}: choices of aiter's kernels that lead to Triton's now: {told}\n")
+        sys.stdout.write(f"{operator}: choices of aiter's kernels that were changed to Triton's: {told}\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Turns an Enterprise Linux image into a base. Called by the Containerfiles beside it; comes in by environment:
+# Turns an Enterprise Linux image into a base. The Containerfiles in the folders below run it. It reads these variables:
 #   REPOS     repositories to enable for this run
-#   FIRST     packages that bring further repositories
-#   TOOLSET   GCC Toolset whose programs are to be found without its own enable script
-#   PYTHON    the Python that `python3` shall be
-# Reads /recipe/packages, leaves the list of what is installed in /toolchain-packages (the tool takes it from there).
+#   FIRST     packages that add further repositories
+#   TOOLSET   the GCC Toolset whose programs are linked into the PATH
+#   PYTHON    the Python that `python3` starts
+# It reads /recipe/packages and writes the list of installed packages to /toolchain-packages, where the tool reads it.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 LC_ALL=C.UTF-8
@@ -19,8 +19,8 @@ packages=$(sed 's/#.*//' /recipe/packages)
   dnf $options $enable install $packages
 }
 
-# Builds run with a fixed PATH, so a toolset below /opt would not be seen. Its assembler and linker belong to it: an old
-# assembler does not know all that the new compiler writes.
+# Builds run with a fixed PATH that does not include a toolset below /opt. The toolset's assembler and linker are linked too,
+# because an old assembler does not accept everything that the new compiler writes.
 bin=/opt/rh/$TOOLSET/root/usr/bin
 if [ ! -x "$bin/g++" ]; then
   echo "toolchain: $TOOLSET did not install $bin/g++" >&2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a library to link with of each folder in /stubs. Called by the Containerfile beside it. Writes /out/NAME/SONAME.
+# Makes a stub library from each folder in /stubs and writes it to /out/NAME/SONAME. The Containerfile in this folder runs it.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -13,7 +13,7 @@ for folder in /stubs/*/; do
   name=$(basename "$folder")
   soname=$(cat "$folder/soname")
   mkdir -p "/out/$name"
-  # Nothing of a C library: it is linked into whatever names it, on any system.
+  # The library must not need a C library, because programs link it on any system.
   clang -O1 -fPIC -shared -nostdlib -fuse-ld=lld -ffile-prefix-map=/stubs=. -Wl,--build-id=none "-Wl,-soname,$soname" \
     "-Wl,--version-script=$folder/stub.map" -o "/out/$name/$soname" "$folder/stub.c"
 done

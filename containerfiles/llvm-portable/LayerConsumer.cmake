@@ -1,11 +1,11 @@
-# What a consumer of these archives should know; LLVMConfig.cmake includes it.
+# Facts and checks for consumers of these archives. LLVMConfig.cmake includes this file.
 
-# The oldest glibc that programs with these archives link and run with.
+# The oldest glibc on which programs that use these archives link and run.
 set(LLVM_LAYER_GLIBC "@GLIBC@")
 
 include_guard(GLOBAL)
 
-# Whether the words of a command line, in `words`, define NDEBUG; the last -D or -U of it counts. In `out`.
+# Set `out` to ON if the command line in `words` defines NDEBUG by its last -DNDEBUG or -UNDEBUG.
 function(_llvm_layer_defines_ndebug words out)
   set(${out} OFF PARENT_SCOPE)
   string(REGEX MATCHALL "(^|[ ;])[-/][DU] ?NDEBUG([ ;=]|$)" found "${words}")
@@ -17,7 +17,8 @@ function(_llvm_layer_defines_ndebug words out)
   endif()
 endfunction()
 
-# LLVM's headers give some types more members where NDEBUG is not defined; the archives were compiled with it.
+# Warn if the project compiles without NDEBUG, because LLVM's headers then declare some types with more members than the
+# archives have.
 function(_llvm_layer_check_ndebug)
   if("${LLVM_LAYER_NDEBUG_WARNING}" STREQUAL "OFF" OR NOT CMAKE_CXX_COMPILER_LOADED)
     return()
@@ -36,7 +37,7 @@ function(_llvm_layer_check_ndebug)
   set(without "")
   foreach(type IN LISTS types)
     string(TOUPPER "${type}" upper)
-    # A blank between any two words, or one word's end would be the next one's beginning.
+    # Two blanks between words let the pattern match adjacent words, because a match consumes one blank at either end.
     string(REGEX REPLACE "[ ;]+" "  " words "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${upper}} ${options}")
     _llvm_layer_defines_ndebug("${words}" defined)
     if(NOT defined)
@@ -53,7 +54,7 @@ function(_llvm_layer_check_ndebug)
   endif()
 endfunction()
 
-# At the end of the folder that asked for LLVM, where its flags are complete.
+# Check at the end of the folder that called find_package(LLVM), because its flags are complete there.
 if(NOT CMAKE_SCRIPT_MODE_FILE)
   if(CMAKE_VERSION VERSION_LESS 3.19)
     _llvm_layer_check_ndebug()

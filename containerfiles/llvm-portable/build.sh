@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds LLVM inside the base against the old system in /sysroot, by containerfiles/llvm/build.sh, whose settings it has.
-# Besides them:
-#   GLIBC       the version of that system's glibc, e.g. 2.31; consumers read it in the layer's CMake package
+# Builds LLVM inside the base against the old system in /sysroot, by containerfiles/llvm/build.sh. It reads the same
+# environment variables and in addition
+#   GLIBC       the version of that system's glibc, e.g. 2.31; the layer's CMake package tells it to consumers
 set -eu
 case $(uname -m) in
 x86_64) machine=amd64 ;;
@@ -23,7 +23,7 @@ if [ "$found" != "$GLIBC." ]; then
   echo "toolchain: /sysroot holds glibc ${found%.}, and the layer would be called one for $GLIBC" >&2
   exit 43
 fi
-# What CMAKE_EXTRA brings comes later and wins.
+# The options in CMAKE_EXTRA come last, so they override these.
 CMAKE_EXTRA="-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-instantiated.cmake ${CMAKE_EXTRA:-}"
 # For another machine the other script takes /sysroot by itself, and its native table generators are this system's.
 if [ "${ARCH:-amd64}" = "$machine" ]; then

@@ -1,23 +1,23 @@
 #!/bin/sh
-# Builds LLVM inside the base. Called by the Containerfile beside it; everything comes in by environment:
+# Builds LLVM inside the base. The Containerfile in this folder runs it. It reads these environment variables:
 #   PREFIX      install prefix of the layer, e.g. /usr/lib64/llvm-triton-10dc3a8e
-#   ARCH        amd64, arm64, ppc64le, s390x (llvm-config/targets/). For another machine than this one it is
-#               cross-compiled against /sysroot, which has that system's headers and libraries
+#   ARCH        amd64, arm64, ppc64le, s390x (llvm-config/targets/). LLVM for another machine than this one is
+#               cross-compiled against the headers and libraries in /sysroot
 #   PROJECTS    LLVM_ENABLE_PROJECTS
 #   COMPONENTS  LLVM_DISTRIBUTION_COMPONENTS
-#   ROOTS       libraries a consumer names, with `;` between them: then only what they reach is built, in place of the
+#   ROOTS       libraries that a consumer names, separated by `;`: only these and what they link are built, instead of the
 #               `*-libraries` components; KEEP_LIBRARIES and DROP_LIBRARIES are globs (llvm-config/closure.py)
 #   GOAL        `distribution`, or the programs of a partial layer
-#   HEADERS     folders and files below include/ to install besides what the components bring
-#   NATIVE      programs that a build for another machine runs; they are built for this one first
-#   CONTRACT    OFF: what the contract check will ask is not tried after configuring
+#   HEADERS     folders and files below include/ to install in addition to those of the components
+#   NATIVE      programs that a build for another machine runs; they are built for this machine first
+#   CONTRACT    OFF skips llvm-config/contract/rehearse.sh after configuring
 #   JOBS, LINK_JOBS
-# Reads /src/llvm and /recipe, keeps its tree in /build and the compiler cache in /ccache, writes /out.
+# It reads /src/llvm and /recipe, keeps the build tree in /build and the compiler cache in /ccache, and writes /out.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home
-# A sentinel that the tool's progress reader looks for; a person sees a plain count.
+# The tool parses these lines to show progress.
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
 
@@ -37,7 +37,7 @@ x86_64) machine=amd64 ;;
 aarch64) machine=arm64 ;;
 *) machine=$(uname -m) ;;
 esac
-# No file of the layer may name these.
+# No file of the layer may contain these paths.
 folders='/build /src/llvm /sysroot'
 tree=/build
 if [ "$ARCH" != "$machine" ]; then
@@ -52,7 +52,7 @@ fi
 configure() {
   to=$1 cpu=$2 with=$3
   shift 3
-  # A cached value would win over the same one from -C.
+  # A cached value would override the value from -C.
   rm -rf "$to/CMakeCache.txt" "$to"/CMakeFiles/[0-9]*
   # shellcheck disable=SC2086  # CMAKE_EXTRA is a list of options
   cmake -G Ninja -S /src/llvm/llvm -B "$to" \
@@ -67,8 +67,8 @@ configure() {
 }
 
 echo "@step configure"
-# Everything that shapes the configuration. A tree of another one is configured from the start; its objects come from ccache.
-# The file that names LLVM's version is elsewhere before LLVM 19; what is missing does not count.
+# The stamp holds every input of the configuration. A tree with another stamp is configured anew; ccache has its objects.
+# LLVM 18 and older keep the version in another file, so sha256sum may miss one of the files.
 stamp=$(
   printf '%s\n' "${INPUT_DIGEST:-}" "$PREFIX" "$ARCH" "$PROJECTS" "$COMPONENTS" "${PCH:-ON}" "${CMAKE_EXTRA:-}" \
     "${ROOTS:-}" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" "${NATIVE:-}"
@@ -80,11 +80,11 @@ if [ ! -f "$tree/build.ninja" ] || [ "$(cat "$tree/toolchain-stamp" 2>/dev/null)
   if [ "$tree" != /build ]; then
     mkdir -p "$tree"
     if [ -n "${NATIVE:-}" ]; then
-      # In the tree and with the options of a build for this machine, so that ccache knows their objects from one.
+      # The same tree and options as in a build for this machine let ccache find the objects of such a build.
       configure /build "$machine" "$flags"
       tools=
       for tool in $NATIVE; do
-        # An older LLVM has fewer of them, and clang's only with clang.
+        # Older LLVMs do not have all of these programs, and clang's exist only with clang.
         if ninja -C /build -t query "$tool" >/dev/null 2>&1; then tools="$tools $tool"; fi
       done
       # shellcheck disable=SC2086  # TOOLS is a list of targets
@@ -96,8 +96,8 @@ if [ ! -f "$tree/build.ninja" ] || [ "$(cat "$tree/toolchain-stamp" 2>/dev/null)
   fi
   configure "$tree" "$ARCH" "$flags" "$@"
   if [ -n "${ROOTS:-}" ]; then
-    # The packages that this configuration wrote know what each library links; the second one, which takes seconds,
-    # leaves out what nothing reaches.
+    # The CMake packages that the first configuration wrote name what each library links. The second configuration takes
+    # seconds and leaves out the libraries that no root needs.
     # shellcheck disable=SC2046  # the roots are words
     reached=$(
       python3 /recipe/llvm-config/closure.py "$tree" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" $(echo "$ROOTS" | tr ';' ' ')
@@ -126,8 +126,8 @@ echo "@step install"
 rm -rf /out
 if [ "$GOAL" = distribution ]; then
   DESTDIR=/out ninja -C "$tree" install-distribution-stripped
-  # CMake strips programs, not archives. What goes: names of local symbols and address-significance tables, which no
-  # link needs; every global symbol and every relocation stays.
+  # CMake strips programs but not archives. This removes the names of local symbols and the address-significance tables,
+  # because no link needs them. All global symbols and relocations stay.
   if command -v llvm-objcopy >/dev/null; then
     find "/out$PREFIX/lib" -name '*.a' -exec \
       llvm-objcopy --enable-deterministic-archives --strip-unneeded --remove-section=.llvm_addrsig --remove-section=.comment {} ';'
@@ -135,15 +135,15 @@ if [ "$GOAL" = distribution ]; then
   python3 /recipe/llvm-config/archive_index.py "/out$PREFIX/lib"
   # shellcheck disable=SC2086  # FOLDERS is a list
   if [ -d "/out$PREFIX/lib/cmake" ]; then python3 /recipe/llvm-config/packages.py "/out$PREFIX/lib/cmake" $folders; fi
-  # Generated definitions are what the libraries were compiled from; whoever includes them again defines it all twice.
-  # The headers for LLVM's own unit tests cannot be used without the libraries for them, which are not here.
+  # The libraries contain the generated definitions, so a consumer that included them would define everything twice.
+  # The headers for LLVM's unit tests need libraries that the layer does not have.
   if [ -d "/out$PREFIX/include" ]; then # a part of LLVM has none
     find "/out$PREFIX/include" \( -name '*.cpp.inc' -o -name IntrinsicImpl.inc \) -delete
     rm -rf "/out$PREFIX/include/llvm/Testing"
   fi
 else
   mkdir -p "/out$PREFIX/bin"
-  # This machine's own strip knows no other machine's programs.
+  # This machine's strip cannot read the programs of another machine.
   strip=
   if [ "$tree" != /build ]; then strip=--strip-program=llvm-strip; fi
   for tool in $GOAL; do install -s $strip -m 0755 "$tree/bin/$tool" "/out$PREFIX/bin/$tool"; done

@@ -1,4 +1,4 @@
-"""The calls of AITER: functions of `aiter.ops.triton`, with tensors in ordinary memory. calls.py beside it calls it."""
+"""Call functions of AITER (`aiter.ops.triton`) with tensors in host memory. calls.py uses this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEQUENCES = 4
 
 
 def prepare() -> None:
-    """Let AITER take tensors that are on no GPU."""
+    """Make AITER accept tensors in host memory."""
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=int(os.environ["CU_NUM"]))
     importlib.import_module("aiter.ops.triton")

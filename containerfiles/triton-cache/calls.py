@@ -1,23 +1,23 @@
-"""Calls the functions of a wheel as its users do, under a driver that stands for a GPU's: Triton fills its cache.
+"""Call functions of a wheel with a substitute for the GPU's driver, so that Triton compiles kernels into its cache.
 
-    calls.py GPU LDS MODULE [FILE]      LDS: bytes of local memory of a workgroup, which the driver answers
+    calls.py GPU LDS MODULE [FILE]      LDS: the bytes of local memory of a workgroup that the driver reports
 
-MODULE, a file beside this one or on the module path, has `call(row)`, which makes the tensors and calls; and may have
-`prepare()`, called once. `PACKAGE` is the wheel's top package. No GPU, no AMD driver and no ROCm are needed.
+MODULE is a file in this folder or on the module path. Its `call(row)` makes the tensors and calls the function, and its
+`prepare()`, if it exists, is called once. `PACKAGE` is the wheel's top package. No GPU, AMD driver or ROCm is needed.
 
-First line out: {"ready": true, "triton", "python", "triton_key": SHA-256 of Triton's own key, "mcv_key", "path": of
-Triton, "cache": path of its cache, "variables": {NAME: value of each that is set and counts in the keys of it}}.
-Then a row comes in as a JSON line, {"id", "calls": [{...}]}, or all of them from FILE, and an answer goes out:
-{"id", "status": "done"|"failed", "refused": bool, "reason", "seconds", "kernels": [{"name", "hash", "hit"}]}.
+The first line of the output is {"ready": true, "triton", "python", "triton_key": SHA-256 of Triton's own key,
+"mcv_key", "path": of Triton, "cache": path of its cache, "variables": {NAME: value of each that is set and counts in
+the keys of it}}. A row is a JSON line of the input or of FILE, {"id", "calls": [{...}]}. The answer to a row is {"id",
+"status": "done"|"failed", "refused": bool, "reason", "seconds", "kernels": [{"name", "hash", "hit"}]}.
 
-CALLS_LAUNCHES, a folder that the environment names, gets HASH.json for each kernel: {"source": its file in the package,
-"signature": [argument, type] in their order, "constexprs": {argument: value}}, by which it is launched without Triton.
+If the variable CALLS_LAUNCHES names a folder, it gets HASH.json for each kernel, with what a launch without Triton
+needs: {"source": its file in the package, "signature": [argument, type] in order, "constexprs": {argument: value}}.
 
-Each row is a process of its own, forked before any kernel: Triton's key of a kernel depends on which others came before
-it in the process, of those that share a function with it.
+Each row is handled by a process that is forked before any kernel is compiled, because Triton's key of a kernel depends
+on the kernels compiled before it in the process that share a function with it.
 
-"refused": the wheel's own Python raised it, before any kernel failed: it has no configuration for the GPU or the call.
-A module that cannot be imported is not a refusal: a package that the wheel needs is missing.
+"refused" means that the wheel's own Python raised the exception, because it has no configuration for the GPU or the
+call. An ImportError is not a refusal, because a package that the wheel needs is missing.
 """
 
 from __future__ import annotations
@@ -36,56 +36,56 @@ from typing import Any
 
 
 class Utils:
-    """What Triton asks a driver about the device."""
+    """The functions of a driver that describe the device."""
 
     def __init__(self, lds: int) -> None:
         self._lds = lds
 
     def get_device_properties(self, _: int) -> dict[str, int]:
-        """Of these, local memory decides whether a kernel is refused."""
+        """Return the properties of the device. Triton refuses a kernel that needs more local memory."""
         return {"max_shared_mem": self._lds, "multiprocessor_count": 1}
 
     def load_binary(self, *_: Any) -> tuple[Any, Any, int, int, int]:
-        """Module, function, registers, spills, threads of a workgroup."""
+        """Return module, function, number of registers, number of spills, and the largest number of threads."""
         return (None, None, 0, 0, 1024)
 
 
 class Driver:
-    """Stands for AMD's driver; launches nothing."""
+    """A substitute for AMD's driver that records launches and runs nothing."""
 
     def __init__(self, target: Any, lds: int, kernels: Kernels) -> None:
         self._target, self._kernels, self.utils = target, kernels, Utils(lds)
 
     def get_current_target(self) -> Any:
-        """The GPU."""
+        """Return the target of the GPU."""
         return self._target
 
     def get_current_device(self) -> int:
-        """Of one."""
+        """Return the index of the only device."""
         return 0
 
     def set_current_device(self, _: int) -> None:
-        """There is one."""
+        """Do nothing, because there is one device."""
 
     def get_current_stream(self, _: int) -> int:
-        """There is one."""
+        """Return the only stream."""
         return 0
 
     def get_active_torch_device(self) -> Any:
-        """The tensors are ordinary memory."""
+        """Return the CPU, because the tensors are in host memory."""
         return sys.modules["torch"].device("cpu")
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
-        """What would start a kernel."""
+        """Return a function that records the launch of a kernel."""
         if "CALLS_LAUNCHES" in os.environ:
             describe(src, Path(os.environ["CALLS_LAUNCHES"], f"{metadata.hash}.json"))
         return lambda *_: self._kernels.launched(src.name, metadata.hash)
 
 
 class Kernels:
-    """Those that were launched since the last look, and whether Triton found each in its cache.
+    """The kernels that were launched since the last `take`, and whether Triton found each in its cache.
 
-    Triton looks there once for each in a process, and tells a listener; later launches of the same take no look.
+    Triton reads its cache once for each kernel in a process and calls this listener; later launches do not read it.
     """
 
     def __init__(self) -> None:
@@ -96,17 +96,17 @@ class Kernels:
         self._hits[metadata["hash"]] = cache_hit
 
     def launched(self, name: str, hash_: str) -> None:
-        """Note a launch."""
+        """Record a launch."""
         self._rows.append({"name": name, "hash": hash_, "hit": self._hits[hash_]})
 
     def take(self) -> list[dict[str, Any]]:
-        """Since the last look."""
+        """Return the launches since the last call."""
         rows, self._rows = self._rows, []
         return rows
 
 
 def describe(src: Any, path: Path) -> None:
-    """Write what a launch needs to know."""
+    """Write what a launch without Triton needs."""
     names, (top, *below) = src.fn.arg_names, src.fn.fn.__module__.split(".")
     constants = {names[at[0]]: plain(value) for at, value in src.constants.items() if len(at) == 1}
     launch = {
@@ -120,7 +120,7 @@ def describe(src: Any, path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A constant as in JSON; a type or a function is its name."""
+    """Convert a constant to JSON; a type or a function becomes its name."""
     value = getattr(value, "value", value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -128,12 +128,12 @@ def plain(value: Any) -> Any:
 
 
 def about(triton: Any) -> dict[str, Any]:
-    """What Triton's cache depends on here besides the kernels."""
+    """Return the first line of the output: what Triton's cache keys depend on apart from the kernels."""
     try:
         key = importlib.import_module("triton.runtime.cache").triton_key()
-    except AttributeError:  # in 3.4 and before
+    except AttributeError:  # Triton 3.4 and older
         key = importlib.import_module("triton.compiler.compiler").triton_key()
-    # MCV looks for it in one place only.
+    # MCV reads the key from this module only.
     known = getattr(importlib.import_module("triton.compiler.compiler"), "triton_key", None)
     return {
         "ready": True,
@@ -148,7 +148,7 @@ def about(triton: Any) -> dict[str, Any]:
 
 
 def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
-    """Set the driver, before the wheel is imported; what is compiled from now on is noted."""
+    """Set the driver before the wheel is imported, and return the record of launches."""
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     lanes = 32 if int(gpu[3:-2]) >= 10 else 64
     kernels = Kernels()
@@ -159,7 +159,7 @@ def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
 
 
 def refused(error: BaseException, package: str) -> bool:
-    """Whether the wheel's own Python raised it: the innermost place is in its folder."""
+    """Return whether the innermost frame of the exception is in the wheel's package."""
     if isinstance(error, ImportError):
         return False
     module = sys.modules.get(package)
@@ -169,7 +169,7 @@ def refused(error: BaseException, package: str) -> bool:
 
 
 def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row; what one raises is an answer too."""
+    """Make the calls of a row and return the answer, also for an exception."""
     started = time.monotonic()
     said: dict[str, Any] = {"id": row["id"], "status": "done", "refused": False, "reason": ""}
     try:
@@ -183,7 +183,7 @@ def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """The answer of a process of its own."""
+    """Make the calls of a row in a forked process and return its answer."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -205,9 +205,9 @@ def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def main() -> None:
-    """Answer rows until there are no more."""
+    """Answer the rows of the input."""
     gpu, lds, name, *file = sys.argv[1:]
-    # What a wheel prints must not be taken for an answer.
+    # The output of a wheel goes to standard error, because standard output carries the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     triton = importlib.import_module("triton")

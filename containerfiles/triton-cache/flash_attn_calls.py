@@ -1,4 +1,4 @@
-"""The calls of flash-attn: its public functions, with tensors in ordinary memory. Called by calls.py beside it."""
+"""Call public functions of flash-attn with tensors in host memory. calls.py uses this module."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare() -> None:
-    """Let flash-attn take tensors that are on no GPU."""
+    """Make flash-attn accept tensors in host memory."""
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *_: (9, 4)
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1, major=9, minor=4)
     import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - it asks for the device
 
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
-        importlib.import_module(name)  # else the first call of each process that is forked does, for seconds
+        importlib.import_module(name)  # otherwise each forked process imports it, which takes seconds
 
-    # Its operators are made for "cuda" alone; a meta tensor would end in their shapes, before any kernel.
+    # The operators are registered for "cuda" only. With meta tensors they would return before they launch a kernel.
     for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
         operator.register_kernel("cpu")(operator._init_fn)
 

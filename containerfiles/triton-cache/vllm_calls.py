@@ -1,6 +1,6 @@
-"""The calls of vLLM: its attention by Triton, with tensors in ordinary memory. Called by calls.py beside it.
+"""Call vLLM's attention functions in Triton with tensors in host memory. calls.py uses this module.
 
-These modules of vLLM need little of what it requires. Others end at a package that is not in the image.
+These modules of vLLM need few of its requirements. Other modules import packages that the image does not have.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 PACKAGE = "vllm"
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SEGMENTS = 16  # of a split decode, as vLLM's backend has them where the GPU is not mostly idle
+_SEGMENTS = 16  # the number of segments in which vLLM's backend splits a decode on a busy GPU
 _SEQUENCES = 4
 
 
 def prepare() -> None:
-    """Let vLLM find a GPU of AMD: it asks AMD's library, Triton's drivers and PyTorch."""
+    """Make vLLM find a GPU of AMD through AMD's library, Triton's drivers and PyTorch."""
     from triton.backends import backends  # noqa: PLC0415 - after the driver is set
     from triton.runtime.driver import driver  # noqa: PLC0415
 
@@ -37,7 +37,7 @@ def prepare() -> None:
         amdsmi_get_gpu_asic_info=lambda _: {"target_graphics_version": gpu, "device_id": "0x0", "market_name": gpu},
     )
     sys.modules["amdsmi"] = library
-    if importlib.util.find_spec("regex") is None:  # asked for version numbers and GPU names, which `re` reads as well
+    if importlib.util.find_spec("regex") is None:  # vLLM reads only versions and names with it; `re` suffices
         sys.modules["regex"] = re
     for name, backend in backends.items():
         active = name == "amd"
@@ -61,7 +61,7 @@ def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, h
 
     queries, length = row["queries"], row["seq"]
     query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
-    # Keys and values are beside each other in vLLM's cache.
+    # vLLM's cache has the keys and values of a block next to each other.
     blocks = -(-length // row["block"])
     keys, values = torch.zeros(blocks, row["block"], of_keys, 2 * head, dtype=kind).split(head, dim=-1)
     scale = torch.ones(1).expand(_SEQUENCES, of_keys)

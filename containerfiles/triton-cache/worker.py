@@ -1,12 +1,12 @@
-"""The worker of a campaign of calls: tasks come in as those of aotriton/worker.py do; calls.py beside it makes them.
+"""Run calls of a wheel as tasks of a campaign, with the protocol of aotriton/worker.py. calls.py makes the calls.
 
-First line out: what calls.py says of Triton. A task is a JSON line, {"id", "source": the module of the calls, "target":
-GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}, and an answer goes out: {"id",
-"status": "done"|"failed", "reason", "seconds"} and when done "sha256", "size" and "bitcode", else "refused" as calls.py
-says it. Then `out` is a tar of what Triton's cache has of the kernels, and the JSON beside it names them.
-TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
+The first line of the output is that of calls.py. A task is a JSON line, {"id", "source": the module of the calls,
+"target": GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}. The answer is {"id",
+"status": "done"|"failed", "reason", "seconds"} with "sha256", "size" and "bitcode" when done, else with the "refused"
+of calls.py. `out` is then a tar of the kernels' entries in Triton's cache, and a JSON file of the same name lists the
+kernels. TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
 
-A wheel asks once which GPU there is, so calls.py runs for one GPU, and is started again for another.
+A wheel reads the GPU once, so calls.py runs for one GPU and is started again for another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALLS = Path(__file__).with_name("calls.py")
 
 
 class Caller:
-    """calls.py for a GPU and a module."""
+    """A process of calls.py for a GPU and a module."""
 
     def __init__(self, gpu: str, lds: int, module: str) -> None:
         self.serves = (gpu, lds, module)
@@ -38,7 +38,7 @@ class Caller:
         self.about = self._answer()
 
     def ask(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Have a row of calls made."""
+        """Send a row of calls and return the answer."""
         self._tasks.write(json.dumps(row) + "\n")
         self._tasks.flush()
         return self._answer()
@@ -51,18 +51,18 @@ class Caller:
         return answer
 
     def end(self) -> None:
-        """Wait for its end."""
+        """Close the input of the process and wait for its end."""
         self._tasks.close()
         self._process.wait()
 
 
 def entry_of(hash_: str) -> Path:
-    """The folder of a kernel in Triton's cache."""
+    """Return the folder of a kernel in Triton's cache."""
     return Path(os.environ["TRITON_CACHE_DIR"], base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("="))
 
 
 def packed(hashes: Sequence[str]) -> bytes:
-    """A tar of the entries of some kernels, and of how each is launched; the same bytes for the same files."""
+    """Return a reproducible tar of the cache entries of some kernels and of their launch files."""
     launches = Path(os.environ["CALLS_LAUNCHES"])
     files: dict[str, Path] = {}
     for hash_ in hashes:
@@ -80,7 +80,7 @@ def packed(hashes: Sequence[str]) -> bytes:
 
 
 def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]) -> dict[str, Any]:
-    """The JSON beside the tar: as beside a code object, of all kernels together; and which they are."""
+    """Return the content of the JSON file: the fields of a code object's JSON for all kernels, and their names."""
     rows = [json.loads((entry_of(hash_) / f"{name[:150]}.json").read_text(encoding="utf-8")) for name, hash_ in kernels]
     return {
         "compile_status": "Complete",
@@ -94,7 +94,7 @@ def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole, or not at all."""
+    """Write a file under a temporary name and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_bytes(content)
@@ -102,7 +102,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a task."""
+    """Carry out a task and return the answer."""
     made = caller.ask({"id": task["id"], "calls": json.loads(task["constexprs"]["calls"])})
     answer = {name: made.get(name) for name in ("id", "status", "reason")}
     answer["seconds"] = made.get("seconds", 0)
@@ -116,9 +116,10 @@ def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> 
 
 
 def main() -> None:
-    """Answer tasks until there are no more."""
+    """Answer the tasks of the input."""
     os.umask(0o022)
-    caller = Caller("gfx942", 1, "")  # whichever: it says what Triton this is, and imports no module before a row comes
+    # This process only reports the Triton, so the GPU does not matter. It would import its module with the first row.
+    caller = Caller("gfx942", 1, "")
     about = {name: value for name, value in caller.about.items() if name != "ready"}
     print(json.dumps(caller.about), flush=True)
     for line in sys.stdin:

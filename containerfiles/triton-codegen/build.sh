@@ -1,14 +1,14 @@
 #!/bin/sh
-# Builds the library with which Triton makes code for a GPU, against the old system in /sysroot. Called by the Containerfile
-# beside it; comes in by environment:
+# Builds the library by which Triton generates code for a GPU, against the old system in /sysroot. The Containerfile in this
+# folder runs it. It reads these environment variables:
 #   PREFIX     install prefix of the LLVM layer
-#   ARCH       amd64, arm64; what is not this machine is cross-compiled
+#   ARCH       amd64 or arm64; a library for another machine than this one is cross-compiled
 #   PROJECT    folder of the CMake project in Triton's tree
-#   LIBRARY    the file that it makes
-#   EXPORTS    version script that it writes into its build folder
-#   REVISION   `NAME=TEXT`: CMake's variable for the revision, and what the library answers
+#   LIBRARY    the name of the library
+#   EXPORTS    the version script that the project writes into its build folder
+#   REVISION   `NAME=TEXT`: CMake's variable for the revision, and the revision that the library reports
 #   JOBS
-# Reads /src/triton, /sysroot and /recipe, writes /out: the library, the version script and Triton's licence.
+# It reads /src/triton, /sysroot and /recipe, and writes /out: the library, the version script and Triton's licence.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -43,7 +43,7 @@ echo "@step configure"
 rm -rf /out /tmp/codegen
 mkdir -p /out
 flags="-ffile-prefix-map=/src/triton=. -ffile-prefix-map=/tmp/codegen=. -ffile-prefix-map=/sysroot="
-# The layer's archives were compiled with NDEBUG, and their headers have other types without it: Release.
+# Release defines NDEBUG, with which the layer's archives were compiled. Without it the headers declare other types.
 cmake -G Ninja -S "/src/triton/$PROJECT" -B /tmp/codegen -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_TOOLCHAIN_FILE=/recipe/containerfiles/triton-portable/toolchain.cmake ${cross:+-DTOOLCHAIN_ARCH="$cross"} \
   -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
@@ -51,7 +51,7 @@ cmake -G Ninja -S "/src/triton/$PROJECT" -B /tmp/codegen -DCMAKE_BUILD_TYPE=Rele
   -DLLVM_DIR="$PREFIX/lib/cmake/llvm" "-D$REVISION" -DCMAKE_INSTALL_PREFIX=/usr \
   -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
   -DCMAKE_SHARED_LINKER_FLAGS="-fuse-ld=lld -Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
-# An LLVM that the base has for itself must not have been found in place of the layer's.
+# CMake must have found the layer's LLVM and not one of the base.
 where=$(sed -n 's/^LLVM_DIR:[A-Z]*=//p' /tmp/codegen/CMakeCache.txt)
 case "$where" in
 "$PREFIX"/*) ;;

@@ -1,20 +1,20 @@
 #!/bin/sh
-# Builds Triton's wheels against the old system in /sysroot, on a portable LLVM layer. Called by the Containerfile beside
-# it; comes in by environment:
+# Builds Triton's wheels against the old system in /sysroot, on a portable LLVM layer. The Containerfile in this folder runs
+# it. It reads these environment variables:
 #   PREFIX     install prefix of the LLVM layer
-#   ARCH       amd64, arm64; what is not this machine is cross-compiled, and run by /emulator/emulator
-#   PYTHONS    versions as `3.11 3.13`: roots below /pythons
-#   DROP       files of the source that must not be built in, with `;` between
-#   REPLACE    `file=glob` with `;` between: the file of the source gives way to the base's, named by an absolute glob
+#   ARCH       amd64 or arm64; wheels for another machine than this one are cross-compiled and run by /emulator/emulator
+#   PYTHONS    versions as `3.11 3.13`: the roots below /pythons
+#   DROP       files of the source to leave out, separated by `;`
+#   REPLACE    `file=glob`, separated by `;`: a file of the base replaces the file of the source
 #   CMAKE_EXTRA  further options of CMake
-#   BINDINGS   pybind11 or nanobind: what the wheel binds C++ to Python by
+#   BINDINGS   pybind11 or nanobind, by which the wheel binds C++ to Python
 #   STABLE_ABI ON makes one wheel for Python 3.12 and all later ones
-#   LIT        ON runs upstream's own lit tests afterwards; what fails there is recorded and fails nothing
+#   LIT        ON runs upstream's lit tests afterwards; failures are recorded and do not fail the build
 #   JOBS, LINK_JOBS
-# Reads /src/triton, /wheels, /sysroot, /pythons, /codegen and /recipe, keeps its tree in /build, writes /out: wheel/,
-# auditwheel.txt, lit-VERSION.xml, and ninja-VERSION.log with the steps of each Python. In /codegen, where Triton makes code
-# for GPUs by LLVMs of their own: tree/ with those libraries at their places in Triton's tree, and `variables` with NAME=PATH
-# for each, below that tree.
+# It reads /src/triton, /wheels, /sysroot, /pythons, /codegen and /recipe, and keeps the build tree in /build. It writes /out:
+# wheel/, auditwheel.txt, lit-VERSION.xml, and ninja-VERSION.log with the steps of each Python. For a Triton that generates
+# code by separate LLVMs, /codegen has tree/ with these libraries at their paths in Triton's tree, and `variables` with
+# NAME=PATH for each, relative to that tree.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -47,11 +47,11 @@ if [ "${ARCH:-amd64}" != "$machine" ]; then
   export EMULATOR=/emulator/emulator
 fi
 
-setup= # the folder of setup.py, which prepare_setup finds
-# shellcheck disable=SC1091  # where the container has it
+setup= # prepare_setup sets it to the folder of setup.py
+# shellcheck disable=SC1091  # the path is that of the container
 . /recipe/containerfiles/triton/setup.sh
 echo "@step configure"
-# Without a digest the inputs of the tree are unknown.
+# Without a digest the inputs of an old tree are unknown, so it is not used.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp
   rm -rf /build/src /build/cmake /build/python
@@ -63,14 +63,14 @@ fi
 python3 -m venv --clear /build/venv
 /build/venv/bin/python -m pip install --quiet setuptools wheel "${BINDINGS:-pybind11}" auditwheel lit
 
-# The layer's programs are the other machine's, and the build runs this one.
+# The build runs mlir-tblgen, which is a program of the other machine.
 if [ -n "$cross" ] && [ -e "$PREFIX/bin/mlir-tblgen" ]; then
   mv "$PREFIX/bin/mlir-tblgen" "$PREFIX/bin/mlir-tblgen.bin"
   printf '#!/bin/sh\nexec %s -L /sysroot %s "$@"\n' "$EMULATOR" "$PREFIX/bin/mlir-tblgen.bin" >"$PREFIX/bin/mlir-tblgen"
   chmod 0755 "$PREFIX/bin/mlir-tblgen"
 fi
-# Triton names zlib when it links and uses nothing of it: an LLVM layer without zlib needs none. With no member in the
-# archive the wheel does not ask for libz either; importing it shows whether something was missing.
+# Triton links zlib and does not use it, and the LLVM layer does not need it. An empty archive satisfies the linker, and the
+# wheel does not need libz.so. Importing the wheel shows if a symbol is missing.
 mkdir -p /build/empty
 rm -f /build/empty/libz.a
 ar rcs /build/empty/libz.a
@@ -78,10 +78,10 @@ ar rcs /build/empty/libz.a
 export LLVM_SYSPATH="$PREFIX"
 export TRITON_BUILD_WITH_CCACHE=ON TRITON_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" MAX_JOBS="${JOBS:-$(nproc)}"
 export TRITON_BUILD_WITH_CLANG_LLD=1 TRITON_BUILD_DIR=/build/cmake
-# Mirrors of what upstream would download, and caches of it, have no say.
+# Variables for upstream's download mirrors and caches must not change the build.
 unset OAIARTIFACTS_BASE_URL TRITON_CACHE_DEPENDENCY_DOWNLOADS TRITON_LLVM_SYSTEM_SUFFIX TRITON_STABLE_ABI
 prepare_setup /build/venv/bin/python
-# Triton takes the libraries that are named so, and neither builds nor fetches any.
+# Triton uses the libraries in these variables and neither builds nor downloads them.
 if [ -f /codegen/variables ]; then
   while IFS='=' read -r name file; do
     if [ ! -f "/build/src/$file" ]; then
@@ -91,7 +91,7 @@ if [ -f /codegen/variables ]; then
     export "$name=/build/src/$file"
   done </codegen/variables
 fi
-# What this build wanted from elsewhere, a line each.
+# The file lists each attempt to download, a line for each.
 export TOOLCHAIN_REACHED=/build/reached PYTHONPATH=/recipe/containerfiles/triton-portable/offline
 refuse_reaching() {
   if [ -s "$TOOLCHAIN_REACHED" ]; then
@@ -99,13 +99,13 @@ refuse_reaching() {
     exit 48
   fi
 }
-# Deprecations come from LLVM's headers where LLVM is not exactly the pin; -Werror stays for everything else.
+# LLVM's headers may have deprecations if LLVM is not exactly the pin. -Werror remains for all other warnings.
 flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -ffile-prefix-map=/sysroot= \
   -Wno-error=deprecated-declarations"
 link="-fuse-ld=lld -L/build/empty -Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
-# Triton's own build type has assertions and debug information, and other layouts than the layer; the last -D wins.
-# The interpreter is the wheel's own, so that what CMake asks it is not answered by the base's. Old trees take their flags
-# of C++ from those of C, and Python's headers from PYTHON_INCLUDE_DIRS.
+# Triton's default build type has assertions and debug information, and other type layouts than the layer; the last -D wins.
+# CMake asks the Python of the wheel and not the base's. Old trees use the C flags for C++, and find Python's headers by
+# PYTHON_INCLUDE_DIRS.
 export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' '-DCMAKE_C_FLAGS=$flags' \
   -DTRITON_BUILD_UT=OFF -DPYTHON_INCLUDE_DIRS=/build/python/include \
   -DCMAKE_TOOLCHAIN_FILE=/recipe/containerfiles/triton-portable/toolchain.cmake ${cross:+-DTOOLCHAIN_ARCH=$cross} \
@@ -122,13 +122,13 @@ for version in $PYTHONS; do
     echo "toolchain: /pythons has no headers of Python $version" >&2
     exit 42
   fi
-  # Every version's headers are in one place in turn. The commands stay the same, so ninja compiles again what reads them,
-  # and nothing else; the copy's files are new, and ninja goes by that.
+  # The headers of each version are copied to the same folder in turn. The commands stay the same and the copies have new
+  # time stamps, so ninja compiles only the sources that include these headers again.
   if [ "$(cat /build/python/version 2>/dev/null)" != "$version" ]; then
     rm -rf /build/python
     mkdir -p /build/python/bin
     cp -r "$include/python$version" /build/python/include
-    # Debian's own file includes the one of the machine that compiles.
+    # Debian's pyconfig.h includes the file of the machine that compiles.
     if [ -e "$include/$triple/python$version/pyconfig.h" ]; then
       cp --remove-destination "$include/$triple/python$version/pyconfig.h" /build/python/include/pyconfig.h
     fi
@@ -136,14 +136,14 @@ for version in $PYTHONS; do
       >/build/python/bin/python3
     chmod 0755 /build/python/bin/python3
     printf '%s' "$version" >/build/python/version
-    # What CMake learned of the last interpreter.
+    # CMake's cache describes the previous interpreter.
     rm -rf /build/cmake/CMakeCache.txt /build/cmake/CMakeFiles/[0-9]*
   fi
   abi=cp$(echo "$version" | tr -d .)
   python_tag=$abi
   if [ "${STABLE_ABI:-}" = ON ] && [ "${version#*.}" -ge 12 ]; then
     python_tag=cp312 abi=abi3
-    # One is for all of them.
+    # One wheel serves all versions.
     if ls /out/wheel/*-cp312-abi3-*.whl >/dev/null 2>&1; then continue; fi
     export TRITON_STABLE_ABI=ON
   fi
@@ -160,7 +160,7 @@ for version in $PYTHONS; do
     exit $status
   }
   refuse_reaching
-  # An LLVM that the base has for itself must not have been found in place of the layer's.
+  # CMake must have found the layer's LLVM and not one of the base.
   for package in LLVM MLIR LLD; do
     where=$(sed -n "s/^${package}_DIR:[A-Z]*=//p" "$TRITON_BUILD_DIR/CMakeCache.txt")
     case "$where" in
@@ -172,7 +172,7 @@ for version in $PYTHONS; do
     esac
   done
   wheel=$(echo "/build/dist-$version"/*.whl)
-  # The platform tag is what auditwheel finds in the symbols.
+  # auditwheel derives the platform tag from the versions of the symbols.
   /build/venv/bin/python -m auditwheel show "$wheel" >"/build/auditwheel-$version.txt"
   tee -a /out/auditwheel.txt <"/build/auditwheel-$version.txt"
   tag=$(sed -n 's/.*platform tag: "\([a-z0-9_]*\)".*/\1/p' "/build/auditwheel-$version.txt" | tail -n 1)
@@ -180,16 +180,16 @@ for version in $PYTHONS; do
     echo "toolchain: auditwheel names no platform for $wheel" >&2
     exit 45
   fi
-  # The base's Python ran setup.py and put its own tag there.
+  # Replace the tag of the base's Python, which ran setup.py.
   named=$(/build/venv/bin/python -m wheel tags --remove --python-tag "$python_tag" --abi-tag "$abi" --platform-tag "$tag" "$wheel" |
     tail -n 1)
   cp "/build/dist-$version/$named" /out/wheel/
-  # The steps of this Python alone: what the log did not have before.
+  # Keep only the steps of this Python, which the log did not have before.
   grep -vxFf /build/ninja-before "$TRITON_BUILD_DIR/.ninja_log" >"/out/ninja-$version.log" || :
   if [ "${LIT:-ON}" = ON ] && [ -z "$cross" ] && [ ! -e /out/lit-done ]; then
     : >/out/lit-done
     echo "@step lit"
-    # A test that never ends (off its LLVM pin, Triton has some) is stopped after so many seconds of CPU time, and fails.
+    # Limit the CPU time of a test, because some tests do not end on an LLVM that is not the pin.
     (
       # shellcheck disable=SC3045  # not POSIX, but dash, bash and busybox all have it
       ulimit -t "${LIT_SECONDS:-120}"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the CPython of a root below /pythons: sh python.sh VERSION ARGUMENTS...
-# Its own loader and C library serve it, so that a base of any age runs it. EMULATOR is the path of a qemu-user where the
-# root is another machine's.
+# It uses the loader and the C library of the root, so it runs on a base of any age. EMULATOR is the path of a qemu-user, for
+# a root of another machine.
 set -eu
 version=$1
 shift

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Builds Triton's wheel inside base + LLVM layer. Called by the Containerfile beside it; comes in by environment:
+# Builds Triton's wheel on the base and the LLVM layer. The Containerfile in this folder runs it. It reads these variables:
 #   PREFIX     install prefix of the LLVM layer
-#   PYTHONS    versions as 3.13, with spaces between; empty for the base's own
-#   DROP       files of the source that must not be built in, with `;` between
-#   REPLACE    `file=glob` with `;` between: the file of the source gives way to the base's, named by an absolute glob
+#   PYTHONS    versions as 3.13, separated by spaces; empty for the base's own
+#   DROP       files of the source to leave out, separated by `;`
+#   REPLACE    `file=glob`, separated by `;`: a file of the base replaces the file of the source
 #   CXXFLAGS   further flags of the C++ compiler
-#   LIT        ON runs upstream's own lit tests afterwards; what fails there is recorded and fails nothing
+#   LIT        ON runs upstream's lit tests afterwards; failures are recorded and do not fail the build
 #   JOBS, LINK_JOBS
-# Reads /src/triton, /wheels and /recipe, keeps its tree in /build, writes /out: wheel/, auditwheel.txt, lit-*.xml,
-# ninja-*.log, and in python the version of the base's own.
+# It reads /src/triton, /wheels and /recipe, keeps the build tree in /build, and writes /out: wheel/, auditwheel.txt,
+# lit-*.xml, ninja-*.log, and `python` with the version of the base's Python.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -18,11 +18,11 @@ export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
 mkdir -p "$HOME"
 
-setup= # the folder of setup.py, which prepare_setup finds
-# shellcheck disable=SC1091  # where the container has it
+setup= # prepare_setup sets it to the folder of setup.py
+# shellcheck disable=SC1091  # the path is that of the container
 . /recipe/containerfiles/triton/setup.sh
 echo "@step configure"
-# Without a digest the inputs of the tree are unknown.
+# Without a digest the inputs of an old tree are unknown, so it is not used.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp
   rm -rf /build/src /build/cmake-*
@@ -38,7 +38,7 @@ fi
 
 export LLVM_SYSPATH="$PREFIX"
 export TRITON_BUILD_WITH_CCACHE=ON TRITON_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" MAX_JOBS="${JOBS:-$(nproc)}"
-# Deprecations come from LLVM's headers where LLVM is not exactly the pin; -Werror stays for everything else.
+# LLVM's headers may have deprecations if LLVM is not exactly the pin. -Werror remains for all other warnings.
 flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -Wno-error=deprecated-declarations ${CXXFLAGS:-}"
 link="${linker}-Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
 
@@ -65,8 +65,7 @@ for version in ${PYTHONS:-$own}; do
   "$venv/bin/python" -m pip install --quiet setuptools wheel pybind11 auditwheel lit
   export TRITON_BUILD_DIR="/build/cmake-$version"
   prepare_setup "$venv/bin/python"
-  # Triton's own build type has assertions and debug information; the last -D wins. Old trees take their flags of C++ from
-  # those of C.
+  # Triton's default build type has assertions and debug information; the last -D wins. Old trees use the C flags for C++.
   export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' '-DCMAKE_C_FLAGS=$flags' \
     -DTRITON_BUILD_UT=OFF \
     -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld \
@@ -77,7 +76,7 @@ for version in ${PYTHONS:-$own}; do
     cd "$setup"
     PATH="/build/tools:$venv/bin:$PATH" "$venv/bin/python" setup.py bdist_wheel --dist-dir "/build/dist-$version"
   )
-  # An LLVM that the base has for itself must not have been found in place of the layer's.
+  # CMake must have found the layer's LLVM and not one of the base.
   for package in LLVM MLIR LLD; do
     where=$(sed -n "s/^${package}_DIR:[A-Z]*=//p" "$TRITON_BUILD_DIR/CMakeCache.txt")
     case "$where" in
@@ -89,7 +88,7 @@ for version in ${PYTHONS:-$own}; do
     esac
   done
   wheel=$(echo "/build/dist-$version"/*.whl)
-  # The platform tag is what auditwheel finds in the symbols, which is limited by the base's C library.
+  # auditwheel derives the platform tag from the versions of the symbols, which the base's C library limits.
   "$venv/bin/python" -m auditwheel show "$wheel" >"/build/auditwheel-$version.txt"
   tee -a /out/auditwheel.txt <"/build/auditwheel-$version.txt"
   tag=$(sed -n 's/.*platform tag: "\([a-z0-9_]*\)".*/\1/p' "/build/auditwheel-$version.txt" | tail -n 1)
@@ -102,7 +101,7 @@ for version in ${PYTHONS:-$own}; do
   cp "$TRITON_BUILD_DIR/.ninja_log" "/out/ninja-$version.log"
   if [ "${LIT:-ON}" = ON ]; then
     echo "@step lit"
-    # A test that never ends (off its LLVM pin, Triton has some) is stopped after so many seconds of CPU time, and fails.
+    # Limit the CPU time of a test, because some tests do not end on an LLVM that is not the pin.
     (
       # shellcheck disable=SC3045  # not POSIX, but dash, bash and busybox all have it
       ulimit -t "${LIT_SECONDS:-120}"

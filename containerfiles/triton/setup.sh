@@ -1,9 +1,9 @@
 # shellcheck shell=sh
-# How a tree of Triton is built, asked of the tree itself. Sourced by the build.sh beside it and by triton-portable's.
-# What both set: PREFIX, DROP, REPLACE, and TRITON_APPEND_CMAKE_ARGS before setup.py runs.
+# Functions that prepare a build by Triton's setup.py. The build.sh of triton and of triton-portable source this file. Both
+# set PREFIX, DROP and REPLACE, and set TRITON_APPEND_CMAKE_ARGS before they run setup.py.
 
-# Copies the source to /build/src: Triton's build writes links and generated files beside its sources. Times are kept, and
-# with them ninja's idea of what is done. DROP and REPLACE are applied to the copy.
+# lay_source: copy the source to /build/src, because Triton's build writes links and generated files into it, and apply DROP
+# and REPLACE to the copy. The copy keeps time stamps, so ninja does not compile everything again.
 lay_source() {
   cp -a /src/triton /build/src
   (
@@ -24,14 +24,14 @@ lay_source() {
       echo "replaced $file by the base's $found"
     done
   )
-  # googletest is cloned for the unit tests. Before TRITON_BUILD_UT nothing else leaves them out.
+  # The unit tests would clone googletest. Trees without TRITON_BUILD_UT have no option to leave them out.
   if [ -f /build/src/unittest/CMakeLists.txt ] && ! grep -q TRITON_BUILD_UT /build/src/CMakeLists.txt; then
     : >/build/src/unittest/CMakeLists.txt
   fi
 }
 
-# prepare_setup PYTHON: sets `setup` to the folder of setup.py, and what that setup.py reads so that it downloads nothing
-# and builds in TRITON_BUILD_DIR. PYTHON runs setup.py.
+# prepare_setup PYTHON: set `setup` to the folder of setup.py, and set variables by which this setup.py downloads nothing and
+# builds in TRITON_BUILD_DIR. PYTHON runs setup.py.
 prepare_setup() {
   setup=
   for folder in /build/src/python /build/src; do
@@ -43,11 +43,11 @@ prepare_setup() {
   fi
   export TRITON_OFFLINE_BUILD=1 TRITON_BUILD_PROTON=OFF TRITON_HOME=/build/home
   mkdir -p /build/empty/include /build/tools
-  # Only the profiler reads it, and that is off; newer trees insist on it nevertheless.
+  # Only the profiler uses JSON_SYSPATH, and it is switched off, but newer trees require the variable.
   export JSON_SYSPATH=/build/empty
   if ! knows TRITON_OFFLINE_BUILD; then
-    # A variable that is set, to whatever, suppresses the download of the program or headers that it names.
-    # shellcheck disable=SC2013  # words of letters
+    # Any value of such a variable suppresses the download of the program or headers that it names.
+    # shellcheck disable=SC2013  # names without blanks
     for name in $(grep -o 'TRITON_[A-Z0-9_]*_PATH' "$setup/setup.py" | sort -u); do
       export "$name=/build/empty"
     done
@@ -63,20 +63,20 @@ print(f"cmake.{sysconfig.get_platform()}-{sys.implementation.name}-{sysconfig.ge
     rm -rf "$build_link"
     ln -s "$TRITON_BUILD_DIR" "$build_link"
   fi
-  # In 2024 setup.py lists the profiler as a package whether it is built or not.
+  # The setup.py of 2024 lists the profiler as a package also if it is not built.
   if grep -q '"triton/profiler"' "$setup/setup.py"; then mkdir -p "$setup/triton/profiler"; fi
   rm -f /build/tools/cmake
   if ! knows TRITON_APPEND_CMAKE_ARGS; then
-    # Configuring is the one call whose first word is not an option.
+    # Only the call that configures has a first argument that is not an option.
     real=$(command -v cmake)
-    # shellcheck disable=SC2016  # for the program that is written
+    # shellcheck disable=SC2016  # the text of a script
     printf '#!/bin/sh\ncase ${1:-} in -*) ;; *) eval "set -- \\"\\$@\\" $TRITON_APPEND_CMAKE_ARGS" ;; esac\nexec %s "$@"\n' \
       "$real" >/build/tools/cmake
     chmod 0755 /build/tools/cmake
   fi
 }
 
-# knows WORD: whether the tree's build files read a setting.
+# knows WORD: test whether the tree's build files contain a word.
 knows() {
   for file in "$setup/setup.py" /build/src/python/build_helpers.py; do
     if [ -f "$file" ] && grep -q "$1" "$file"; then return 0; fi

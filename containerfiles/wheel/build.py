@@ -1,12 +1,12 @@
-"""Builds the wheel that /row/row.json names from /src/project, inside base, PyTorch and Triton. Called by the
-Containerfile beside it.
+"""Build the wheel of /row/row.json from /src/project on base, PyTorch and Triton. The Containerfile runs this program.
 
-Reads /wheels, which has what the build imports, and /recipe. Writes /out: wheel/, and result.json with
+It reads /wheels, which has the packages that the build imports, and /recipe. It writes /out: wheel/, and result.json
+with
 
     torch      version
-    triton     files and digest of the Triton, which are the same before and after
-    network    [file:line, address] of each attempt of a Python process to reach out
-    failed     [kind, what, why] where the wheel cannot be built for a reason that is known; else it is not there
+    triton     number of files and digest of the Triton, which the build must not change
+    network    [file:line, address] of each attempt of a Python process to open a connection
+    failed     [kind, what, why] if the wheel cannot be built for a known reason; otherwise missing
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAIL = 30
 
 
 def main() -> None:
-    """Build it."""
+    """Build the wheel."""
     os.umask(0o022)
     row = json.loads(Path("/row/row.json").read_text(encoding="utf-8"))
     (OUT / "wheel").mkdir(parents=True)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def edited(row: dict[str, Any]) -> Path:
-    """A copy of the source, with the edits of the row, without what it drops."""
+    """Copy the source without the files in `drop`, apply the edits of the row, and return the copy."""
     src, drop = BUILD / "src", {os.fspath(SOURCE / name) for name in row["drop"]}
     shutil.copytree(
         SOURCE, src, symlinks=True, ignore=lambda at, names: [name for name in names if f"{at}/{name}" in drop]
@@ -98,7 +98,7 @@ def edited(row: dict[str, Any]) -> Path:
 
 
 def tree(top: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder by its path; of a link, of where it leads."""
+    """Return the SHA-256 of each file below a folder by its path; for a link, that of its target path."""
     files = (path for path in top.rglob("*") if path.is_symlink() or path.is_file())
     return {
         path.relative_to(top).as_posix(): digest(bytes(path.readlink()) if path.is_symlink() else path.read_bytes())
@@ -107,12 +107,12 @@ def tree(top: Path) -> dict[str, str]:
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 in hex."""
+    """Return the SHA-256 in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
 def run(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> subprocess.CompletedProcess[str]:
-    """Run a program, both its streams in one."""
+    """Run a program with standard error redirected to standard output."""
     return subprocess.run(
         words,
         env=env,
@@ -126,7 +126,7 @@ def run(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> subprocess.
 
 
 def step(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> None:
-    """Run a program that must succeed."""
+    """Run a program and exit if it fails."""
     done = run(words, env, cwd)
     print(done.stdout, flush=True)
     if done.returncode != 0:
@@ -134,25 +134,25 @@ def step(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> None:
 
 
 def tail(text: str) -> str:
-    """The last lines."""
+    """Return the last 30 lines."""
     return "\n".join(text.strip().splitlines()[-TAIL:])
 
 
 def reached() -> list[list[str]]:
-    """Each place in a program and the address that it asked for, once."""
+    """Return each recorded place and address once."""
     rows = REACHED.read_text(encoding="utf-8").splitlines() if REACHED.is_file() else []
     return [json.loads(text) for text in dict.fromkeys(rows)]
 
 
 def fail(kind: str, what: str, why: str) -> NoReturn:
-    """End with a reason that is known."""
+    """Write the result with a known reason and exit."""
     RESULT["failed"] = [kind, what, why]
     print(f"{what}: {why}", flush=True)
     end()
 
 
 def end() -> NoReturn:
-    """Write what there is to say."""
+    """Write the result and exit with 0."""
     (OUT / "result.json").write_text(json.dumps(RESULT, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print("@step done", flush=True)
     sys.exit(0)

@@ -1,6 +1,6 @@
-"""Imports modules, and says which do: `imports.py MODULE... -- PACKAGE...`.
+"""Import modules and print which imports succeed: `imports.py MODULE... -- PACKAGE...`.
 
-Of a package behind `--` every module is tried. Prints one line of JSON: {"imported": [name], "failed": {name: reason}}.
+The program also imports every module of each PACKAGE. It prints {"imported": [name], "failed": {name: reason}}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 
 def main() -> None:
-    """Try them."""
+    """Import the modules and print the result."""
     at = sys.argv.index("--")
     names, packages = sys.argv[1:at], sys.argv[at + 1 :]
     imported, failed = [], {}
@@ -31,11 +31,11 @@ def main() -> None:
 
 
 def modules(package: str) -> Iterator[str]:
-    """The names of a package's modules, without importing more than the packages that hold them."""
+    """Yield the names of a package's modules. Only packages are imported for this."""
     yield package
     try:
         folder = importlib.import_module(package).__path__
-    except BaseException:  # noqa: BLE001 - it is tried, and told, by its name
+    except BaseException:  # noqa: BLE001 - main imports it by its name and reports the error
         return
     for module in pkgutil.iter_modules(folder, f"{package}."):
         if module.ispkg:

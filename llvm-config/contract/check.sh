@@ -1,26 +1,26 @@
 #!/bin/sh
-# Whether the LLVM below PREFIX holds what a Triton needs of it. Runs in a fresh container of base + layer:
+# Checks that the LLVM below PREFIX has what a Triton needs. Run it in a fresh container of base and layer:
 #
 #   LIBRARIES="MLIRIR;LLVMPasses;..." LLD=ON CLANG=OFF sh check.sh [--quick] [--until NAME] PREFIX
 #
-#   LIBRARIES  the CMake targets this Triton names, joined by ;
-#   LLD        ON: it links through lld's libraries           (default OFF)
-#   FILECHECK  ON: its wheel holds FileCheck                  (default ON)
-#   CLANG      ON: it compiles device code by clang++         (default OFF)
+#   LIBRARIES  the CMake targets that this Triton names, joined by ;
+#   LLD        ON: Triton links through lld's libraries       (default OFF)
+#   FILECHECK  ON: Triton's wheel holds FileCheck             (default ON)
+#   CLANG      ON: Triton compiles device code by clang++     (default OFF)
 #   DYLIB      allow: a dynamic libLLVM is not a failure      (only to try this script on a distribution's LLVM)
-#   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm:/sysroot, where build.sh builds)
-#   PART       tablegen, mlir-tblgen, support: the layer is this part alone, and only what that can do is checked; codegen: it is an
-#              LLVM of one GPU without MLIR
-#   SYSTEM     the oldest system that may link the layer, as a folder: what the archives leave undefined must be in its
-#              C and C++ libraries or in the layer          (default: not looked at; / for the system it runs in)
-#   CROSS      the architecture the layer is for, if it is not this machine's: then /sysroot holds that system,
-#              programs are built against it by clang and lld, and
-#   EMULATOR   runs them: a command line without blanks in its words
-#   LINKER     bfd, lld: what links the programs             (default: lld where it is)
-#   JOBS       compile jobs                                   (default: as many as there are processors)
+#   FORBIDDEN  folders that no file may contain, joined by :  (default /build:/src/llvm:/sysroot, where build.sh builds)
+#   PART       tablegen, mlir-tblgen, support: the layer is only this part of LLVM, and only this part is checked; codegen: it
+#              is an LLVM of one GPU without MLIR
+#   SYSTEM     the folder of the oldest system that may link the layer: symbols that the archives leave undefined must be in
+#              its C and C++ libraries or in the layer      (default: not checked; / for the system it runs in)
+#   CROSS      the architecture of the layer, if it is not that of this machine: programs are built against the system in
+#              /sysroot by clang and lld, and run by
+#   EMULATOR   a command line without blanks in its words
+#   LINKER     bfd or lld, which links the programs           (default: lld if it exists)
+#   JOBS       the number of compile jobs                     (default: the number of processors)
 #
-# For each check one line on standard output, `@contract NAME ok|fail DETAIL`; logs of failures on standard error.
-# The cheap checks come first; --quick ends at the first failure, --until NAME after that check. Exit code 1: one failed.
+# The script prints a line `@contract NAME ok|fail DETAIL` for each check, and logs of failures on standard error. Cheap checks
+# come first; --quick ends at the first failure, --until NAME after this check. The exit code is 1 if a check failed.
 set -u
 LC_ALL=C
 export LC_ALL
@@ -56,7 +56,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
 failed=' '
 
-# check NAME AFTER FUNCTION: run FUNCTION, unless the check AFTER (or -) failed. It leaves one line in `detail`.
+# check NAME AFTER FUNCTION: run FUNCTION, which sets `detail` to a line of text, unless the check AFTER failed (- for none).
 check() {
   detail=''
   case $failed in
@@ -82,11 +82,11 @@ finish() {
   exit 1
 }
 
-# emulated PROGRAM ARGUMENT...: run a program of the layer's machine.
+# emulated PROGRAM ARGUMENT...: run a program for the layer's architecture.
 # shellcheck disable=SC2086  # EMULATOR is a command line
 emulated() { $EMULATOR "$@"; }
 
-# Every named library is an archive with members of its own; a thin one would point back into the build folder.
+# Every named library must be an archive with members. A thin archive would refer to the build folder.
 libraries() {
   missing='' hollow='' count=0
   rest="$libraries;"
@@ -134,7 +134,7 @@ mlir_tblgen() {
   detail="$tool does not run"
   emulated "$tool" --version || return 1
   if [ "$PART" = tablegen ] || [ "$PART" = mlir-tblgen ]; then
-    # MLIR's own rules are not part of that layer.
+    # The layer does not have MLIR's own table definitions.
     detail="it does not print a record"
     prints_record || return 1
     detail="prints a record"
@@ -166,14 +166,14 @@ clang() {
   detail="$tool does not run"
   emulated "$tool" --version || return 1
   detail="it does not compile device code to LLVM IR"
-  # Without CUDA the driver leaves the PTX version at one that is too old for sm_90.
+  # Without CUDA, clang's driver chooses a PTX version that is too old for sm_90.
   emulated "$tool" --target=nvptx64-nvidia-cuda -march=sm_90 -Xclang -target-feature -Xclang +ptx80 \
     -nostdlibinc -ffreestanding -O1 -S -emit-llvm "$here/device.cpp" -o "$work/device.ll" || return 1
   grep -q 'target triple = "nvptx64' "$work/device.ll" && grep -q '@contract_sum' "$work/device.ll" || return 1
   detail="device code to LLVM IR"
 }
 
-# A folder is named where it stands alone or begins a path; `utils/build/` in a comment is something else.
+# A file contains a folder if its path stands alone or begins a path; `utils/build/` in a comment does not count.
 paths() {
   alternatives=$(printf %s "$FORBIDDEN" | sed 's/[][\\.*^$+?(){}|]/\\&/g; s/:/|/g')
   grep -rlaE "(^|[^A-Za-z0-9_./>})-])($alternatives)([^A-Za-z0-9_.-]|\$)" "$prefix" >"$work/named"
@@ -187,7 +187,7 @@ paths() {
   esac
 }
 
-# symbols.sh says what is wanting, by library.
+# symbols.sh prints the missing symbols of each library.
 symbols() {
   if sh "$here/symbols.sh" "$prefix" "$SYSTEM" >"$work/wanting"; then
     detail="$(cat "$work/wanting"), all in the layer or in the oldest system's"
@@ -199,7 +199,7 @@ symbols() {
   return 1
 }
 
-# Whoever compiles against the layer without NDEBUG sees other types than the archives have.
+# A consumer that compiles without NDEBUG sees other types than the archives have. The CMake package must warn about it.
 layouts() {
   find_compiler
   set -- "${CXX:-c++}"
@@ -219,7 +219,7 @@ layouts() {
   grep -q . "$work/layouts-DNDEBUG"
 }
 
-# An unrelated LLVM is first in CMake's search path and must not be looked into.
+# CMake's search path begins with another LLVM, which must not be used.
 configure() {
   for package in MLIR LLVM LLD; do
     folder="$work/other/lib/cmake/$(echo "$package" | tr '[:upper:]' '[:lower:]')"
@@ -238,7 +238,7 @@ configure() {
 
 build_use() { cmake --build "$work/tree" -j "$jobs" --target contract-use && detail="compiles and links"; }
 
-# What GNU ld has linked does the same as what lld has.
+# The program must do the same when GNU ld links it.
 gnu_ld() {
   if [ -n "$CROSS" ] || ! command -v ld.bfd >/dev/null; then
     detail="not asked for: the base has none for this architecture"
@@ -252,7 +252,7 @@ gnu_ld() {
     detail="links by the archives' indexes"
 }
 
-# Each header must be complete by itself: what it includes is there too.
+# Each header must compile by itself, so everything that it includes must be in the layer.
 headers() {
   find_compiler
   set -- "${CXX:-c++}"
@@ -281,7 +281,7 @@ find_compiler() {
   fi
 }
 
-# tree FOLDER OPTION...: configure a project of this folder for the layer's machine
+# tree FOLDER OPTION...: configure the project in FOLDER for the layer's architecture
 tree() {
   find_compiler
   generator='Unix Makefiles'
@@ -307,10 +307,10 @@ use() {
   emulated "$work/tree/contract-use" "$work/made" && detail="MLIR to LLVM IR to code"
 }
 
-# bytes FILE OFFSET COUNT: as decimal numbers
+# bytes FILE OFFSET COUNT: print bytes as decimal numbers
 bytes() { od -An -v -tu1 -j "$2" -N "$3" "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
 
-# elf FILE TYPE: an AMDGPU ELF (machine 224) of e_type TYPE whose flags name gfx942 (0x4c)
+# elf FILE TYPE: test that FILE is an AMDGPU ELF (machine 224) of e_type TYPE with the flags of gfx942 (0x4c)
 elf() {
   detail="$(basename "$1"): magic $(bytes "$1" 0 4), type $(bytes "$1" 16 2), machine $(bytes "$1" 18 2)"
   detail="$detail, processor $(bytes "$1" 48 1), $(wc -c <"$1") bytes"

@@ -1,5 +1,5 @@
-// Compiled by the layer's clang++ to LLVM IR for a GPU, as Triton does with its sanitizer's runtime: freestanding, so
-// that the compiler's own headers are all it has.
+// The layer's clang++ compiles this file to LLVM IR for a GPU, as Triton compiles its sanitizer's runtime. It is freestanding,
+// so it includes only headers of the compiler.
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-// A dialect of our own: what mlir-tblgen must turn into C++ with nothing but the layer's includes.
+// A dialect that mlir-tblgen must translate to C++ with the layer's includes only.
 include "mlir/IR/OpBase.td"
 include "mlir/Interfaces/SideEffectInterfaces.td"
 

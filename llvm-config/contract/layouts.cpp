@@ -1,8 +1,8 @@
-// One array for each type whose members LLVM's headers gate on NDEBUG, as large as the type. check.sh compiles this with
-// NDEBUG and without, and reads the arrays' sizes.
+// Defines an array of the size of each type whose members depend on NDEBUG in LLVM's headers. check.sh compiles this file with
+// and without NDEBUG and compares the sizes of the arrays.
 #include "llvm/Config/llvm-config.h"
 #include "llvm/MC/MCSchedule.h"
-// These need generated headers, which a part of LLVM may lack.
+// These headers include generated headers, which a layer with a part of LLVM may lack.
 #if LLVM_VERSION_MAJOR >= 22 && __has_include("llvm/IR/Attributes.inc")
 #define WITH_IR
 #include "llvm/SandboxIR/Value.h"

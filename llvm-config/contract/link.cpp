@@ -1,6 +1,5 @@
-// Linked with every library that a Triton version names, whole. That it starts and ends proves that nothing is missing
-// in them and that no option or pass is registered twice; each entry point below makes its library's emptiness an
-// error of the linker too.
+// Linked with all members of every library that a Triton version names. If it starts and ends, no symbol is missing in the
+// libraries and no option or pass is registered twice. The calls below make the linker fail if one of the libraries is empty.
 
 #ifdef CONTRACT_DIALECTS
 #include "mlir/InitAllDialects.h"
@@ -29,7 +28,7 @@ using Entry = void (*)();
 
 template <typename Function> Entry entry(Function *function) { return reinterpret_cast<Entry>(function); }
 
-// Overloads were added over time; these have been there throughout.
+// These overloads exist in all versions.
 using OptMain = mlir::LogicalResult(int, char **, llvm::StringRef, mlir::DialectRegistry &);
 using ReduceMain = mlir::LogicalResult(int, char **, mlir::MLIRContext &);
 using LspMain = mlir::LogicalResult(int, char **, mlir::DialectRegistry &);
@@ -56,7 +55,7 @@ int main() {
   mlir::registerAllPasses();
 #endif
 #ifdef CONTRACT_HOST
-  // A Triton that names the host's code generator initialises all that the layer has, so it may have no further one.
+  // A Triton that names the host's code generator initialises all code generators, so the layer must not have another one.
   LLVMInitializeAllTargetInfos();
   LLVMInitializeAllTargets();
   LLVMInitializeAllTargetMCs();

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Asks of a configured LLVM, in a minute and before anything is compiled, what the contract check will ask of its CMake
-# packages in the end: whether they name folders of the build, whether every library that the check and its consumer link is
-# there, and whether the check's own link lines name no other. Run by containerfiles/llvm/build.sh:
+# Checks the CMake packages of a configured LLVM in a minute, before anything is compiled: they must not contain folders of
+# the build, they must have every library that the contract check and its consumer link, and the link lines of the check must
+# not name another library. containerfiles/llvm/build.sh runs it:
 #
 #   LIBRARIES="MLIRIR;..." LLD=ON FORBIDDEN="/build /src/llvm" [CROSS=arm64] rehearse.sh TREE PREFIX
 #
-# Installs the packages of the build tree TREE into a folder of it, with empty files for what they name.
+# The script installs the packages of the build tree TREE into a folder, with empty files in place of the libraries.
 set -eu
 tree=$1 prefix=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -37,16 +37,16 @@ cmake -G Ninja -S "$here" -B "$work/tree" -DCONTRACT_PREFIX="$work/root$prefix" 
   echo "toolchain: the contract check would not configure against this LLVM; the reason is above" >&2
   exit 1
 }
-# An imported library is linked as a file; a name alone is one that the packages know but do not hold.
+# An imported library is linked as a file. A plain name in a link line is a library that the packages do not have.
 loose=$(grep -o -e ' -l\(LLVM\|MLIR\|lld\)[A-Za-z0-9]*' "$work/tree/build.ninja" | sort -u | tr -d '\n' || :)
 if [ -n "$loose" ]; then
   echo "toolchain: the contract check would link what this layer does not hold:$loose" >&2
   exit 1
 fi
-# The check's program uses C++ functions that MLIR renames. Its syntax is checked as soon as the generated headers exist,
-# because a function that is missing would otherwise show after hours.
+# The program of the contract check uses C++ functions that MLIR may rename. Check its syntax as soon as the generated headers
+# exist, because otherwise a missing function would be found hours later.
 source=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$tree/CMakeCache.txt" 2>/dev/null || :)
-# MLIR names the targets of its generated headers ...IncGen, and not all of them are below `mlir-headers` in every release.
+# MLIR's targets for generated headers end with IncGen. `mlir-headers` does not depend on all of them in every release.
 headers=$(ninja -C "$tree" -t targets all 2>/dev/null | sed -n 's/^\([A-Za-z0-9_]*IncGen\|mlir-headers\): phony$/\1/p' | grep -v Test || :)
 if [ -n "$headers" ] && [ -d "$source/../mlir/include" ]; then
   for target in intrinsics_gen omp_gen acc_gen target_parser_gen vt_gen; do
@@ -59,7 +59,7 @@ if [ -n "$headers" ] && [ -d "$source/../mlir/include" ]; then
   "${cxx:-c++}" -std=c++17 -fno-rtti -fsyntax-only -w -D__STDC_CONSTANT_MACROS -D__STDC_FORMAT_MACROS -D__STDC_LIMIT_MACROS \
     $lld -I"$source/include" -I"$source/../mlir/include" -I"$source/../lld/include" -I"$tree/include" \
     -I"$tree/tools/mlir/include" "$here/use.cpp" >"$work.log" 2>&1 || {
-    # A generated header that no target here makes is no fault of the layer; then the contract check itself decides.
+    # No target makes this generated header, so the contract check decides later whether it is needed.
     if grep -q -e "'[^']*\.inc' file not found" "$work.log"; then
       grep -m 1 -e error: "$work.log" >&2
       echo "toolchain: the contract check's program is not checked before the build, because that header is not made yet" >&2

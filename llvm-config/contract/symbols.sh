@@ -1,11 +1,11 @@
 #!/bin/sh
-# Whether all that the archives and programs below PREFIX leave undefined is in the layer itself or in a system's C and
-# C++ libraries: then what is as new as that system links and runs them.
+# Checks that every symbol which archives and programs below PREFIX leave undefined is in the layer or in the C and C++
+# libraries of a system. The layer then links and runs on this system and on newer ones.
 #
-#   sh symbols.sh PREFIX SYSTEM     SYSTEM: the folder that holds the system; / for this one
+#   sh symbols.sh PREFIX SYSTEM     SYSTEM: the folder of the system; / for the running one
 #
-# Prints `COUNT symbols of COUNT libraries and programs, all in PREFIX or SYSTEM`; or, for each library or program that
-# names something else, `libX.a: SYMBOL in MEMBER, …`, and exits with 1. Reads with llvm-nm, else nm.
+# The script prints `COUNT symbols of COUNT libraries and programs, all in PREFIX or SYSTEM`. Otherwise it prints a line
+# `libX.a: SYMBOL in MEMBER, …` for each library or program with another symbol, and exits with 1. It uses llvm-nm or nm.
 set -eu
 LC_ALL=C
 export LC_ALL
@@ -15,15 +15,15 @@ if command -v llvm-nm >/dev/null; then nm='llvm-nm'; fi
 work=$(mktemp -d "${TMPDIR:-/tmp}/symbols.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-# defined PATTERN...: what the files of these names define for others, wherever the system keeps such files
+# defined PATTERN...: print the symbols that the system's libraries of these names define
 defined() {
   for pattern; do
-    # shellcheck disable=SC2231  # PATTERN is one
+    # shellcheck disable=SC2231  # PATTERN is a glob
     for file in "$system"/lib/$pattern "$system"/lib64/$pattern "$system"/usr/lib/$pattern "$system"/usr/lib64/$pattern \
       "$system"/lib/*-linux-gnu*/$pattern "$system"/usr/lib/*-linux-gnu*/$pattern \
       "$system"/usr/lib/gcc/*/*/$pattern "$system"/opt/rh/gcc-toolset-*/root/usr/lib/gcc/*/*/$pattern; do
       if [ -e "$file" ]; then
-        # shellcheck disable=SC2086  # OPTION may be none
+        # shellcheck disable=SC2086  # OPTION may be empty
         "$nm" ${option:-} -P --defined-only "$file" || exit 2
       fi
     done
@@ -57,7 +57,7 @@ for program in bin/*; do
 done
 
 awk '
-  # Of a shared library: a symbol of an old version alone (one @) serves programs that were linked long ago, no linker.
+  # A linker ignores symbols of a shared library that have only an old version (one @).
   role == "shared" {
     if ($1 ~ /@/) {
       name = $1
@@ -84,7 +84,7 @@ awk '
       count++
     }
     if (name in have || name in exported) next
-    # A linker makes these.
+    # The linker defines these symbols.
     if (name ~ /^(_GLOBAL_OFFSET_TABLE_|_DYNAMIC|_TLS_MODULE_BASE_|__ehdr_start|__executable_start|\.TOC\.)$/) next
     if (name ~ /^(__start_|__stop_|__(preinit|init|fini)_array_|_?(end|etext|edata)$)/) next
     if ((file, name) in told) next

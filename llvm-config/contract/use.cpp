@@ -1,10 +1,10 @@
-// Does with an LLVM layer what Triton does with it: MLIR text is parsed, lowered to the LLVM dialect, translated to
-// LLVM IR and compiled to an object for gfx942, which lld links in this process, and to PTX for sm_90.
+// Uses an LLVM layer like Triton: it parses MLIR text, lowers it to the LLVM dialect, translates it to LLVM IR, and
+// compiles it to an object for gfx942, which lld links in this process, and to PTX for sm_90.
 //
 // usage: contract-use DIR    writes DIR/axpy.o, DIR/axpy.co (with lld) and DIR/axpy.ptx
 //
-// The code generators are reached through LLVM's C API: it has stayed the same over the versions that Triton has used,
-// while the C++ functions behind it moved from StringRef to Triple one by one.
+// It calls the code generators through LLVM's C API, because this API is the same in all versions that Triton has used. The
+// C++ functions changed their parameters from StringRef to Triple one by one.
 
 #include "mlir/Conversion/ArithToLLVM/ArithToLLVM.h"
 #include "mlir/Conversion/ControlFlowToLLVM/ControlFlowToLLVM.h"
@@ -57,10 +57,10 @@ LLD_HAS_DRIVER(elf)
 #include <memory>
 #include <string>
 
-// Some functions changed their names, and some came with LLVM 18 or 20. A function of the layer wins over the template
-// of the same name, so the template only stands in where the layer has none. Names are detected instead of versions,
-// because pins lie between releases. (mlir/Conversion/Passes.h registers all conversions under names that stayed, but
-// takes a minute to compile.)
+// Some functions changed their names, and some exist since LLVM 18 or 20. A function of the layer takes precedence over the
+// template of the same name, so the template is used only if the layer lacks the function. The program detects names and
+// not versions, because pins lie between releases. (mlir/Conversion/Passes.h registers all conversions under stable names,
+// but takes a minute to compile.)
 namespace absent {
 template <typename = void> std::nullptr_t createConvertGpuOpsToNVVMOps() { return nullptr; }
 template <typename = void> std::nullptr_t createLowerGpuOpsToNVVMOpsPass() { return nullptr; }
@@ -98,7 +98,7 @@ static void registerPasses() {
   registerPass([]() -> std::unique_ptr<Pass> { return createReconcileUnrealizedCastsPass(); });
 }
 
-/// Since LLVM 20 the two GPU lowerings take the patterns of other dialects from these.
+/// Since LLVM 20 the two GPU lowerings get the patterns of other dialects from these functions.
 static void registerInterfaces(mlir::DialectRegistry &registry) {
   using namespace mlir;
   using namespace mlir::arith;

@@ -1,9 +1,8 @@
-"""A stand-in for torch that only satisfies `import torch`; it computes nothing.
+"""A substitute for torch that lets kernel modules import torch; it computes nothing.
 
-Kernel modules written for PyTorch import torch beside their Triton functions, for the host code around them. Compiling
-the Triton functions needs none of that host code, so a 900 MB package need not be in the image. This module answers
-every attribute and every `import torch.…` with an inert object. It is in a folder of its own, which the kernel worker
-alone puts on the module path, and nothing made from it reaches a code object.
+Kernel modules for PyTorch import torch for their host code. Compiling their Triton functions does not run the host
+code, so the image does not need the 900 MB of torch. This module returns an inert object for every attribute and every
+`import torch.…`. Only the kernel worker puts its folder on the module path, and nothing of it reaches a code object.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 
 class _Anything:
-    """Answers every attribute, call, item and operator with something equally inert."""
+    """An object whose attributes, calls, items and operators return such objects."""
 
     _name: str
 
@@ -29,7 +28,7 @@ class _Anything:
         return _Anything(self._name + "." + name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A decorator written for torch must hand its function through.
+        # A decorator of torch must return the function that it decorates.
         if len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type)):
             return args[0]
         return _Anything(self._name + "()")
@@ -62,7 +61,7 @@ class _Anything:
 
 
 class _Module(types.ModuleType):
-    __path__: list[str] = []  # noqa: RUF012 - what the import system wants of a package
+    __path__: list[str] = []  # noqa: RUF012 - the import system requires it of a package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -71,7 +70,7 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes `import torch.nn.functional` and the like work, whatever follows the first dot."""
+    """Finds a module for every name that begins with `torch.`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         if fullname.startswith("torch."):
@@ -82,7 +81,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing, because the module has no code."""
 
 
 __version__ = "0+standin"

@@ -1,5 +1,5 @@
-// What AOTriton 0.7 calls of its submodule incbin, which a source without submodules lacks: a file's bytes as an array.
-// INCBIN(name, "file") makes PREFIX name_data, and PREFIX name_size as a 32 bit number; PREFIX is INCBIN_PREFIX.
+// The part of the submodule incbin that AOTriton 0.7 uses, for a source without submodules. INCBIN(name, "file") defines
+// the bytes of a file as PREFIX name_data and their number as the 32-bit PREFIX name_size; PREFIX is INCBIN_PREFIX.
 #pragma once
 
 #define TOOLCHAIN_TEXT_(text) #text

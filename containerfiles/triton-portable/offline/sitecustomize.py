@@ -1,7 +1,7 @@
-"""Stops a build that reaches out, and notes what it wanted: every Python of the build loads this by PYTHONPATH.
+"""Stop a build that tries to download, and record the attempt. Every Python of the build loads this by PYTHONPATH.
 
-There is no network in the container either. But a build that could not fetch something may continue with what it has,
-or end with a message about something else. Every Python that Triton supports runs this.
+The container has no network. Without this module a build that cannot download may continue without the file, or end
+with a misleading message. The module must run on every Python that Triton supports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from typing import Any, NoReturn
 
 _PROGRAMS = {"curl", "wget", "aria2c"}
-# Not `submodule`: old setup.py asks for its backends that way, and continues where the tree is not a repository.
+# `submodule` is not listed, because old setup.py files call it for their backends and continue if the tree is no
+# repository.
 _FETCHING = {"clone", "fetch", "pull", "ls-remote"}
 _LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}
 

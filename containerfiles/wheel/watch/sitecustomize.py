@@ -1,6 +1,7 @@
-"""Notes which place in which file asks for an address: a line of JSON in the file that WATCH_REACHED names.
+"""Record the file and line that opens a connection or looks up a host, as a JSON line in the file WATCH_REACHED.
 
-Python imports this by itself where the folder is on PYTHONPATH. Nothing is hindered here; the container has no network.
+Python imports this module from PYTHONPATH at its start. The module blocks nothing, because the container has no
+network.
 """
 
 import json
@@ -17,7 +18,7 @@ def _note(event: str, values: tuple[Any, ...]) -> None:
         return
     address = values[1] if event == "socket.connect" else values[:2]
     if isinstance(address, (str, bytes)):
-        return  # a socket of this machine's own
+        return  # a Unix socket
     _BUSY.append(event)
     try:
         frame = sys._getframe(1)
@@ -33,7 +34,7 @@ def _note(event: str, values: tuple[Any, ...]) -> None:
 
 
 def _is_library(name: str, standard: str) -> bool:
-    """Whether a file is Python's own, so that the one of interest called it."""
+    """Return whether a file belongs to Python's standard library, so that its caller is recorded instead."""
     return name.startswith(("<frozen", standard)) and "-packages" not in name
 
 

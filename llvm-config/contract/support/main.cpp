@@ -1,4 +1,4 @@
-// Uses a little of LLVMSupport and LLVMDemangle: strings, streams, big numbers, threads, hashing, demangling.
+// Uses some of LLVMSupport and LLVMDemangle: strings, streams, big integers, threads, hashing and demangling.
 #include "llvm/ADT/APInt.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/ADT/StringExtras.h"
