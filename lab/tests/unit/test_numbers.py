@@ -316,7 +316,7 @@ def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) ->
     decoder = Disassembler(Path("objdump"), (22, 0, 0), run_program)
     row = check_object(path, "gfx942/add.hsaco", decoder)
     assert row.status == REFUSED
-    assert row.reason == "gfx942/add.hsaco has no JSON beside it"
+    assert "gfx942/add.hsaco" in row.reason
     signature = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}}
     path.with_suffix(".json").write_text(json.dumps({**signature, "num_warps": 1, "shared": 0}))
     row = check_object(path, "gfx942/add.hsaco", decoder)

@@ -1,4 +1,4 @@
-"""Whether waves that run together touch the same memory, so that the order in which they run would matter."""
+"""Detection of accesses to the same memory by waves that run together, for which the order of the waves matters."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.memory import BASE, Views
 
-# Byte offsets, bytes at each of them, and the wave of each: one number where it is the same for all.
+# The byte offsets of an access, the bytes at each offset, and the wave of each offset, or one wave for all of them.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
-# A loop without a barrier stops to be run together before its list gets long.
+# With more recorded accesses, waves no longer run together, because a loop without a barrier would exhaust the memory.
 _MOST = 20_000
 
 
 class ApartError(Exception):
-    """The waves of a workgroup must run one after the other."""
+    """The waves of a workgroup cannot run together, and must run one after the other."""
 
 
 class Accesses:
-    """The loads and stores of one memory since the last barrier, in units of two bytes.
+    """The accesses to global memory or LDS since the last barrier.
 
     Args:
-        undo: keep what stores overwrite.
+        views: the memory.
+        undo: whether to keep overwritten values, for `restore`.
     """
 
     def __init__(self, views: Views, *, undo: bool) -> None:
@@ -37,23 +38,29 @@ class Accesses:
 
     @property
     def too_many(self) -> bool:
-        """Whether the list is too long to go on."""
+        """Whether too many accesses are recorded to continue."""
         return len(self._loads) + len(self._stores) > _MOST
 
     def load(self, place: Array, size: int, owners: Array) -> None:
-        """Note a load."""
+        """Record a load.
+
+        Args:
+            place: the byte offset of each lane.
+            size: bytes of each lane.
+            owners: the number of the wave of each lane, or one number for all lanes.
+        """
         self._loads.append((place, size, owners))
 
     def load_for_all(self, address: int, size: int, waves: Array) -> None:
-        """Note a scalar load of several waves."""
+        """Record a scalar load that several waves execute."""
         self._loads.append((np.full(len(waves), address - BASE), size, waves))
 
     def store(self, place: Array, size: int, owners: Array, values: Array) -> None:
-        """Note a store of `uint32[words, n]`, before it happens."""
+        """Record a store of `values`, `uint32[words, lanes]`, before it is executed."""
         self._write(place, size, owners, values.copy())
 
     def change(self, place: Array, size: int, owners: Array) -> None:
-        """Note atomic accesses, before they happen."""
+        """Record atomic accesses before they are executed."""
         self.load(place, size, owners)
         self._write(place, size, owners, None)
 
@@ -66,9 +73,10 @@ class Accesses:
             self._undo.append((place, size, self._views.load(place, size)))
 
     def meet(self) -> bool:
-        """Return whether the order of the waves since the last barrier matters, and forget what they did.
+        """Return whether the order of the waves since the last barrier matters, and forget their accesses.
 
-        It does if one of them writes what another one touches, unless both write the same and nobody reads it.
+        It matters if a wave writes to a unit of two bytes that another wave accesses, unless both only write the same
+        value.
         """
         stores, values, loads = self._stores, self._values, self._loads
         self._loads, self._stores, self._values = [], [], []
@@ -93,7 +101,11 @@ class Accesses:
         return bool(np.count_nonzero((writers != _NOBODY) & (writers != owners[inside])))
 
     def _is_there(self, store: Access, values: Array | None, shared: Array, low: int) -> bool:
-        """Whether memory holds what a store wrote to units that several waves wrote, a mask from the unit `low` on."""
+        """Return whether a store left its values in memory, in the units that several waves wrote.
+
+        Args:
+            shared: a mask of those units, from the unit `low` on.
+        """
         place, size, _ = store
         units, _ = _units([store])
         lanes = shared[units - low].reshape(len(place), -1).any(axis=1)
@@ -103,17 +115,13 @@ class Accesses:
         return np.array_equal(self._views.load(place[lanes], size), values[:, lanes] & kept)
 
     def restore(self) -> None:
-        """Undo all stores."""
+        """Undo all stores and atomic accesses."""
         for place, size, old in reversed(self._undo or []):
             self._views.store(place, size, old)
 
 
 class GroupAccesses:
-    """The accesses of a workgroup whose waves run together.
-
-    Args:
-        memory, lds: the contents of both.
-    """
+    """The accesses to global memory and LDS of a workgroup whose waves run together."""
 
     def __init__(self, memory: Views, lds: Views) -> None:
         self.memory = Accesses(memory, undo=True)
@@ -121,7 +129,7 @@ class GroupAccesses:
 
 
 def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
-    """Accesses as pairs of bytes, with the wave of each."""
+    """Split accesses into units of two bytes; return the index of each unit and the wave that accessed it."""
     by_size: dict[int, list[Access]] = {}
     for access in accesses:
         by_size.setdefault(access[1], []).append(access)
@@ -130,7 +138,7 @@ def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
         place = np.concatenate([each[0] for each in alike]) if len(alike) > 1 else alike[0][0]
         full = [each[2] if len(each[2]) == len(each[0]) else np.repeat(each[2], len(each[0])) for each in alike]
         count = (size + 1) // 2
-        # An odd place touches one more pair.
+        # An access at an odd offset touches one more unit.
         if size > 1 and int(np.bitwise_or.reduce(place)) & 1:
             count += 1
         places.append(((place >> 1)[:, None] + _STEPS[:count]).ravel())

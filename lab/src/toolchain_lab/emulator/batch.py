@@ -1,7 +1,7 @@
-"""The waves of a workgroup as one wave with as many lanes as all of them have.
+"""All waves of a workgroup as one wave, which has the lanes of all of them.
 
-Scalar registers that hold the same number in all waves are in `s`, as those of one wave; the others are in `rows`,
-which has a row for each wave. EXEC is always there.
+A scalar register with the same value in all waves is in `s`. The other scalar registers, and always EXEC, are in
+`rows`, which has a row for each wave.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ Registers = frozenset[int]
 
 
 class Batch(Wave):
-    """All waves of a workgroup.
+    """All waves of a workgroup as one wave.
 
-    Args:
-        group: its waves are taken as they are by `join`, and left as they became by `part`.
+    `join` takes the state of the waves over, and `part` gives it back to them.
     """
 
     def __init__(self, group: Workgroup) -> None:
@@ -36,7 +35,7 @@ class Batch(Wave):
         self.rows = group.scalars
         self.width = self.target.lanes
         self.words = self.width // 32
-        # Registers, by number, that differ between the waves, SCC included.
+        # The scalar registers, including SCC, that may differ between the waves.
         self.varying: Registers = EXECS
         self.states: list[State] = []
         self.members = np.arange(len(self.waves), dtype=np.uint8)
@@ -44,10 +43,8 @@ class Batch(Wave):
         self._every = b"\xff" * (self.lanes // 8)
         self._lent = False
 
-    # ---------------------------------------------------------------- one wave or all
-
     def join(self) -> None:
-        """Take over the registers and the place of the waves, which must have the same program counter."""
+        """Take over the state of the waves, which must have the same program counter."""
         first = self.waves[0]
         self.s[:] = self.rows[0]
         differing = np.flatnonzero((self.rows != self.rows[0]).any(axis=0)).tolist()
@@ -58,7 +55,7 @@ class Batch(Wave):
         self.exec_changed()
 
     def part(self) -> None:
-        """Give the registers and the place back to the waves."""
+        """Give the state back to the waves."""
         same = [register for register in range(SCALARS) if register not in self.varying]
         self.rows[:, same] = self.s[same]
         if SCC not in self.varying:
@@ -70,22 +67,22 @@ class Batch(Wave):
         self.count = 0
 
     def push(self, registers: Registers) -> None:
-        """Give those of some registers that are the same for all waves to each wave."""
+        """Copy the given registers, if they are the same in all waves, to each wave; SCC is ignored."""
         same = [register for register in registers if register not in self.varying and register != SCC]
         self.rows[:, same] = self.s[same]
 
     def push_scc(self) -> None:
-        """Give SCC, which is the same for all, to each wave."""
+        """Copy SCC, which is the same in all waves, to each wave."""
         for wave in self.waves:
             wave.scc = self.scc
 
     def set_flags(self, values: Array) -> None:
-        """Set SCC of each wave to whether its row of values has one that is not 0."""
+        """Set SCC of each wave if its row of `values` has a number that is not 0."""
         for wave, row in zip(self.waves, values.tolist(), strict=True):
             wave.scc = int(any(row))
 
     def lend(self) -> None:
-        """Give EXEC to each wave, so that it can run an instruction alone."""
+        """Copy EXEC to each wave, so that it can execute an instruction alone."""
         if self._lent:
             return
         masks = self.mask.reshape(-1, self.width)
@@ -94,27 +91,25 @@ class Batch(Wave):
         self._lent = True
 
     def settle(self, registers: Registers) -> None:
-        """Find out which of some registers that were just written differ between the waves."""
+        """Remove the registers from `varying` whose values turn out to be the same in all waves."""
         for register in registers:
             column = self.rows[:, register]
             if (column == column[0]).all():
                 self.s[register] = column[0]
                 self.varying -= {register}
 
-    # ---------------------------------------------------------------- lanes
-
     def owners(self, lanes: Array | None = None) -> Array:
-        """The number of the wave of each active lane, or of each of some lanes."""
+        """Return the number of the wave of each active lane, or of each lane of the mask `lanes`."""
         if lanes is None:
             return self._owners if self.all_lanes else self._owners[self.mask]
         return self._owners[lanes]
 
     def by_wave(self, values: Array) -> Array:
-        """Values of all lanes as a row for each wave."""
+        """Return the values of all lanes with a row for each wave, `[waves, lanes of a wave]`."""
         return np.broadcast_to(values, (self.lanes,)).reshape(-1, self.width)
 
     def lane_mask(self, index: int) -> Array:
-        """A lane mask in the scalar registers of all waves."""
+        """Return the lane mask in the scalar registers of all waves, `bool[lanes]`."""
         bits = self.rows[:, index : index + self.words].tobytes()
         known = self._masks.get(index)
         if known is not None and known[0] == bits:
@@ -124,7 +119,7 @@ class Batch(Wave):
         return mask
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
-        """Write a lane mask to the scalar registers of all waves; lanes that are not active give 0."""
+        """Write a lane mask, `bool[lanes]`, to the scalar registers of all waves; inactive lanes become 0."""
         if not self.all_lanes:
             mask = mask & self.mask
         bits = np.packbits(mask, bitorder="little")
@@ -134,7 +129,7 @@ class Batch(Wave):
             self.exec_changed()
 
     def exec_changed(self) -> None:
-        """Follow EXEC after a write to the waves' registers."""
+        """Update `mask` and `all_lanes` after a write to the registers of EXEC in `rows`."""
         self.all_lanes = self.rows[:, EXEC : EXEC + self.words].tobytes() == self._every
         self.mask = self.lane_mask(EXEC)
         self._lent = False

@@ -1,4 +1,4 @@
-"""Calls of functions that were not inlined, and the bits of the mode that kernels change."""
+"""Jumps to addresses in registers, which are calls of functions, and writes to the MODE register."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# These say themselves where a wave continues.
+# These instructions set the program counter themselves.
 _JUMPS = frozenset({"s_setpc_b64", "s_swappc_b64"})
 _OVERFLOW = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 23, 1\)$")
 _ROUNDING = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 2, 2\)$")
 
 
 def jumps(instruction: Instruction) -> bool:
-    """Whether an instruction continues at an address in a register."""
+    """Return whether an instruction jumps to an address in a register."""
     return instruction.name in _JUMPS
 
 
 def program_counter(operands: Operands) -> Run:
-    """S_GETPC_B64: the address of the next instruction."""
+    """Decode S_GETPC_B64, which returns the address of the next instruction."""
     put = operands.put_number(operands.instruction.operands[0], 2)
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
     return lambda wave: put(wave, following)
 
 
 def jump(operands: Operands) -> Run:
-    """S_SETPC_B64."""
+    """Decode S_SETPC_B64, which jumps to an address."""
     target = operands.quad(operands.instruction.operands[0])
 
     def run(wave: Wave) -> None:
@@ -38,7 +38,7 @@ def jump(operands: Operands) -> Run:
 
 
 def call(operands: Operands) -> Run:
-    """S_SWAPPC_B64: a jump that keeps the address behind it."""
+    """Decode S_SWAPPC_B64, which jumps to an address, and returns that of the next instruction."""
     result, text = operands.instruction.operands
     target, put = operands.quad(text), operands.put_number(result, 2)
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
@@ -51,9 +51,10 @@ def call(operands: Operands) -> Run:
 
 
 def set_mode(operands: Operands) -> Run:
-    """S_SETREG_IMM32_B32 of FP16_OVFL: conversions to fewer bits give the largest number instead of infinity.
+    """Decode S_SETREG_IMM32_B32 for two fields of the MODE register.
 
-    The rounding of halves and float64 may be set to that of the start, to the nearest.
+    FP16_OVFL replaces infinite results of conversions to fewer bits by the largest finite number. The rounding mode of
+    float16 and float64 may only be set to its initial value, round to nearest.
     """
     register, value = operands.instruction.operands
     if _ROUNDING.match(register) and not operands.constant(value):

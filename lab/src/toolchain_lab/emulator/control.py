@@ -1,4 +1,4 @@
-"""Branches, barriers, waits, and instructions that change no value."""
+"""Branches, barriers, waits, and other instructions that change neither a register nor memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain_lab.emulator.operands import SCC
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import EXEC, VCC, Wave
 
-# `scoreboard` handles what these wait for, order or announce; no value depends on them.
+# These instructions change no value. `scoreboard` handles the waits among them.
 _WITHOUT_EFFECT = re.compile(
     r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
     r"|dcache_(?:inv|wb)\w*|ttracedata\w*|barrier_signal|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
@@ -31,18 +31,18 @@ _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
 _READS = {"scc": frozenset({SCC}), "exe": frozenset({EXEC, EXEC + 1}), "vcc": frozenset({VCC, VCC + 1})}
 COUNTERS = ("vm", "lgkm", "exp", "vs", "load", "store", "ds", "km", "sample", "bvh", "x")
 _COUNT = re.compile(r"(vm|lgkm|exp)cnt\((\d+)\)")
-# The highest count that each counter can hold: to wait for that is not to wait.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The continuation of a block.
+    """The branch at the end of a block.
 
     Args:
-        target: where the condition holds.
-        following: where it does not.
-        reads: the registers that decide it.
+        condition: whether a wave takes the branch.
+        target: the address at which a wave continues if it takes the branch.
+        following: the address at which it continues otherwise.
+        reads: the registers that the condition depends on.
     """
 
     condition: Callable[[Wave], bool]
@@ -52,14 +52,14 @@ class Branch:
 
 
 def has_no_effect(instruction: Instruction) -> bool:
-    """Whether an instruction changes no register and no memory."""
+    """Return whether an instruction changes neither a register nor memory, other than by a branch."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
     return _WITHOUT_EFFECT.match(instruction.name) is not None
 
 
 def is_barrier(instruction: Instruction) -> bool:
-    """Whether a wave stops here until all others have reached it."""
+    """Return whether a wave waits at an instruction until all waves of its workgroup have reached it."""
     return instruction.name in {"s_barrier", "s_barrier_wait"}
 
 
@@ -73,10 +73,10 @@ def ends_block(instruction: Instruction) -> bool:
 
 
 def branch(instruction: Instruction) -> Branch | None:
-    """The branch that an instruction is.
+    """Return the branch of an instruction; None if it is no branch.
 
     Raises:
-        NotEmulatedError: a branch of an unknown kind.
+        NotEmulatedError: the condition of the branch is unknown.
     """
     if instruction.name in _CONDITIONS:
         words = signed(instruction.line.words[0], 16)
@@ -89,10 +89,13 @@ def branch(instruction: Instruction) -> Branch | None:
 
 
 def wait(instruction: Instruction) -> Mapping[str, int]:
-    """The counters that an instruction waits for, with the number that may be outstanding; empty if it does not wait.
+    """Return the counters that an instruction waits for, each with the number of accesses that may be outstanding.
+
+    Returns:
+        Empty if the instruction does not wait for a counter.
 
     Raises:
-        NotEmulatedError: a wait of an unknown form.
+        NotEmulatedError: the wait has an unknown form.
     """
     name, text = instruction.name, " ".join(instruction.operands)
     counts: dict[str, int] | None = {}
@@ -110,12 +113,12 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
 
 
 def _counters(name: str, text: str) -> dict[str, int] | None:
-    """The counters in a name, with their numbers; None for a name of another form."""
+    """Return the counters in a mnemonic, with the numbers in `text`; None if the mnemonic has another form."""
     numbers = _NUMBER.findall(text)
     names = [part.strip("_") for part in name.removeprefix("s_waitcnt_").removeprefix("s_wait_").split("cnt")]
     names, rest = names[:-1], names[-1]
     if rest or not numbers or not set(names) <= set(COUNTERS):
         return None
     value = int(numbers[-1], 0)
-    # Two counters in one: DS in the lower byte, the other above it.
+    # A wait for two counters has the count for DS in the lower byte, and that of the other counter above it.
     return {names[0]: value} if len(names) == 1 else {names[0]: value >> 8, names[1]: value & 0xFF}

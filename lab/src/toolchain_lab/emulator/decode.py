@@ -1,4 +1,4 @@
-"""Turns each instruction's text into a function of a wave, and the registers that it reads and writes."""
+"""Decoding of instructions to functions that execute them, and to the registers that they read and write."""
 
 from __future__ import annotations
 
@@ -58,31 +58,31 @@ _FINDERS: tuple[Callable[[str], Handler | None], ...] = (
     loads.handler_of,
     local.handler_of,
 )
-# Takes a sign on what it chooses from, so it reads floats then.
+# With a modifier `neg` or `abs` on a source, V_CNDMASK_B32 reads floats.
 _CHOICE = "v_cndmask_b32"
 _DPP = frozenset({"dpp", "e64_dpp", "dpp8"})
 _MATRIX = ("v_mfma_", "v_wmma_")
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 
-# How an instruction runs for several waves: on numbers that they share, on any number of lanes, on the lanes of one
-# wave, or for one wave after the other.
+# How an instruction can run for several waves: once for scalars that all waves share, once for the lanes of all waves,
+# once for the lanes of each wave, or not at all, because the waves must run one after the other.
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One decoded instruction.
+    """A decoded instruction.
 
     Args:
-        run: what it does to a wave; None if it changes nothing.
-        reads, writes: registers by number: scalar ones from 0, vector ones from `operands.VECTOR`.
-        names: mnemonics, two for an instruction that does two things.
-        spared: halves of `reads` and `writes` that are not accessed, as numbers of `Operands.half_reads`.
-        kept: halves of `writes` that are not written.
-        how: one of the words above.
-        masks: scalar registers that are read as lane masks.
-        numbers: those that are read as numbers.
+        run: executes the instruction for a wave; None if it changes nothing.
+        reads, writes: the registers that are read and written, by their numbers in `operands`.
+        names: the mnemonics, two for a dual-issue instruction.
+        spared: the halves of `reads` and `writes` that are not accessed, numbered as in `Operands.half_reads`.
+        kept: the halves of `writes` that are not written.
+        how: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
+        masks: the scalar registers that are read as lane masks.
+        numbers: the other scalar registers that are read.
     """
 
     instruction: Instruction
@@ -98,15 +98,15 @@ class Operation:
 
     @property
     def scalar_reads(self) -> frozenset[int]:
-        """The scalar registers that are read, as whatever."""
+        """All scalar registers that are read."""
         return self.masks | self.numbers
 
 
 def decode(line: Line, target: Target) -> Operation:
-    """Decode an instruction that is not the end of a block.
+    """Decode an instruction. Branches, barriers and the end of the program only get an `Operation` without `run`.
 
     Raises:
-        NotEmulatedError: the instruction, or something about it, is unknown.
+        NotEmulatedError: the instruction, an operand or a modifier is unknown.
     """
     if "::" in line.text:
         return _dual(line, target)
@@ -117,7 +117,7 @@ def decode(line: Line, target: Target) -> Operation:
     try:
         run = _build(operands)
     except (ValueError, IndexError, KeyError) as error:
-        raise instruction.unknown(f"its text has another form ({error})") from error
+        raise instruction.unknown(f"its operands have an unexpected form ({error})") from error
     if left := instruction.modifiers.left():
         raise instruction.unknown(f"the modifier {', '.join(left)}")
     execs = range(0)
@@ -140,13 +140,13 @@ def decode(line: Line, target: Target) -> Operation:
 
 @cache
 def _how(name: str, suffix: str) -> str:
-    """How an instruction runs for several waves."""
+    """Return how an instruction can run for several waves."""
     if name.startswith(("s_setreg", "s_setpc", "s_swappc")):
         return ORDERED
     if name.startswith(("s_", "v_s_")):
         return SCALAR
     crosses = name in lanes.HANDLERS or name in local.HANDLERS or suffix in _DPP
-    # Only the common matrix instructions have a form for several waves.
+    # Only the instructions in `matrix` can process several waves; those in `matrix_types` cannot.
     crosses = crosses or (name.startswith(_MATRIX) and matrix.handler_of(name) is None)
     return WAVE if crosses else LANES
 
@@ -187,7 +187,7 @@ def _build(operands: Operands) -> Run:
 
 
 def _dual(line: Line, target: Target) -> Operation:
-    """Two instructions in one: both read before either writes."""
+    """Decode a dual-issue instruction (VOPD), whose two parts both read before either writes."""
     parts: list[tuple[Get, Put]] = []
     reads: set[int] = set(range(EXEC, EXEC + target.lanes // 32))
     masks: set[int] = set()
@@ -200,7 +200,7 @@ def _dual(line: Line, target: Target) -> Operation:
         instruction = replace(instruction, name="v_" + instruction.name.removeprefix("v_dual_"))
         row = _row(instruction)
         if row is None:
-            raise instruction.unknown("as one of two")
+            raise instruction.unknown("as a part of a dual-issue instruction")
         operands = Operands(target, instruction)
         parts.append(lanewise.parts(operands, row))
         if left := instruction.modifiers.left():
@@ -213,7 +213,7 @@ def _dual(line: Line, target: Target) -> Operation:
         names.append(instruction.name)
         first = first or instruction
     if first is None or len(parts) != 2:
-        raise parse(line).unknown("other than two in one")
+        raise parse(line).unknown("a dual-issue instruction without two parts")
     (compute_x, put_x), (compute_y, put_y) = parts
 
     def run(wave: Wave) -> None:

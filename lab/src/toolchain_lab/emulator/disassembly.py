@@ -1,4 +1,4 @@
-"""Decodes a code object with LLVM's disassembler."""
+"""Disassembly of code objects by llvm-objdump."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ from pathlib import Path
 from toolchain_lab.emulator.errors import DisassemblerError, NotEmulatedError, ProgramError
 
 VARIABLE = "TOOLCHAIN_LLVM_OBJDUMP"
-# Newest first: a new GPU needs a new disassembler.
+# The newest is first, because a new GPU needs a new disassembler.
 _NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-objdump")
-# The first that decodes a GPU. LLVM 18 knows neither gfx12 nor the syntax that is read here.
+# The oldest supported LLVM, because LLVM 18 prints another syntax, and the first LLVM that decodes a GPU.
 _OLDEST = 19
 _OLDEST_FOR = {"gfx950": 20}
-# From gfx11 on, an instruction of 16 bits names one half of a register. LLVM before 22 prints both halves as the whole
-# register, and LLVM 22 does so for gfx12 unless this attribute is given.
+# On gfx11 and later a 16-bit instruction can access one half of a register. LLVM before 22 prints the whole register
+# instead, and for gfx12 LLVM 22 does so too without this attribute.
 _RDNA = re.compile("gfx1[12]")
 _OLDEST_RDNA = 22
 _HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
 _LIMIT = 300.0
-# Runs a command, at most so many seconds, and returns its output; raises ProgramError.
+# Runs a command with a timeout in seconds, and returns its output; raises ProgramError if it fails.
 Run = Callable[[Sequence[str | Path], float], str]
 
 
 @dataclass(frozen=True)
 class Disassembler:
-    """A program that decodes, its version as three numbers, and what runs it."""
+    """An llvm-objdump.
+
+    Args:
+        version: its version as three numbers, such as (22, 1, 8).
+        run: runs the program.
+    """
 
     path: Path
     version: tuple[int, int, int]
@@ -40,13 +45,13 @@ class Disassembler:
 
     @property
     def label(self) -> str:
-        """`llvm-objdump 22.1.8`."""
+        """The name and the version, such as `llvm-objdump 22.1.8`."""
         return "llvm-objdump " + ".".join(str(part) for part in self.version)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instruction: its address, its text and its encoding in words of 32 bits."""
+    """An instruction in a disassembly: its address, its text and its encoding in words of 32 bits."""
 
     address: int
     text: str
@@ -54,20 +59,22 @@ class Line:
 
 
 def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
-    """The disassembler to use.
+    """Find llvm-objdump.
+
+    The variable TOOLCHAIN_LLVM_OBJDUMP can name it. Otherwise the newest `llvm-objdump-VERSION` on PATH or below
+    /usr/lib is used, or else `llvm-objdump` on PATH.
 
     Args:
-        run: runs the disassembler.
-        given: a path that the user names; else the variable TOOLCHAIN_LLVM_OBJDUMP, else the newest whose name has a
-            version, else `llvm-objdump` on PATH.
+        run: runs the program.
+        given: a path that the user gave, which takes precedence.
 
     Raises:
-        DisassemblerError: there is none, or it is too old or another program.
+        DisassemblerError: it is not found, does not run, or is too old.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
         return _disassembler(str(named), run)
-    # A relative entry of PATH would be the current folder or one in it.
+    # Relative entries of PATH are ignored, because a program in the current folder may not be trusted.
     folders = os.pathsep.join(at for at in os.environ.get("PATH", "").split(os.pathsep) if at.startswith("/"))
     for name in _NAMES:
         path = shutil.which(name, path=folders) or next((str(p) for p in _packaged(name) if p.is_file()), None)
@@ -76,8 +83,8 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     raise DisassemblerError(
         "disassembler-missing",
         "llvm-objdump is not installed",
-        why="the emulator decodes with it",
-        fix=f"apt-get install llvm-22, or name one: --objdump PATH or {VARIABLE}",
+        why="the emulator disassembles code objects with it",
+        fix=f"apt-get install llvm-22, or give its path by --objdump or {VARIABLE}",
     )
 
 
@@ -92,29 +99,34 @@ def _disassembler(path: str, run: Run) -> Disassembler:
         printed = run([path, "--version"], 60)
     except ProgramError as error:
         raise DisassemblerError(
-            "disassembler-unusable", f"{path} does not run", why=str(error), fix="name an llvm-objdump that runs"
+            "disassembler-unusable",
+            f"{path} does not run",
+            why=str(error),
+            fix="give the path of an llvm-objdump that runs: --objdump PATH",
         ) from error
     match = _VERSION.search(printed)
     if match is None:
         raise DisassemblerError(
-            "disassembler-unusable", f"{path} is not llvm-objdump", fix="name another: --objdump PATH"
+            "disassembler-unusable",
+            f"{path} is not llvm-objdump",
+            fix="give the path of an llvm-objdump: --objdump PATH",
         )
     version = (int(match[1]), int(match[2]), int(match[3]))
     if version[0] < _OLDEST:
         raise DisassemblerError(
             "disassembler-too-old",
             f"{path} is too old",
-            why=f"it is LLVM {'.'.join(map(str, version))}; {_OLDEST} is the oldest that is read",
-            fix="apt-get install llvm-22, or name another: --objdump PATH",
+            why=f"it is LLVM {'.'.join(map(str, version))}, and the oldest supported version is {_OLDEST}",
+            fix="apt-get install llvm-22, or give the path of a newer one: --objdump PATH",
         )
     return Disassembler(Path(path), version, run)
 
 
 def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line, ...]:
-    """The instructions of a code object, in the order of their addresses.
+    """Return the instructions of a code object, in the order of their addresses.
 
     Raises:
-        NotEmulatedError: the disassembler is too old for the GPU, failed, or printed something else.
+        NotEmulatedError: the disassembler is too old for the GPU, failed, or printed an unexpected line.
     """
     rdna = _RDNA.match(gpu) is not None
     oldest = _OLDEST_RDNA if rdna else _OLDEST_FOR.get(gpu, _OLDEST)
@@ -122,8 +134,8 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
         raise NotEmulatedError(
             "disassembler-lacks-gpu",
             f"{disassembler.label} does not decode {gpu}",
-            why=f"LLVM {oldest} is the first that does",
-            fix="name a newer one: --objdump PATH",
+            why=f"LLVM {oldest} is the first version that does",
+            fix="give the path of a newer one: --objdump PATH",
         )
     try:
         printed = disassembler.run([disassembler.path, "-d", *([_HALVES] if rdna else []), path], _LIMIT)
@@ -142,8 +154,8 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
         elif text.startswith("\t"):
             raise NotEmulatedError(
                 "disassembly-unknown",
-                f"{disassembler.label} printed a line of an unknown form",
+                f"{disassembler.label} printed an unexpected line",
                 why=text.strip()[:200],
-                fix="report it",
+                fix="report it with the code object",
             )
     return tuple(lines)

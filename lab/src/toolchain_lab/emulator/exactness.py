@@ -1,8 +1,8 @@
-"""How exact the result of an instruction is.
+"""Bounds of the errors of approximate instructions.
 
-An instruction is exact if its bits equal a documented rule: IEEE 754 for sums and products, the rules in
-`accumulation` for matrix instructions. Otherwise it is approximate, with a bound; a kernel is as exact as its least
-exact instruction.
+An instruction is exact if its result follows a documented rule bit by bit: IEEE 754 for sums and products, and the
+rules in `accumulation` for matrix instructions. Otherwise it is approximate, and its error has a bound or is unknown.
+A kernel is as exact as its least exact instruction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"
-# By name, the error of what is not a matrix instruction.
+# The errors of instructions other than matrix instructions, by mnemonic.
 _BOUNDS = (
     (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
     (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"),
@@ -27,11 +27,12 @@ _BOUNDS = (
 
 
 def bound(name: str, target: Target, magnitude: float | None = None) -> str:
-    """Return a bound of the error of one instruction's results, in words; empty if they are exact.
+    """Return the bound of the error of an instruction as text; empty if the instruction is exact.
 
     Args:
-        magnitude: the largest sum of magnitudes that a matrix instruction had; infinity if one with a published rule
-            had an infinity or a NaN that the rule does not cover.
+        name: the mnemonic.
+        magnitude: the largest sum of magnitudes that the executions of a matrix instruction added. Infinity means that
+            a result with a published rule was infinite or NaN, which the rule does not specify.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:
@@ -43,10 +44,10 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 
 
 def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
-    """The bound of a sum of products.
+    """Return the bound for a sum of products.
 
-    Hardware may add in any order and may lose a unit of float32, or of float64, of the whole sum at each of its terms;
-    the emulator rounds once. Factors of xf32 may be rounded or cut off.
+    The emulator rounds the sum once. Hardware may add in any order, and may lose one unit of float32, or of float64,
+    with each term. It may also truncate factors of xf32 where the emulator rounds them.
     """
     units = terms + 2 + (1 << 14 if kind == "xf32" else 0)
     bits = 52 if kind == "f64" else 23

@@ -1,8 +1,8 @@
-"""Instructions that must not follow each other too closely, as LLVM's GCNHazardRecognizer states it.
+"""Hazards: the distances between instructions that hardware does not enforce, as in LLVM's GCNHazardRecognizer.
 
-The hardware does not wait for these by itself. A distance is a number of wait states: each instruction is one, and
-S_NOP N is N + 1. On gfx11 and gfx12 it is a number of vector instructions. Rules for wave64 on gfx11, those of gfx12
-for scalar registers, and DOT and float64 matrix instructions have no row here.
+A distance is a number of wait states: each instruction is one wait state, and S_NOP N is N + 1. On gfx11 and gfx12 a
+distance is a number of vector instructions. The hazards of wave64 on gfx11, those of scalar registers on gfx12, and
+those of DOT and float64 matrix instructions are not checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _LANE = re.compile(r"v_(readlane|readfirstlane|writelane)_b32$")
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
-# What the first instruction writes, what the second one uses, and the wait states between them; see Facts for names.
+# The registers that the first instruction writes, the registers that the second one uses, and the wait states that are
+# required between the two. The names of sets of registers are those in `Facts.sets`.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),
@@ -47,20 +48,23 @@ _CDNA3 = (
     ("valu vector", "lane vector", 1),
 )
 _CDNA4 = (*_CDNA3, ("valu vector", "permlane vector", 2), ("valu exec", "permlane exec", 4))
-# In vector instructions: a result of V_EXP and the like, and that of WMMA as a factor of the next one.
+# Here the distances are numbers of vector instructions.
 _RDNA = (("transcendental", "valu source", 6), ("wmma result", "wmma factor", 1))
 _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
 
 
 class Facts:
-    """The facts of an instruction that the rules use.
+    """The properties of an instruction that the rules use.
 
-    Args:
-        sets: registers by the names that the rows above use; only those that are not empty.
-        states: the wait states that it takes.
-        passes: the passes of a matrix instruction of CDNA; 0 for anything else.
-        settles: all vector results have arrived when it is finished.
-        reach: the longest distance that another must keep from it; 0 for none.
+    Attributes:
+        sets: the sets of registers that the rules name, without empty sets.
+        states: the wait states of the instruction.
+        passes: the passes of an MFMA; 0 for other instructions.
+        fast: whether an MFMA is one of those that LLVM calls XDL.
+        settles: whether all earlier vector results are available after the instruction.
+        leaves: for each rule of which the instruction can be the first, its set of registers, the name of the second
+            set, and the distance.
+        reach: the largest distance that a later instruction must keep; 0 if there is none.
     """
 
     def __init__(self, operation: Operation, target: Target) -> None:
@@ -78,7 +82,7 @@ class Facts:
         matrix = _MATRIX.match(name)
         single = matrix is not None and matrix[4] is not None and not matrix[3]
         self.passes = self._passes(int(matrix[2]), single=single) if matrix and matrix[1] == "mfma" else 0
-        self.fast = not single  # what LLVM calls XDL
+        self.fast = not single
         reads = frozenset(r for r in operation.reads if r != SCC)
         self.vector_reads, self.vector_writes = _vector(reads), _vector(operation.writes)
         self.factors = self.addend = _NONE
@@ -86,7 +90,7 @@ class Facts:
             first, second, third = (_register(operation, target, k) for k in range(1, 4))
             self.factors, self.addend = _names(first, second), _names(third)
         self.sets = {key: value for key, value in self._sets(name, reads, matrix) if value}
-        # gfx115x and gfx12 need no distance behind V_EXP and the like.
+        # gfx115x and gfx12 have no hazard after transcendental instructions.
         rows = _RDNA if target.generation == 11 and not target.gpu.startswith("gfx115") else _RDNA[1:]
         self.leaves = [
             (self.sets[left], taken, states)
@@ -151,7 +155,7 @@ class Facts:
 
 
 def _shifts(operation: Operation) -> bool:
-    """Whether a result goes to another place of its register than its lowest bits."""
+    """Return whether an instruction writes its result to other than the lowest bits of a register."""
     modifiers = operation.instruction.modifiers
     if operation.instruction.suffix == "sdwa":
         return modifiers.text("dst_sel", "DWORD") != "DWORD"
@@ -175,15 +179,16 @@ def _names(*registers: Register | None) -> Registers:
 def too_close(
     first: Facts, second: Facts, states: int, valus: int, transcendental: int, *, newer: Registers = _NONE
 ) -> tuple[int, Registers] | None:
-    """The distance that is missing between two instructions.
+    """Check the distance between two instructions.
 
     Args:
-        states: wait states between them.
-        valus, transcendental: vector instructions between them, and how many of these are V_EXP and the like.
-        newer: what matrix instructions between them wrote: only the last one matters for these.
+        states: the wait states between them.
+        valus: the vector instructions between them.
+        transcendental: how many of these are transcendental, such as V_EXP_F32.
+        newer: the registers that matrix instructions between them wrote, for which the first one no longer matters.
 
     Returns:
-        The distance that they need and the registers that it is about; None if they are far enough apart.
+        The required distance, and the registers for which it is required; None if the distance is sufficient.
     """
     cdna = first.target.generation == 9
     for left, taken, need in first.leaves:
@@ -199,7 +204,7 @@ def too_close(
 
 
 def _after_matrix(first: Facts, second: Facts, newer: Registers) -> Iterable[tuple[int, Registers]]:
-    """The distances that an instruction must keep from a matrix instruction of CDNA."""
+    """Return the distances that an instruction must keep from an MFMA, each with the registers that require it."""
     passes, result, old = first.passes, first.vector_writes, first.target.gpu == "gfx90a"
     more = int(first.target.gpu == "gfx950" and first.fast)
     use = passes + (3 if old or first.fast else 2) + more

@@ -1,4 +1,4 @@
-"""Launches a kernel: its arguments into memory, chosen workgroups one after the other, buffers out."""
+"""The launch of a kernel: its arguments, the workgroups that run, and the resulting buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
-# By Triton's name of a type: its form in the argument block. An integer may be given with or without a sign.
+# The `struct` format of an argument by Triton's name of its type. Negative integers are converted by `_packed`.
 _FORMATS = {
     **{f"{letter}{8 * size}": form for letter in "iub" for size, form in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "i1": "B", "bf16": "H", "fp16": "e", "fp32": "f", "fp64": "d",
@@ -31,9 +31,9 @@ class Parameter:
     """A runtime argument of a kernel.
 
     Args:
-        type: Triton's, without divisibility: `*fp16`, `i32`. Where nothing says the type it is `*` for a pointer, and
-            `b32` for 32 bits.
-        optional: whether it may be left out, and is 0 then: Triton appends pointers of its own.
+        type: Triton's name of the type, such as `*fp16` or `i32`. If the type is unknown, `*` is a pointer, and `b32`
+            is a number of 32 bits.
+        optional: whether the argument may be omitted, and is then 0, as the pointers that Triton appends.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Parameter:
 
     @property
     def element(self) -> str:
-        """The type of what a pointer leads to; empty if that is unknown."""
+        """The element type of a pointer; empty if it is unknown."""
         return self.type.removeprefix(POINTER)
 
     @property
@@ -55,19 +55,18 @@ class Parameter:
 
     @property
     def format(self) -> str:
-        """Its form in the argument block, for `struct`.
+        """The format of the argument for `struct`.
 
         Raises:
-            NotEmulatedError: the type is unknown.
+            NotEmulatedError: the type is not supported.
         """
         if self.pointer:
             return "Q"
         if self.type not in _FORMATS:
             raise NotEmulatedError(
                 "argument-type-unknown",
-                f"an argument of type {self.type}",
-                why=f"argument {self.name}",
-                fix="report it",
+                f"the type {self.type} of argument {self.name} is not supported",
+                fix="report it with the code object",
             )
         return _FORMATS[self.type]
 
@@ -77,15 +76,15 @@ class Launched:
     """The result of a launch.
 
     Args:
-        buffers: the given ones, as the kernel left them.
-        instructions: that all waves ran.
+        buffers: the contents of the buffers after the launch, by parameter.
+        instructions: the number of instructions that all waves executed.
     """
 
     buffers: Mapping[str, Array]
     instructions: int
 
     def changed(self, name: str, before: Value) -> int:
-        """Return how many elements of a buffer have other bits than before; NaN with the same bits is unchanged."""
+        """Return how many elements of a buffer have changed, by comparing their bits, so that NaN equals itself."""
         buffer = self.buffers[name]
         bits = f"u{buffer.itemsize}"
         return int((buffer.view(bits) != np.ascontiguousarray(before).view(bits)).sum())
@@ -93,14 +92,15 @@ class Launched:
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch of a kernel.
+    """The parameters of a launch.
 
     Args:
-        values: by parameter an array for a pointer, which may be None for null; a number for anything else.
-        grid: workgroups along x, y and z.
+        parameters: the kernel's parameters, in order.
+        values: the argument for each parameter: an array for a pointer, or None for a null pointer; otherwise a number.
+        grid: the number of workgroups along x, y and z.
         waves: the waves of a workgroup.
-        lds: bytes.
-        only: workgroups that run; all of the grid by default.
+        lds: bytes of LDS for each workgroup.
+        only: the workgroups that run; all workgroups of the grid by default.
     """
 
     parameters: Sequence[Parameter]
@@ -111,15 +111,15 @@ class Launch:
     only: Sequence[Place] | None = None
 
     def places(self) -> Iterable[Place]:
-        """The workgroups that run.
+        """Return the ids of the workgroups that run.
 
         Raises:
-            LaunchError: the grid is empty or too large, or one of them is outside of it.
+            LaunchError: the grid is empty or too large, or a workgroup of `only` is outside of it.
         """
         x, y, z = self.grid
         if min(self.grid) < 1:
             raise LaunchError(
-                "grid-invalid", f"a grid of {x} x {y} x {z} has no workgroup", fix="give three numbers from 1"
+                "grid-invalid", f"a grid of {x} x {y} x {z} has no workgroup", fix="give numbers of at least 1"
             )
         if self.only is not None:
             for place in self.only:
@@ -127,29 +127,30 @@ class Launch:
                     raise LaunchError(
                         "workgroup-outside-grid",
                         f"workgroup {place} is outside of the grid",
-                        why=f"it has {x} x {y} x {z}",
-                        fix="name another",
+                        why=f"the grid has {x} x {y} x {z} workgroups, numbered from 0",
+                        fix="give the number of a workgroup in the grid",
                     )
             return self.only
         if x * y * z > MOST_WORKGROUPS:
             raise LaunchError(
                 "grid-invalid",
                 f"a grid of {x} x {y} x {z} is too large",
-                why=f"{MOST_WORKGROUPS} workgroups are the most that one launch runs",
-                fix="name the workgroups that should run",
+                why=f"one launch runs at most {MOST_WORKGROUPS} workgroups",
+                fix="select the workgroups that should run",
             )
         return [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
 
 
 def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float], size: int) -> bytes:
-    """The kernel's arguments as the AMDGPU ABI lays them out: each aligned to its size, the rest 0.
+    """Return the argument block as the AMDGPU ABI defines it: each argument is aligned to its size.
 
     Args:
-        values: numbers; for a pointer its address.
+        values: the number for each parameter; for a pointer the address.
+        size: the size of the block in bytes; unused bytes are 0.
 
     Raises:
-        LaunchError: an argument is missing, or does not fit its type.
-        NotEmulatedError: they take more than the kernel has room for, or a type is unknown.
+        LaunchError: an argument is missing, or is not in the range of its type.
+        NotEmulatedError: the arguments need more than `size` bytes, or a type is not supported.
     """
     block = bytearray()
     for parameter in parameters:
@@ -165,14 +166,14 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
             raise LaunchError(
                 "argument-invalid",
                 f"argument {parameter.name} cannot be {value}",
-                why=f"its type is {parameter.type}",
-                fix="give a value of that type",
+                why=f"the type of the argument is {parameter.type}",
+                fix="give a value in the range of that type",
             ) from error
     if len(block) > size:
         raise NotEmulatedError(
             "arguments-unfit",
             "the arguments do not fit the kernel",
-            why=f"they take {len(block)} bytes, it has {size}",
+            why=f"they need {len(block)} bytes, and the kernel has {size} bytes of arguments",
             fix="check the types of the arguments: --signature",
         )
     return bytes(block) + b"\0" * (size - len(block))
@@ -189,18 +190,14 @@ def _packed(parameter: Parameter, value: float) -> bytes:
 
 
 def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
-    """Check that a signature is the kernel's: its metadata has each argument's place and size.
-
-    Raises:
-        NotEmulatedError: it differs.
-    """
+    """Raise NotEmulatedError if parameters do not match the offsets and sizes in the kernel's metadata."""
     place, expected = 0, []
     for parameter in parameters:
         size = struct.calcsize("<" + parameter.format)
         place += -place % size
         expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
         place += size
-    # Triton appends pointers to scratch memory of its own.
+    # Triton appends pointers to its scratch memory, which the signature does not have.
     arguments = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(HIDDEN)]
     extra = arguments[len(expected) :]
     if arguments[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
@@ -209,13 +206,13 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         raise NotEmulatedError(
             "kernel-signature-mismatch",
             f"the signature is not that of {code.kernel}",
-            why=f"{len(expected)} arguments against {len(arguments)} in the object; they differ at {name}",
-            fix="use the JSON that was written with the object",
+            why=f"it has {len(expected)} arguments, and the object has {len(arguments)}; they differ at {name}",
+            fix="use the JSON file that was written with the object",
         )
 
 
 def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.random.Generator) -> bytes:
-    """The argument block with the hidden arguments that the runtime adds; garbage for unknown ones."""
+    """Return the argument block with the hidden arguments that the runtime adds; unknown ones get random bytes."""
     known = {
         **{f"block_count_{axis}": count for axis, count in zip("xyz", launch.grid, strict=True)},
         "group_size_x": code.workgroup_size, "group_size_y": 1, "group_size_z": 1, "grid_dims": 3,
@@ -238,13 +235,14 @@ def run(
     """Launch a kernel.
 
     Args:
-        reverse: the last wave of a workgroup runs first; a right kernel gives the same bytes.
-        seed: the seed of the garbage in registers, LDS, scratch memory and gaps.
+        reverse: whether the waves of a workgroup run in descending order. A correct kernel gives the same bytes.
+        seed: the seed of the initial contents of registers, LDS, scratch memory and gaps between buffers.
+        limits: the limits of each workgroup.
 
     Raises:
-        LaunchError: an argument or the grid cannot be used.
-        NotEmulatedError: something is not emulated.
-        FaultyKernelError: the kernel is invalid, or does not end.
+        LaunchError: an argument or the grid is invalid.
+        NotEmulatedError: the kernel needs something that is not emulated.
+        FaultyKernelError: the kernel has a fault, or exceeds the limits.
     """
     random = np.random.default_rng(seed)
     code = program.code

@@ -1,4 +1,4 @@
-"""What a launch needs to know of a kernel: from the files beside its code object, or from the object alone."""
+"""The metadata that a launch needs, from the JSON file and Triton's IR next to a code object, or from the object."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
-_AGAIN = "compile the kernel again with this version of the tool, which writes all of it"
-# LDS of a workgroup, in bytes: assumed where only the JSON that is missing would say what a kernel uses.
+_AGAIN = "compile the kernel again with this version of the tool"
+# The LDS of a GPU in bytes, which is assumed for a kernel without a JSON file, because only that has the size.
 _LDS, _LDS_OF = 65536, {"gfx950": 163840}
-_OWN = 2  # pointers that Triton appends for memory of its own
+_OWN = 2  # the number of pointers that Triton appends for its scratch memory
 _ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')
 _IR_TYPES = {
     "f16": "fp16", "f32": "fp32", "f64": "fp64", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "f8E4M3FNUZ": "fp8e4b8",
@@ -26,17 +26,19 @@ _IR_TYPES = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """A kernel as a launch and a check see it.
+    """The metadata of a kernel.
 
     Args:
-        parameters: those of a launch, in order.
+        kernel: the kernel's name.
+        gpu: LLVM's name of the GPU.
+        parameters: the runtime arguments, in order.
         waves: the waves of a workgroup.
-        lds: bytes of LDS.
-        lds_known: false where the most that the GPU has is assumed.
-        scratch: bytes of memory that Triton wants for each workgroup.
-        source: the kernel's file below its root; empty where only the object is known.
-        names: all arguments of the function, in order.
-        constants: the other arguments of the function, by name.
+        lds: bytes of LDS for each workgroup.
+        lds_known: whether `lds` comes from a JSON file; otherwise it is all LDS of the GPU.
+        scratch: bytes of Triton's scratch memory for each workgroup.
+        source: the path of the kernel's source, relative to its root; empty if it is unknown.
+        names: the names of all arguments of the function, in order.
+        constants: the compile-time arguments of the function, by name.
     """
 
     kernel: str
@@ -52,23 +54,29 @@ class Metadata:
 
 
 def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
-    """Read the JSON that this tool wrote beside an object; a check needs all of it.
+    """Read the JSON file that this tool writes next to a code object.
 
     Args:
-        path: the object's.
-        read: reads a file of JSON. Raises ValueError for what is not JSON, and OSError for what cannot be read.
+        path: the code object.
+        read: reads a JSON file. It raises ValueError if the file is not JSON, and OSError if it cannot be read.
 
     Raises:
-        NotEmulatedError: there is none, or it lacks what a launch needs.
+        NotEmulatedError: there is no such file, or it is incomplete.
     """
     content = read_beside(path, read)
     if content is None:
-        raise NotEmulatedError("metadata-missing", f"{path.name} has no JSON beside it", fix="keep both files together")
+        raise NotEmulatedError(
+            "metadata-missing", f"there is no JSON file next to {path.name}", fix="keep both files in one folder"
+        )
     return metadata_of(content, str(path.with_suffix(".json")))
 
 
 def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the content of the JSON beside an object, whoever wrote it; None if there is none."""
+    """Return the content of the JSON file next to a code object; None if there is none.
+
+    Raises:
+        NotEmulatedError: the file cannot be read, or is not JSON.
+    """
     beside = path.parent / f"{path.stem}.json"
     try:
         return read(beside)
@@ -78,7 +86,7 @@ def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
         raise NotEmulatedError(
             "metadata-unreadable",
             f"{beside} cannot be read",
-            why=error.strerror or "it is no regular file",
+            why=error.strerror or "it is not a regular file",
             fix="check the file",
         ) from error
     except ValueError as error:
@@ -88,10 +96,13 @@ def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def metadata_of(content: Any, where: str) -> Metadata:
-    """Return the metadata in a JSON of this tool.
+    """Return the metadata in the content of a JSON file that this tool wrote.
+
+    Args:
+        where: the name of the file, for messages.
 
     Raises:
-        NotEmulatedError: it lacks what a launch needs.
+        NotEmulatedError: the content is incomplete, or its kernel is marked as known bad.
     """
     try:
         if content.get("compile_status", "Complete") != "Complete":
@@ -99,7 +110,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
                 "kernel-known-bad",
                 f"{where} marks its kernel as known bad",
                 why=str(content["compile_status"]),
-                fix="check a kernel that was compiled whole",
+                fix="choose a kernel whose compile_status is Complete",
             )
         return Metadata(
             kernel=str(content["name"]),
@@ -118,26 +129,25 @@ def metadata_of(content: Any, where: str) -> Metadata:
         )
     except KeyError as error:
         raise NotEmulatedError(
-            "metadata-malformed", f"{where} lacks what a launch needs", why=f"no key {error}", fix=_AGAIN
+            "metadata-malformed", f"{where} is incomplete", why=f"it has no key {error}", fix=_AGAIN
         ) from error
     except (TypeError, ValueError, AttributeError) as error:
-        why = "a value in it has another form"
-        raise NotEmulatedError(
-            "metadata-malformed", f"{where} lacks what a launch needs", why=why, fix=_AGAIN
-        ) from error
+        why = "a value has an unexpected type"
+        raise NotEmulatedError("metadata-malformed", f"{where} is malformed", why=why, fix=_AGAIN) from error
 
 
 def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") -> Metadata:
     """Return the metadata of any code object.
 
     Args:
-        beside: the content of the JSON beside it: this tool's, that of Triton's cache, or None.
-        ir: the text of Triton's IR beside it, `NAME.ttir`, which has names and types; may be empty.
-        signature: the user's, see `parse_signature`; it wins.
+        beside: the content of the JSON file next to the object, written by this tool or by Triton; None if there is
+            none.
+        ir: the text of `NAME.ttir`, Triton's IR, which has the names and types of arguments; empty if there is none.
+        signature: a signature that the user gave, see `parse_signature`; it takes precedence.
 
     Raises:
-        NotEmulatedError: the JSON belongs to another object, or asks for what is not emulated.
-        LaunchError: the signature does not fit the object.
+        NotEmulatedError: the JSON file belongs to another object, or the kernel needs something that is not emulated.
+        LaunchError: the signature does not match the object.
     """
     if isinstance(beside, Mapping) and "signature" in beside and not signature:
         metadata = metadata_of(beside, f"the JSON beside {code.path.name}")
@@ -159,25 +169,29 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
     except (TypeError, ValueError) as error:
         raise NotEmulatedError(
             "metadata-malformed",
-            f"the JSON beside {code.path.name} is not Triton's",
-            why="a value in it has another form",
-            fix="remove it",
+            f"the JSON file next to {code.path.name} was not written by Triton",
+            why="a value has an unexpected type",
+            fix="remove the file",
         ) from error
     try:
         check_metadata(code, metadata)
     except NotEmulatedError as error:
         if signature and "signature" in error.what:
             raise LaunchError(
-                "kernel-signature-invalid", "--signature does not fit the kernel", why=error.why, fix="correct it"
+                "kernel-signature-invalid",
+                "--signature does not match the kernel",
+                why=error.why,
+                fix="correct the signature",
             ) from error
         raise
     return metadata
 
 
 def parse_signature(text: str) -> list[Parameter]:
-    """Return the parameters of a signature: `[NAME=]TYPE[:HINT]`, comma-separated, as Triton's own compiler takes it.
+    """Return the parameters of a signature, `[NAME=]TYPE[:HINT]` separated by commas, as in Triton's compiler.
 
-    Constants, which are numbers, are left out. A parameter without a name is called `arg0`, `arg1` and so on.
+    Constants, which are numbers or `constexpr`, are omitted. A parameter without a name is called `arg0`, `arg1` and
+    so on.
     """
     parameters: list[Parameter] = []
     for part in text.split(","):
@@ -189,7 +203,7 @@ def parse_signature(text: str) -> list[Parameter]:
 
 
 def _of_ir(text: str, kernel: str) -> list[Parameter]:
-    """Return the parameters of a function in Triton's IR; none if its line has a type that is unknown here."""
+    """Return the parameters of a function in Triton's IR; an empty list if a type is unknown."""
     line = next((line for line in text.splitlines() if f"tt.func public @{kernel}(" in line), "")
     found = list(_ARGUMENT.finditer(line))
     kinds = [_IR_TYPES.get(match[3] or match[2], "") for match in found]
@@ -202,7 +216,7 @@ def _of_ir(text: str, kernel: str) -> list[Parameter]:
 
 
 def _fitting(code: CodeObject, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return parameters that fit the object; if they do not, those that its own metadata describes, without types."""
+    """Return the given parameters if they match the object, and otherwise those in its metadata, without types."""
     try:
         check_parameters(code, parameters)
     except NotEmulatedError:
@@ -223,11 +237,7 @@ def _scratch(content: Mapping[str, Any]) -> int:
 
 
 def check_metadata(code: CodeObject, metadata: Metadata) -> None:
-    """Check that metadata belongs to an object.
-
-    Raises:
-        NotEmulatedError: it does not, or asks for what is not emulated.
-    """
+    """Raise NotEmulatedError if metadata belongs to another object, or asks for something that is not emulated."""
     threads = metadata.waves * (32 if code.descriptor.wave32 else 64)
     for name, ours, theirs in (
         ("the kernel", metadata.kernel, code.kernel),
@@ -237,23 +247,23 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
         if ours != theirs:
             raise NotEmulatedError(
                 "metadata-other-object",
-                f"the JSON beside {code.path.name} belongs to another object",
-                why=f"{name}: {ours} in the JSON, {theirs} in the object",
+                f"the JSON file next to {code.path.name} belongs to another object",
+                why=f"{name}: {ours} in the JSON file, {theirs} in the object",
                 fix="keep the two files of a kernel together",
             )
     lds, lane = max(metadata.lds, code.descriptor.lds), code.descriptor.scratch
     if metadata.lds < 0 or max(lds, lane) > _LARGEST:
         raise NotEmulatedError(
             "memory-too-large",
-            f"{code.path.name} asks for more memory than any GPU has",
+            f"{code.path.name} needs more memory than any GPU has",
             why=f"{lds} bytes of LDS, {lane} bytes of scratch memory for each lane",
             fix=_AGAIN,
         )
     if metadata.scratch:
         raise NotEmulatedError(
             "kernel-not-emulated",
-            f"the emulator refuses {code.kernel}",
-            why=f"it wants {metadata.scratch} bytes of Triton's own scratch memory",
+            f"the emulator does not support {code.kernel}",
+            why=f"the kernel needs {metadata.scratch} bytes of Triton's scratch memory",
             fix="report it with the code object",
         )
     check_parameters(code, metadata.parameters)

@@ -1,4 +1,4 @@
-"""Operands of instructions, as functions of a wave."""
+"""Decoding of operands to functions that read or write them in a wave."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Get = Callable[[Wave], Array]
 GetNumber = Callable[[Wave], int]
 Put = Callable[[Wave, Array], None]
 
-# In lists of reads and writes vector registers follow the scalar ones; SCC has its own number.
+# In sets of registers, a scalar register has the number of its encoding, vector register n has VECTOR + n, and SCC has
+# a number that no register has.
 VECTOR = 1000
 SCC = 999
 _SINGLE = re.compile(r"([vas]|ttmp)(\d+)(\.[lh])?$")
@@ -26,18 +27,20 @@ _RANGE = re.compile(r"([vas]|ttmp)\[(\d+):(\d+)\]$")
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?$")
 _NEGATED_NUMBER = re.compile(r"-[\d.]")
-_TWO_PI = 0.15915494309189532  # 1/(2*pi), which the text rounds
+_TWO_PI = 0.15915494309189532  # 1/(2*pi), because the disassembler prints fewer digits
 _SPECIAL = {"vcc_lo": VCC, "vcc_hi": VCC + 1, "vcc": VCC, "exec_lo": EXEC, "exec_hi": EXEC + 1, "exec": EXEC}
 _PAIRS = frozenset({"vcc", "exec"})
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register or a range of them.
+    """A register, or a range of consecutive registers.
 
     Args:
-        vector: whether it is one of the vector registers; accumulation registers are those from 256.
-        half: 0 or 1 where the text names one half of it.
+        vector: whether these are vector registers. AGPRs are vector registers from 256.
+        index: the number of the first register.
+        count: the number of registers.
+        half: 0 or 1 if the text names the lower or the upper half of a register, as in `v1.h`.
     """
 
     vector: bool
@@ -47,14 +50,14 @@ class Register:
 
     @property
     def names(self) -> range:
-        """Its numbers in lists of reads and writes."""
+        """The numbers of the registers in sets of reads and writes."""
         start = self.index + (VECTOR if self.vector else 0)
         return range(start, start + self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """An operand's text without its signs."""
+    """The text of an operand without its modifiers `neg` and `abs`, and whether it has them."""
 
     text: str
     negate: bool
@@ -62,12 +65,12 @@ class Signed:
 
 
 class Operands:
-    """Makes functions that read and write the operands of one instruction, and notes which registers these are.
+    """Makes functions that read and write the operands of an instruction, and records the registers they access.
 
-    Scalar registers that are read as lane masks are in `masks`, all others that are read in `reads`.
+    The scalar registers of lane masks that are read are in `masks`, and all other registers that are read in `reads`.
 
     Args:
-        raw: sources that an encoding modifies, by their text; they give `uint32`.
+        raw: replacements for sources that DPP or SDWA modifies, by their text; they return `uint32`.
     """
 
     def __init__(self, target: Target, instruction: Instruction, raw: dict[str, Get] | None = None) -> None:
@@ -77,25 +80,23 @@ class Operands:
         self.reads: set[int] = set()
         self.masks: set[int] = set()
         self.writes: set[int] = set()
-        # Halves that gfx11 and later access alone: twice the number of the vector register, + 1 for the upper half.
+        # On gfx11 and later, halves that are accessed without the other half. Half h of register r is 2 * r + h.
         self.half_reads: set[int] = set()
         self.half_writes: set[int] = set()
 
-    # ---------------------------------------------------------------- registers and constants
-
     def register(self, text: str) -> Register | None:
-        """The register that an operand names; None for a constant."""
+        """Return the register that an operand names; None for a constant."""
         return _register(text, self.target.m0, null=self.target.generation > 9)
 
     def signs(self, text: str) -> Signed:
-        """Take the signs off an operand."""
+        """Split an operand into its text and its modifiers `neg` and `abs`."""
         return _signs(text)
 
     def plain(self, text: str) -> str:
-        """The operand, which may have no sign.
+        """Return the operand unchanged.
 
         Raises:
-            NotEmulatedError: it has one.
+            NotEmulatedError: the operand has the modifier `neg` or `abs`.
         """
         operand = self.signs(text)
         if operand.negate or operand.absolute:
@@ -103,7 +104,11 @@ class Operands:
         return text
 
     def constant(self, text: str, bits: int = 32) -> int:
-        """The bits of a constant as an operand of `bits` bits."""
+        """Return the bits of a constant that is an operand of `bits` bits.
+
+        Raises:
+            NotEmulatedError: the text is no constant, or is a literal with an unknown meaning.
+        """
         if text.startswith(("lit(", "lit64(")) and text.endswith(")"):
             text = text[text.index("(") + 1 : -1]
         if _NUMBER.match(text):
@@ -119,24 +124,29 @@ class Operands:
         raise self.instruction.unknown(f"the operand {text}")
 
     def read(self, register: Register, count: int | None = None) -> Register:
-        """Note that a register is read."""
+        """Record that a register, or the first `count` of a range, is read; return it."""
         names = register.names
         self.reads.update(names if count is None else range(names.start, names.start + count))
         return register
 
     def write(self, register: Register, count: int | None = None) -> Register:
-        """Note that a register is written."""
+        """Record that a register, or the first `count` of a range, is written; return it."""
         names = register.names
         self.writes.update(names if count is None else range(names.start, names.start + count))
         return register
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The scalar registers that are read as numbers."""
+        """The scalar registers that are read, other than as lane masks."""
         return frozenset(register for register in self.reads if register < VECTOR)
 
     def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:
-        """The registers that are read, and written; the halves of these that are neither, and those not written."""
+        """Return the registers and halves that the instruction accesses.
+
+        Returns:
+            The registers that are read, and those that are written; then, of these registers, the halves that are
+            neither read nor written, and the halves that are not written.
+        """
         halves = self.half_reads | self.half_writes
         whole = self.reads | self.writes
         spared = frozenset(half ^ 1 for half in halves if half >> 1 not in whole) - halves
@@ -145,20 +155,18 @@ class Operands:
         return frozenset(self.reads.union(self.masks, reads)), frozenset(self.writes.union(writes)), spared, kept
 
     def vector(self, text: str) -> Register:
-        """An operand that must be vector registers; neither read nor written yet.
+        """Return the vector registers that an operand names, without recording an access.
 
         Raises:
-            NotEmulatedError: it is something else.
+            NotEmulatedError: the operand is something else.
         """
         register = self.register(text)
         if register is None or not register.vector:
             raise self.instruction.unknown(f"{text} where a vector register is expected")
         return register
 
-    # ---------------------------------------------------------------- lane-wise sources
-
     def u32(self, text: str, offset: int = 0) -> Get:
-        """A source as `uint32`; `offset` counts registers behind the first."""
+        """Return the reader of a source as `uint32`; `offset` selects a later register of a range."""
         if text in self.raw:
             return self.raw[text]
         self.plain(text)
@@ -176,7 +184,7 @@ class Operands:
         return (lambda wave: wave.u[index]) if register.vector else (lambda wave: wave.s[index])
 
     def i32(self, text: str) -> Get:
-        """A source as `int32`."""
+        """Return the reader of a source as `int32`."""
         get = self.u32(text)
         register = None if text in self.raw else self.register(text)
         if register is not None and register.vector:
@@ -185,7 +193,7 @@ class Operands:
         return lambda wave: get(wave).view(np.int32)
 
     def f32(self, text: str, offset: int = 0) -> Get:
-        """A source as `float32`, with its signs."""
+        """Return the reader of a source as `float32`, with its modifiers applied; `offset` is as in `u32`."""
         operand = self.signs(text)
         register = None if operand.text in self.raw else self.register(operand.text)
         raw = self.u32(operand.text, offset)
@@ -198,21 +206,22 @@ class Operands:
         return _with_signs(lambda wave: raw(wave).view(np.float32), operand)
 
     def half(self, text: str, high: int = 0, *, packed: bool = False) -> Get:
-        """A source as `float16`, with its signs.
+        """Return the reader of a source as `float16`, with its modifiers applied.
 
         Args:
             high: 1 for the upper half of a register.
-            packed: the constant is one of 32 bits, of which `high` picks a half.
+            packed: whether a constant has 32 bits, of which `high` selects a half.
         """
         operand = self.signs(text)
         bits = self.half_bits(operand.text, high, packed=packed, floating=True)
         return _with_signs(lambda wave: bits(wave).view(np.float16), operand)
 
     def half_bits(self, text: str, high: int = 0, *, packed: bool = False, floating: bool = False) -> Get:
-        """The same as `uint16`, without signs.
+        """Return the reader of a 16-bit source as `uint16`, which may not have modifiers.
 
         Args:
-            floating: a constant as 1.0 is a half, whose upper half is 0; for integers it is a float32.
+            high, packed: as in `half`.
+            floating: whether a packed constant such as 1.0 is a float16 in the lower half; otherwise it is a float32.
         """
         if text in self.raw:
             raw, place = self.raw[text], np.uint32(16 * high)
@@ -234,7 +243,7 @@ class Operands:
         return lambda wave: np.asarray(wave.sh_bits[scalar_half])
 
     def u64(self, text: str) -> Get:
-        """A source as `uint64`: two registers, or a constant."""
+        """Return the reader of a source as `uint64`: two registers, or a constant."""
         if text in self.raw:
             raise self.instruction.unknown("64 bits of a changed source")
         self.plain(text)
@@ -249,7 +258,7 @@ class Operands:
         return lambda wave: np.asarray(np.uint64(wave.quad(low)))
 
     def f64(self, text: str) -> Get:
-        """A source as `float64`, with its signs; a literal is the upper half of the number."""
+        """Return the reader of a source as `float64`, with its modifiers applied; a literal is the upper 32 bits."""
         operand = self.signs(text)
         if operand.text.startswith("0x"):
             value = np.asarray(np.uint64(int(operand.text, 0) << 32)).view(np.float64)
@@ -260,7 +269,7 @@ class Operands:
         return _with_signs(lambda wave: bits(wave).view(np.float64), operand)
 
     def mask(self, text: str) -> Get:
-        """A lane mask, `bool[lanes]`."""
+        """Return the reader of a lane mask, `bool[lanes]`."""
         register = self.register(text)
         if register is None or register.vector:
             raise self.instruction.unknown(f"{text} as a lane mask")
@@ -270,18 +279,16 @@ class Operands:
 
     @property
     def vcc(self) -> str:
-        """The name of VCC as a lane mask."""
+        """The name of the lane mask VCC, which depends on the size of a wave."""
         return "vcc" if self.target.lanes == 64 else "vcc_lo"
 
     @property
     def exec(self) -> str:
-        """The name of EXEC as a lane mask."""
+        """The name of the lane mask EXEC, which depends on the size of a wave."""
         return "exec" if self.target.lanes == 64 else "exec_lo"
 
-    # ---------------------------------------------------------------- lane-wise destinations
-
     def put_u32(self, text: str, offset: int = 0) -> Put:
-        """Writes `uint32` to the active lanes."""
+        """Return the function that writes `uint32` to the active lanes of a register; `offset` is as in `u32`."""
         index = self.vector(text).index + offset
         self.writes.add(VECTOR + index)
 
@@ -294,15 +301,16 @@ class Operands:
         return put
 
     def put_i32(self, text: str) -> Put:
-        """Writes `int32`."""
+        """Return the function that writes `int32` to the active lanes of a register."""
         put = self.put_u32(text)
         return lambda wave, value: put(wave, value.view(np.uint32))
 
     def put_f32(self, text: str, offset: int = 0, *, clamp: bool = False) -> Put:
-        """Writes `float32`.
+        """Return the function that writes `float32` to the active lanes of a register.
 
         Args:
-            clamp: to 0 and 1 first; NaN becomes 0.
+            offset: as in `u32`.
+            clamp: whether values are clamped to the range from 0 to 1, where NaN becomes 0.
         """
         index = self.vector(text).index + offset
         self.writes.add(VECTOR + index)
@@ -318,11 +326,11 @@ class Operands:
         return put
 
     def put_half_bits(self, text: str, high: int | None = None, *, zero: bool = False) -> Put:
-        """Writes `uint16` to one half of a register.
+        """Return the function that writes `uint16` to one half of a register in the active lanes.
 
         Args:
-            high: 1 for the upper half; by default what the text says, or the lower one.
-            zero: also clear the upper half.
+            high: 1 for the upper half; by default the half that the text names, or else the lower one.
+            zero: whether a write to the lower half sets the upper half to 0.
         """
         register = self.vector(text)
         index, part = register.index, register.half or 0 if high is None else high
@@ -331,7 +339,7 @@ class Operands:
             self.half_writes.add(2 * register.names.start + part)
         else:
             self.write(register, 1)
-            # The other half is kept, so it is read.
+            # The instruction preserves the other half, which therefore counts as read.
             if not zero:
                 self.read(register, 1)
 
@@ -348,7 +356,7 @@ class Operands:
         return put
 
     def put_u64(self, text: str) -> Put:
-        """Writes `uint64` to two registers."""
+        """Return the function that writes `uint64` to the active lanes of two registers."""
         low, high = self.put_u32(text), self.put_u32(text, 1)
 
         def put(wave: Wave, value: Array) -> None:
@@ -359,7 +367,7 @@ class Operands:
         return put
 
     def put_mask(self, text: str) -> Put:
-        """Writes `bool[lanes]` to scalar registers; inactive lanes give 0."""
+        """Return the function that writes a lane mask, `bool[lanes]`, to scalar registers; inactive lanes become 0."""
         if text == "null":
             return lambda _wave, _value: None
         register = self.register(text)
@@ -373,10 +381,8 @@ class Operands:
 
         return put
 
-    # ---------------------------------------------------------------- scalars
-
     def number(self, text: str) -> GetNumber:
-        """A scalar source of 32 bits as a number that is not negative."""
+        """Return the reader of a scalar source of 32 bits as an unsigned number."""
         self.plain(text)
         register = self.register(text)
         if register is None:
@@ -391,7 +397,7 @@ class Operands:
         return lambda wave: int(wave.s[index])
 
     def signed_number(self, text: str) -> GetNumber:
-        """The same with its sign."""
+        """Return the reader of a scalar source of 32 bits as a signed number."""
         get = self.number(text)
         if self.register(text) is None and text not in {"scc", "src_scc"}:
             value = signed(self.constant(text), 32)
@@ -399,7 +405,7 @@ class Operands:
         return lambda wave: signed(get(wave), 32)
 
     def quad(self, text: str) -> GetNumber:
-        """A scalar source of 64 bits."""
+        """Return the reader of a scalar source of 64 bits as an unsigned number."""
         self.plain(text)
         register = self.register(text)
         if register is None:
@@ -413,7 +419,7 @@ class Operands:
         return lambda wave: wave.quad(index)
 
     def put_number(self, text: str, words: int = 1) -> Callable[[Wave, int], None]:
-        """Writes a scalar destination of 32 or 64 bits; higher bits are dropped."""
+        """Return the function that writes a number to one or two scalar registers; higher bits are dropped."""
         if text == "null" and self.target.generation > 9:
             return lambda _wave, _value: None
         register = self.register(text)

@@ -1,8 +1,8 @@
-"""How the instructions of a block run for all waves of a batch.
+"""Planning of how the instructions of a block run for all waves of a batch.
 
-An instruction runs once if the scalar registers that it reads are the same for all waves, and for each wave if not. So
-which registers differ at the beginning of a block decides how all of it runs, and each block is planned once for each
-such set.
+An instruction runs once if the scalar registers that it reads are the same in all waves, and otherwise for each wave.
+The plan of a block therefore depends only on the registers that differ at its beginning, and is made once for each set
+of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from toolchain_lab.emulator.wave import Target
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A part of a block.
+    """The plan of a part of a block.
 
     Args:
-        stop: the place of the first instruction behind it.
-        after: the registers that may differ behind it.
-        unsettled: those of them that may be found to be the same.
+        steps: the functions to call with the batch, in order.
+        stop: the index of the first instruction after the part.
+        after: the registers that may differ between the waves after the part.
+        unsettled: the registers in `after` that should be compared, because they are often the same in all waves.
     """
 
     steps: tuple[RunBatch, ...]
@@ -35,10 +36,15 @@ class Plan:
 
 
 def plan(operations: Sequence[Operation], start: int, varying: Registers, target: Target) -> Plan:
-    """Plan instructions from one on, up to the end or to one whose result may be the same for all waves.
+    """Plan instructions up to the end of a block, or up to an instruction whose result must be compared.
+
+    Args:
+        operations: the instructions of the block.
+        start: the index of the first instruction to plan.
+        varying: the scalar registers that may differ between the waves.
 
     Raises:
-        ApartError: there is an instruction for which the order of the waves matters.
+        ApartError: the waves must execute an instruction one after the other.
     """
     maker = _Maker(varying, target)
     for place in range(start, len(operations)):
@@ -55,11 +61,15 @@ class _Maker:
         self.varying = set(varying)
         self.target = target
         self.steps: list[RunBatch] = []
-        # Registers that are the same for all waves and whose value each wave has.
+        # The registers that are the same in all waves and were already copied to each wave.
         self._pushed: set[int] = set()
 
     def add(self, operation: Operation, run: Run) -> Registers:
-        """Add an instruction; the scalar registers that it wrote and that may be the same for all waves."""
+        """Add an instruction.
+
+        Returns:
+            The scalar registers that it wrote and that should be compared between the waves.
+        """
         if operation.how == ORDERED:
             raise ApartError
         name, reads = operation.instruction.name, operation.scalar_reads
@@ -87,7 +97,7 @@ class _Maker:
             self.varying |= written
 
     def _push(self, registers: Registers) -> None:
-        """Give registers that are the same for all waves to each wave."""
+        """Add steps that copy registers which are the same in all waves to each wave."""
         missing = sorted(registers - self.varying - self._pushed)
         if not missing:
             return

@@ -1,4 +1,4 @@
-"""A code object as blocks of decoded instructions."""
+"""A kernel as blocks of decoded instructions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from toolchain_lab.emulator.wave import Target
 
 @dataclass(slots=True)
 class Block:
-    """Instructions up to a branch, a barrier or the end.
+    """The instructions up to a branch, a barrier or the end of the program.
 
     Args:
-        steps: what changes something, in order.
-        operations: all instructions, the last one included.
-        branch: how it continues; None at a barrier, at the end, and where the last instruction jumps by itself.
-        following: the address behind it.
-        executions: how often a wave ran it.
-        plans: how it runs for all waves at once, see `plan`, by the first instruction and the registers that differ.
+        address: the address of the first instruction.
+        steps: the functions that execute the instructions, without those that change nothing.
+        operations: all instructions.
+        branch: the branch at the end; None if the last instruction is no branch, or jumps to an address in a register.
+        barrier: whether the last instruction is a barrier.
+        jumps: whether the last instruction jumps to an address in a register.
+        following: the address after the last instruction.
+        executions: how often waves executed the block.
+        plans: the plans for all waves at once, by the index of the first instruction and the registers that differ.
     """
 
     address: int
@@ -45,7 +48,7 @@ class Block:
 
 
 def names(line: Line) -> tuple[str, ...]:
-    """The mnemonics of a line: two where it does two things."""
+    """Return the mnemonics of a line, two for a dual-issue instruction."""
     return tuple(
         "v_" + name.removeprefix("v_dual_") if "::" in line.text else name
         for name in (parse(line, text).name for text in line.text.split("::"))
@@ -53,7 +56,7 @@ def names(line: Line) -> tuple[str, ...]:
 
 
 class Program:
-    """A kernel, decoded as far as it runs."""
+    """A kernel, whose instructions are decoded when they are first executed."""
 
     def __init__(self, code: CodeObject, lines: Sequence[Line], *, exact: bool = True) -> None:
         self.code = code
@@ -62,8 +65,8 @@ class Program:
             raise NotEmulatedError(
                 "gpu-not-emulated",
                 f"{code.gpu} is not emulated",
-                why="the emulator knows gfx9, gfx11 and gfx12",
-                fix="take another GPU",
+                why="the emulator supports gfx9, gfx11 and gfx12",
+                fix="compile the kernel for another GPU",
             )
         self.lines = tuple(lines)
         self._places = {line.address: place for place, line in enumerate(self.lines)}
@@ -71,33 +74,37 @@ class Program:
         self._blocks: dict[int, Block] = {}
         self.scoreboard = Scoreboard(self.target)
         self.magnitudes: dict[str, float] = {}
-        # Whether the waves of its workgroups may run at once.
+        # Whether to try to run the waves of a workgroup together.
         self.together = True
 
     @classmethod
     def of(cls, code: CodeObject, disassembler: Disassembler, *, exact: bool = True) -> Program:
-        """Decode a code object.
+        """Disassemble a code object.
 
         Args:
-            exact: whether matrix instructions round as hardware does where that is published, which takes longer.
+            exact: whether matrix instructions follow the published rounding rules of the GPU, which takes longer.
 
         Raises:
-            NotEmulatedError: its GPU is not emulated, or the disassembler cannot decode it.
+            NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
         """
         return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
 
     def operation(self, place: int) -> Operation:
-        """The instruction at a place in the list of lines."""
+        """Return the decoded instruction of the line with an index.
+
+        Raises:
+            NotEmulatedError: the instruction is unknown.
+        """
         if place not in self._operations:
             self._operations[place] = decode(self.lines[place], self.target)
         return self._operations[place]
 
     def block(self, address: int) -> Block:
-        """The block that begins at an address.
+        """Return the block that begins at an address.
 
         Raises:
-            NotEmulatedError: an instruction in it is unknown.
-            FaultyKernelError: there is no instruction, or the code ends within it.
+            NotEmulatedError: an instruction in the block is unknown.
+            FaultyKernelError: no instruction begins at the address, or the code ends before the block does.
         """
         known = self._blocks.get(address)
         if known is None:
@@ -131,7 +138,7 @@ class Program:
         )
 
     def unknown(self) -> list[NotEmulatedError]:
-        """The errors of all instructions that the emulator does not know, run or not."""
+        """Return the errors for all unsupported instructions, whether they are executed or not."""
         refused = []
         for place in range(len(self.lines)):
             try:
@@ -145,11 +152,11 @@ class Program:
         return refused
 
     def _is_padding(self, place: int) -> bool:
-        """Whether nothing but padding follows."""
+        """Return whether all lines from an index on are padding."""
         return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
 
     def executed(self) -> Counter[str]:
-        """The number of executions of each instruction, by name."""
+        """Return the number of executions of each mnemonic."""
         counts: Counter[str] = Counter()
         for block in self._blocks.values():
             for operation in block.operations:
@@ -158,11 +165,11 @@ class Program:
         return +counts
 
     def note(self, executions: Mapping[int, int], magnitudes: Mapping[str, float]) -> None:
-        """Add what a workgroup ran.
+        """Add the statistics of a workgroup.
 
         Args:
-            executions: the executions of blocks, by address.
-            magnitudes: the largest ones of what approximate instructions add, by name.
+            executions: the number of executions of each block, by address.
+            magnitudes: the largest sum of magnitudes of each approximate instruction, by mnemonic.
         """
         for address, count in executions.items():
             self._blocks[address].executions += count
@@ -170,7 +177,7 @@ class Program:
             self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def approximate(self) -> dict[str, str]:
-        """Return the executed instructions whose results may differ from hardware, with the bound of each error."""
+        """Return the executed mnemonics whose results may differ from hardware, with the bound of each error."""
         return {
             name: text
             for name in sorted(self.executed())
@@ -178,5 +185,5 @@ class Program:
         }
 
     def blocks(self) -> list[Block]:
-        """The blocks that ran."""
+        """Return the blocks that were executed."""
         return [block for block in self._blocks.values() if block.executions]

@@ -1,6 +1,6 @@
-"""Instructions that read or write scalar registers which differ between the waves of a batch, for all waves at once.
+"""Execution of some instructions for all waves at once, although their scalar registers differ between the waves.
 
-Lane masks are combined here, and single lanes are moved from and to scalar registers.
+These are instructions that combine lane masks, and those that move a lane to or from a scalar register.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LANE_MOVES = frozenset({"v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b3
 
 
 def rows_of(instruction: Instruction, target: Target) -> RunBatch | None:
-    """The function that runs an instruction for all waves; None if there is none for it."""
+    """Return the function that executes an instruction for all waves; None if this module does not support it."""
     operands = Operands(target, instruction)
     if instruction.name in LANE_MOVES:
         return _lane_move(operands)
@@ -63,7 +63,7 @@ def _place(operands: Operands, text: str) -> int | None:
 
 
 def _source(operands: Operands, text: str) -> _Source | None:
-    """A source of as many bits as a wave has lanes."""
+    """Return the reader of a source with a bit for each lane; None if it is no scalar register and no integer."""
     words = operands.target.lanes // 32
     register = operands.register(text)
     if register is None:

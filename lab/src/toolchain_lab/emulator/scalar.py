@@ -1,4 +1,4 @@
-"""Scalar instructions: numbers that all lanes share, and lane masks."""
+"""Scalar instructions, which compute numbers that all lanes share, and lane masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import SCC, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import EXEC, Wave
 
-# From two sources the result, and the new SCC.
+# The result of an instruction, and the new value of SCC.
 Pair = tuple[int, int]
 _I32 = range(-(1 << 31), 1 << 31)
 
@@ -22,12 +22,13 @@ _I32 = range(-(1 << 31), 1 << 31)
 def _binary(
     compute: Callable[[int, int], Pair | int], width: int = 32, *, sign: bool = False, flags: bool = True
 ) -> Handler:
-    """An instruction with two sources.
+    """Return the decoder of an instruction with two sources.
 
     Args:
-        width: 32 or 64 bits, of sources and result alike.
-        sign: sources are signed.
-        flags: it writes SCC, so `compute` returns two numbers.
+        compute: takes both sources, and returns the result, or with `flags` a `Pair`.
+        width: the bits of sources and result, 32 or 64.
+        sign: whether the sources are signed.
+        flags: whether the instruction writes SCC.
     """
 
     def build(operands: Operands) -> Run:
@@ -69,13 +70,13 @@ def _unary(
 
 
 def _flagged(value: int, width: int = 32) -> Pair:
-    """A result whose SCC says that it is not zero."""
+    """Return a result truncated to its width, with SCC set if it is not zero."""
     value &= QUAD if width == 64 else WORD
     return value, int(value != 0)
 
 
 def _move_quad(operands: Operands) -> Run:
-    """S_MOV_B64; a literal of 32 bits has zeros above it."""
+    """Decode S_MOV_B64, which zero-extends a literal of 32 bits."""
     result, text = operands.instruction.operands
     literal = text.startswith("0x")
     value = operands.constant(text) if literal else 0
@@ -107,7 +108,13 @@ _SAVE_EXEC: dict[str, Callable[[int, int], int]] = {
 
 
 def _save_exec(compute: Callable[[int, int], int], width: int, *, new_one: bool = False) -> Handler:
-    """A new EXEC from the old one and the source; the old one into a register, or the new one."""
+    """Return the decoder of an instruction that computes a new EXEC from the old one and its source.
+
+    Args:
+        compute: takes the source and the old EXEC.
+        width: the bits of EXEC, 32 or 64.
+        new_one: whether the destination gets the new EXEC, as in S_ANDN1_WREXEC; otherwise it gets the old one.
+    """
 
     def build(operands: Operands) -> Run:
         if width != operands.target.lanes:
@@ -142,7 +149,7 @@ def _shift(compute: Callable[[int, int], int], width: int) -> Handler:
 
 
 def _bit_field(width: int, *, sign: bool) -> Handler:
-    """S_BFE: the second source holds the offset and, from bit 16, the field's width."""
+    """Return the decoder of an S_BFE, whose second source has the offset in its low bits and the width from bit 16."""
 
     def build(operands: Operands) -> Run:
         result, first, second = operands.instruction.operands
@@ -153,7 +160,7 @@ def _bit_field(width: int, *, sign: bool) -> Handler:
             given = control(wave)
             size = given >> 16 & 127
             field = value(wave) >> (given & width - 1) & (1 << size) - 1
-            # A field that reaches beyond the highest bit is as wide as what is left.
+            # A field that extends beyond the highest bit is truncated there, which matters for its sign.
             size = min(size, width - (given & width - 1))
             return _flagged(signed(field, size) if sign and size else field, width)
 
@@ -165,7 +172,7 @@ def _bit_field(width: int, *, sign: bool) -> Handler:
 def _compare(
     compute: Callable[[int, int], bool], *, sign: bool = False, width: int = 32, short: bool = False
 ) -> Handler:
-    """S_CMP and S_CMPK, whose constant has 16 bits."""
+    """Return the decoder of an S_CMP, or of an S_CMPK, which compares with a constant of 16 bits (`short`)."""
 
     def build(operands: Operands) -> Run:
         first, second = operands.instruction.operands
@@ -227,7 +234,7 @@ def _extreme(*, largest: bool, sign: bool) -> Handler:
 
 
 def _constant_add(operands: Operands) -> Run:
-    """S_ADDK_I32: adds a constant of 16 bits; SCC says that it overflowed."""
+    """Decode S_ADDK_I32, which adds a constant of 16 bits, and sets SCC on signed overflow."""
     result, constant = operands.instruction.operands
     value, get, put = signed(int(constant, 0), 16), operands.signed_number(result), operands.put_number(result)
 
@@ -286,7 +293,12 @@ def _set_bit(*, to: int) -> Handler:
 
 
 def _float(compute: Callable[..., Any], count: int, *, accumulate: bool = False) -> Handler:
-    """A scalar instruction on float32."""
+    """Return the decoder of a scalar instruction on float32.
+
+    Args:
+        count: the number of sources.
+        accumulate: whether the destination's old value is a further source.
+    """
 
     def build(operands: Operands) -> Run:
         texts = list(operands.instruction.operands)
@@ -357,7 +369,7 @@ def _with_carry(*, subtract: bool) -> Handler:
 
 
 def _lowest_bit(value: int) -> int:
-    """The number of the lowest set bit; all ones if there is none."""
+    """Return the position of the lowest set bit; -1, which is all ones, if no bit is set."""
     return (value & -value).bit_length() - 1
 
 
@@ -366,7 +378,7 @@ def _highest_bit(width: int) -> Callable[[int], int]:
 
 
 def _of_width(width: int) -> dict[str, Handler]:
-    """Instructions that exist for 32 and for 64 bits."""
+    """Return the decoders of the instructions that exist for 32 and for 64 bits, for one of these widths."""
     words = width // 32
     table: dict[str, Handler] = {
         f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),
@@ -411,7 +423,9 @@ def _trap(operands: Operands) -> Run:
     address = operands.instruction.address
 
     def run(_: Wave) -> None:
-        raise FaultyKernelError("kernel-traps", f"the kernel stops itself at {address:#x}", why="it runs s_trap")
+        raise FaultyKernelError(
+            "kernel-traps", f"the kernel executes s_trap at {address:#x}", why="kernels do so when an assertion fails"
+        )
 
     return run
 

@@ -1,7 +1,7 @@
-"""Checks of waits: outstanding loads, and instructions that follow each other too closely.
+"""Checks that a kernel waits for its memory accesses, and keeps the distances between instructions.
 
-Both depend on the path that a wave takes and not on values, so each block is checked once for each state that a
-wave enters it with.
+Both depend on the path of a wave and not on values. Each block is therefore checked only once for each state in which
+a wave enters it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from toolchain_lab.emulator.wave import TTMP, VCC, Target
 if TYPE_CHECKING:
     from toolchain_lab.emulator.program import Block
 
-_MOST = 64  # a counter stops a wave before it counts more
+_MOST = 64  # hardware stalls a wave before a counter exceeds its range, so more accesses are never outstanding
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
 LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
-# An access: the counter, where it began, the registers that it will write, and whether it keeps its order.
+# An outstanding access: its counter, its instruction, the registers that it will write, and whether accesses with the
+# same counter complete in order.
 Access = tuple[str, Operation, frozenset[int], bool]
-# An instruction from which later ones must keep a distance; wait states, vector and transcendental instructions since.
+# An instruction from which later ones must keep a distance, and since then the number of wait states, of vector
+# instructions, and of transcendental instructions.
 Recent = tuple[Facts, int, int, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class State:
-    """Outstanding accesses, oldest first, and recent instructions.
+    """The outstanding accesses, oldest first, and the recent instructions from which a distance must be kept.
 
     Args:
-        following: by block (its address) the state behind it.
+        following: the state after each block that was already checked, by the address of the block.
     """
 
     accesses: tuple[Access, ...] = ()
@@ -44,7 +46,7 @@ class State:
 
 
 class Scoreboard:
-    """The states that waves of a program reach."""
+    """The states that the waves of a program reach."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -54,14 +56,18 @@ class Scoreboard:
         self._facts: dict[int, Facts] = {}
 
     def behind(self, state: State, block: Block) -> State:
-        """The state behind a block, which is found once for each state before it."""
+        """Return the state after a block, which is computed only once for each state before the block.
+
+        Raises:
+            FaultyKernelError: a wait or a distance is missing.
+        """
         return state.following.get(block.address) or self.after(state, block.address, block.operations)
 
     def after(self, state: State, address: int, operations: tuple[Operation, ...]) -> State:
-        """The state behind a block.
+        """Compute the state after a block with the given address and instructions.
 
         Raises:
-            FaultyKernelError: a register is used before it is there.
+            FaultyKernelError: a wait or a distance is missing.
         """
         accesses, recent = list(state.accesses), list(state.recent)
         for operation in operations:
@@ -89,7 +95,11 @@ class Scoreboard:
         return state_after
 
     def _wait(self, operation: Operation, accesses: list[Access]) -> None:
-        """Remove what an instruction waits for, and refuse what it should have waited for."""
+        """Remove the accesses that an instruction waits for.
+
+        Raises:
+            FaultyKernelError: the instruction uses a register of an access that is still outstanding.
+        """
         name = operation.names[0]
         if name.startswith("s_wait"):
             for counter, most in wait(operation.instruction).items():
@@ -102,13 +112,13 @@ class Scoreboard:
             return
         if name in BARRIERS:
             for _, earlier, _, _ in accesses:
-                # LDS takes accesses in order, so a load may be outstanding; LLVM always waits for stores.
+                # A load may be outstanding, because LDS processes accesses in order. LLVM always waits for stores.
                 if LDS_STORE.match(earlier.names[0]):
                     raise _fault(operation, earlier, "a barrier does not wait for")
         mine_counters = _counters(operation, self.target)
         for counter, earlier, registers, ordered in accesses:
             used = operation.reads & registers
-            # Loads of the same kind arrive in order, so the later one stays.
+            # Two ordered loads with the same counter may write the same register, because the later one wins.
             if not (ordered and counter in mine_counters):
                 used |= operation.writes & registers
             if used and earlier.kept and operation.spared:
@@ -125,13 +135,13 @@ class Scoreboard:
 
 
 def _apart(register: int, load: Operation, other: Operation) -> bool:
-    """Whether a load writes one half of a register, and another instruction accesses the other one."""
+    """Return whether a load writes one half of a register, and another instruction accesses only the other half."""
     low, high = 2 * register, 2 * register + 1
     return (low in load.kept and high in other.spared) or (high in load.kept and low in other.spared)
 
 
 def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
-    """The counters that an instruction adds to."""
+    """Return the counters that an instruction increments."""
     name, new = operation.names[0], target.generation == 12
     if name.startswith(("s_load_", "s_buffer_load_")):
         return ("km",) if new else ("lgkm",)
@@ -140,7 +150,7 @@ def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
     if not name.startswith(MEMORY):
         return ()
     if match := _CACHES.match(name):
-        # Before gfx12 LLVM does not count these.
+        # In LLVM's model, cache instructions increment a counter only on gfx12.
         return () if not new else ("load",) if match[1] == "inv" else ("store",)
     load = any(register >= VECTOR for register in operation.writes)
     counter = ("load" if load else "store") if new else "vm" if load or target.generation == 9 else "vs"
@@ -167,7 +177,7 @@ def _fault(operation: Operation, earlier: Operation, what: str) -> FaultyKernelE
     line, before = operation.instruction.line, earlier.instruction.line
     return FaultyKernelError(
         "wait-missing",
-        f"the code at {line.address:#x} comes too early",
+        f"the instruction at {line.address:#x} is executed too early",
         why=f"{line.text}: {what} {before.text} at {before.address:#x}",
     )
 

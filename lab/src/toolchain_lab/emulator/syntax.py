@@ -1,4 +1,4 @@
-"""Takes an instruction's text apart: name, operands and modifiers."""
+"""Parsing of a disassembled instruction into its mnemonic, operands and modifiers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _VALUES = (
 _FLAGS = "clamp|glc|slc|dlc|nt|sc0|sc1|offen|idxen|lds|gds|tfe|row_mirror|row_half_mirror"
 _MODIFIER = re.compile(rf"(?:^|\s)((?:{_VECTORS}):\[[^\]]*\]|offset:swizzle\([^)]*\)|(?:{_VALUES}):\S+|(?:{_FLAGS}))$")
 _COMMA = re.compile(r",(?![^\[(]*[\])])")
-# Cache policy: it says when other waves see a value, not which value it is.
+# Cache policies decide when other waves see a value, and not which value it is.
 _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 
 
 class Modifiers:
-    """The modifiers of one instruction. A modifier that no reader used is refused."""
+    """The modifiers of an instruction, which records those that were queried, so that others can be refused."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
         self._asked: set[str] = set()
 
     def flag(self, name: str) -> bool:
-        """Whether a modifier without a value is there."""
+        """Return whether the instruction has a modifier that takes no value."""
         self._asked.add(name)
         return name in self._values
 
@@ -41,12 +41,12 @@ class Modifiers:
         return self._values.get(name, default)
 
     def number(self, name: str, default: int = 0) -> int:
-        """The number behind a modifier's colon."""
+        """Return the number of a modifier such as `offset:16`."""
         text = self.text(name)
         return int(text, 0) if text else default
 
     def vector(self, name: str, default: Sequence[int]) -> list[int]:
-        """The numbers in a modifier's brackets."""
+        """Return the numbers of a modifier such as `op_sel:[0,1]`."""
         text = self.text(name)
         return [int(part) for part in text.strip("[]").split(",")] if text else list(default)
 
@@ -54,18 +54,19 @@ class Modifiers:
         return frozenset(self._values)
 
     def left(self) -> list[str]:
-        """Modifiers that were not queried, without those of cache policy."""
+        """Return the modifiers that were not queried, except cache policies."""
         return sorted(self._values.keys() - self._asked - _POLICY)
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction in parts.
+    """A parsed instruction.
 
     Args:
+        line: the line of the disassembly.
         name: the mnemonic without the suffix of its encoding.
-        suffix: that suffix: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa` or nothing.
-        operands: as the text has them, destinations first.
+        suffix: the suffix of the encoding: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa`, or empty.
+        operands: the texts of the operands, destinations first.
     """
 
     line: Line
@@ -79,29 +80,33 @@ class Instruction:
         return self.line.address
 
     def unknown(self, why: str = "") -> NotEmulatedError:
-        """The refusal of this instruction."""
+        """Return the error for an instruction that is not emulated.
+
+        Args:
+            why: the unsupported part of the instruction; empty if all of it is unknown.
+        """
         return NotEmulatedError(
             "instruction-not-emulated",
-            f"the emulator does not know {self.name}" if not why else f"the emulator refuses {self.name}: {why}",
+            f"the emulator does not support {self.name}" + (f": {why}" if why else ""),
             why=f"at {self.address:#x}: {self.line.text}",
-            fix="report it with the code object; nothing was guessed",
+            fix="report it with the code object",
         )
 
 
 def parse(line: Line, text: str | None = None) -> Instruction:
-    """Take a line apart.
+    """Parse an instruction.
 
     Args:
-        text: one half of a line that holds two instructions.
+        text: one half of the line, if it is a dual-issue instruction.
     """
     name, suffix, operands, values = _parts(line.text if text is None else text)
     return Instruction(line=line, name=name, suffix=suffix, operands=operands, modifiers=Modifiers(values))
 
 
-# Kernels of one kind share most of their instructions.
+# This is cached because similar kernels have most of their instructions in common.
 @lru_cache(maxsize=65536)
 def _parts(text: str) -> tuple[str, str, tuple[str, ...], Mapping[str, str]]:
-    """Name, suffix, operands and modifiers."""
+    """Return the name, suffix, operands and modifiers of an instruction."""
     rest = text.strip()
     values: dict[str, str] = {}
     while match := _MODIFIER.search(rest):

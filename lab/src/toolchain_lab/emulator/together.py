@@ -1,7 +1,7 @@
-"""Runs all waves of a workgroup at once, as long as their program counters agree.
+"""Execution of all waves of a workgroup at once, as long as they have the same program counter.
 
-That gives what waves give that run one after the other, unless two waves touch the same memory between two barriers
-and one of them writes. The workgroup is then brought back to its beginning.
+The results are the same as those of waves that run one after the other, unless two waves access the same memory
+between two barriers and one of them writes. In that case the workgroup is reset to its initial state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run_together(group: Workgroup, limits: Limits) -> bool:
     """Run a workgroup to its end.
 
     Returns:
-        False if its waves must run one after the other; it is then as it was before.
+        False if its waves must run one after the other. The workgroup then has its initial state.
     """
     arrays = [group.vectors, group.scalars, group.scratch, group.lds.bytes]
     kept = [array.copy() for array in arrays]
@@ -57,22 +57,27 @@ class _Together:
         self.batch = Batch(group)
 
     def run(self) -> None:
-        """Run to the end.
+        """Run all waves to their end.
 
         Raises:
-            ApartError, EmulatorError: the waves must run one after the other.
+            ApartError: the waves must run one after the other.
+            EmulatorError: an error occurred, which may be different if the waves run one after the other.
         """
         while not all(wave.done for wave in self.waves):
             self._to_barrier()
             self._barrier(sum(wave.count for wave in self.waves))
 
     def _barrier(self, count: int) -> None:
-        """Check what the waves did since the last barrier; `count` is that of all instructions."""
+        """Raise ApartError if accesses conflict, or if `count`, the number of all instructions, exceeds the limit."""
         if self.accesses.memory.meet() or self.accesses.lds.meet() or count > self.limit:
             raise ApartError
 
     def _to_barrier(self) -> None:
-        """Run all waves up to a barrier or their ends. Those that parted run alone, the one that is behind first."""
+        """Run all waves up to a barrier or their ends.
+
+        Waves with different program counters run alone, and the one with the lowest program counter runs first, so
+        that the others can join it again.
+        """
         running = [wave for wave in self.waves if not wave.done]
         while running:
             if len(running) == len(self.waves) and self._agree():
@@ -93,7 +98,7 @@ class _Together:
         return all(wave.pc == first.pc and wave.clamps_overflow == first.clamps_overflow for wave in self.waves)
 
     def _run_batch(self) -> bool:
-        """Run all waves until they part; whether they have reached their end."""
+        """Run all waves together until they diverge; return whether they have reached their end instead."""
         batch, find = self.batch, self.program.block
         batch.join()
         while True:
@@ -131,7 +136,7 @@ class _Together:
                 batch.settle(planned.unsettled)
 
     def _branch(self, block: Block) -> bool:
-        """Continue behind a block; whether all waves continue at the same place."""
+        """Set the program counters after a block; return whether all waves continue at the same address."""
         batch, branch = self.batch, block.branch
         if branch is None:
             raise AssertionError(block.address)

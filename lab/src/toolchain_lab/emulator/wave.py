@@ -1,4 +1,4 @@
-"""The registers of one wave."""
+"""The registers and the state of a wave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VCC, NULL, EXEC = 106, 124, 126
 TTMP = 108
-# 256 vector registers and 256 accumulation registers.
+# 256 VGPRs, and 256 AGPRs behind them.
 VECTORS = 512
 SCALARS = 128
 
@@ -26,9 +26,9 @@ class Target:
     """The target of a program.
 
     Args:
-        gpu: LLVM's name.
-        lanes: 32 or 64.
-        exact: whether matrix instructions round as hardware does where that is published.
+        gpu: LLVM's name of the GPU, such as `gfx942`.
+        lanes: the lanes of a wave, 32 or 64.
+        exact: whether matrix instructions follow the published rounding rules of the GPU, if there are any.
     """
 
     gpu: str
@@ -37,26 +37,24 @@ class Target:
 
     @cached_property
     def generation(self) -> int:
-        """9 for CDNA, 11 and 12 for RDNA."""
+        """The major version of the ISA: 9 for CDNA, 11 for RDNA3, 12 for RDNA4."""
         return int(self.gpu[3:-2])
 
     @property
     def m0(self) -> int:
-        """The scalar register that M0 is."""
+        """The number of the scalar register M0."""
         return 124 if self.generation == 9 else 125
 
 
 class Wave:
-    """Registers and state of one wave.
-
-    Each vector register is a row of `uint32[lanes]`; the lists below are views of these rows by type. The scalar
-    registers are `uint32[128]`, numbered as instructions encode them.
+    """The registers and the state of a wave.
 
     Args:
+        group: the workgroup of the wave.
         number: the number of the wave in its workgroup.
-        vectors: its vector registers, `uint32[512, lanes]`.
-        scalars: its scalar registers.
-        scratch: its scratch memory, `uint32[words, lanes]`.
+        vectors: the vector registers, `uint32[512, lanes]`.
+        scalars: the scalar registers, `uint32[128]`, numbered as in the encoding of instructions.
+        scratch: the scratch memory, `uint32[words, lanes]`.
     """
 
     def __init__(
@@ -72,60 +70,65 @@ class Wave:
         self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        # Where it is, as a kernel of gfx90a sees it; 0 for GPUs that keep that to themselves.
+        # The address of scratch memory on gfx90a, whose kernels access it as a buffer; 0 on other GPUs.
         self.scratch_address = 0
         self.scc = 0
-        # FP16_OVFL of the mode.
+        # The bit FP16_OVFL of the MODE register.
         self.clamps_overflow = False
         self.pc = 0
         self.state: State
         self.done = False
         self.count = 0
-        # What was last packed to or unpacked from registers: a mask is most often read as it was written.
+        # The last lane mask of each register, with the bits it was converted from or to. This saves conversions,
+        # because most masks are read unchanged after they were written.
         self._masks: dict[int, tuple[object, Array]] = {}
         self.mask: Array = np.ones(self.lanes, np.bool_)
         self.all_lanes = True
 
     @cached_property
     def u(self) -> list[Array]:
-        """The vector registers as `uint32`."""
+        """The vector registers as `uint32`, a view of `vectors` for each."""
         return list(self.vectors)
 
     @cached_property
     def i(self) -> list[Array]:
-        """The same as `int32`."""
+        """The vector registers as `int32`, a view of `vectors` for each."""
         return list(self.vectors.view(np.int32))
 
     @cached_property
     def f(self) -> list[Array]:
-        """The same as `float32`."""
+        """The vector registers as `float32`, a view of `vectors` for each."""
         return list(self.vectors.view(np.float32))
 
     @cached_property
     def half_bits(self) -> tuple[list[Array], list[Array]]:
-        """Their lower and upper halves as `uint16`."""
+        """The lower and the upper halves of the vector registers as `uint16`."""
         halves = self.vectors.view(np.uint16)
         return list(halves[:, 0::2]), list(halves[:, 1::2])
 
     @cached_property
     def members(self) -> Array:
-        """The numbers of the waves that these registers are of, `uint8`."""
+        """The numbers of the waves that this object represents, `uint8[waves]`."""
         return np.array([self.number], np.uint8)
 
-    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - it matters where there are several waves
-        """The number of the wave of each active lane, or of each of some lanes; one number if there is one wave."""
+    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - used by Batch, a subclass
+        """Return the numbers of the waves that the active lanes belong to, or one number if there is one wave.
+
+        Args:
+            lanes: a mask of other lanes than the active ones.
+        """
         return self.members
 
     def quad(self, index: int) -> int:
-        """The number in a pair of scalar registers."""
+        """Return the 64-bit number in a pair of scalar registers."""
         return int(self.s[index]) | int(self.s[index + 1]) << 32
 
     def lane_bits(self, index: int) -> int:
-        """A lane mask in scalar registers, as a number: one register for 32 lanes, two for 64."""
+        """Return a lane mask, from one scalar register for 32 lanes or from two for 64, as a number."""
         return int(self.s[index]) if self.target.lanes == 32 else self.quad(index)
 
     def lane_mask(self, index: int) -> Array:
-        """The same as `bool[lanes]`."""
+        """Return a lane mask in scalar registers as `bool[lanes]`."""
         value = self.lane_bits(index)
         known = self._masks.get(index)
         if known is not None and known[0] == value:
@@ -135,7 +138,7 @@ class Wave:
         return mask
 
     def set_lane_bits(self, index: int, value: int) -> None:
-        """Write a lane mask to scalar registers."""
+        """Write a lane mask, given as a number, to scalar registers."""
         self.s[index] = value & WORD
         if self.lanes == 64:
             self.s[index + 1] = value >> 32
@@ -143,7 +146,7 @@ class Wave:
             self.exec_changed()
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
-        """Write `bool[lanes]` to scalar registers; lanes that are not active give 0."""
+        """Write a lane mask, `bool[lanes]`, to scalar registers; inactive lanes become 0."""
         if not self.all_lanes:
             mask = mask & self.mask
         value = pack_lanes(mask)
@@ -156,21 +159,21 @@ class Wave:
         return self.lane_bits(EXEC)
 
     def set_exec(self, value: int) -> None:
-        """Set the active lanes."""
+        """Set EXEC, and with it the active lanes."""
         self.s[EXEC], self.s[EXEC + 1] = value & WORD, value >> 32
         self.exec_changed()
 
     def exec_changed(self) -> None:
-        """Follow EXEC after a write to its registers."""
+        """Update `mask` and `all_lanes` after a write to the registers of EXEC."""
         value = self.exec_bits
         self.all_lanes = value == (1 << self.lanes) - 1
         self.mask = self.lane_mask(EXEC)
 
     def forget_masks(self) -> None:
-        """Unpack lane masks anew, after scalar registers were restored."""
+        """Drop the cached lane masks, because scalar registers were restored."""
         self._masks = {}
 
     def first_lane(self) -> int:
-        """The lowest active lane; 0 if there is none."""
+        """Return the number of the lowest active lane; 0 if no lane is active."""
         value = self.exec_bits
         return (value & -value).bit_length() - 1 if value else 0

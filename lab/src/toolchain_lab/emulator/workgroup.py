@@ -1,4 +1,4 @@
-"""Runs one workgroup: its waves at once where that makes no difference, else one after the other."""
+"""Execution of a workgroup: all waves at once if their order does not matter, otherwise one after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.together import run_together
 from toolchain_lab.emulator.wave import SCALARS, TTMP, VECTORS, Wave
 
-# Round to nearest, denormals kept: what Triton asks for.
+# The float mode of Triton's kernels: round to nearest, and preserve denormals.
 _FLOAT_MODE = 0xF0
 _PRIVATE_BUFFER, _KERNARG = 1 << 0, 1 << 3
 _UNKNOWN_SGPRS = {
@@ -28,7 +28,7 @@ _UNKNOWN_SGPRS = {
     1 << 5: "the scratch memory's address",
     1 << 6: "the size of scratch memory",
 }
-# Scratch memory of all waves, and of each one; its buffer is swizzled, with a stride of 4 bytes.
+# The address of all scratch memory, and its bytes for each wave. Its buffer descriptor is swizzled with a stride of 4.
 _SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
 _SWIZZLED = 1 << 31 | 4 << 16
 Place = tuple[int, int, int]
@@ -36,10 +36,10 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Limits:
-    """When to give up.
+    """The limits of an execution.
 
     Args:
-        instructions: the instructions of all waves of a workgroup.
+        instructions: how many instructions all waves of a workgroup may execute together.
     """
 
     instructions: int = 20_000_000
@@ -49,11 +49,17 @@ class Workgroup:
     """One workgroup of a launch.
 
     Args:
+        program: the decoded kernel.
+        memory: the global memory of the launch.
         arguments: the argument block, which is at `argument_address` in memory.
+        waves: the number of waves.
         lds: bytes of LDS.
-        place: the workgroup's ids.
-        random: the source of the garbage in registers, LDS and scratch memory.
-        watch: detect waves that access the same LDS without a barrier.
+        place: the workgroup's ids x, y and z.
+        random: the source of the initial contents of registers, LDS and scratch memory.
+        watch: whether to detect data races in LDS when the waves run one after the other.
+
+    Raises:
+        NotEmulatedError: the kernel needs a feature that is not emulated.
     """
 
     def __init__(
@@ -77,9 +83,10 @@ class Workgroup:
         refuse(self.code)
         self.executions: Counter[int] = Counter()
         self.magnitudes: dict[str, float] = {}
-        # What waves touch that run at once; None if they run one after the other.
+        # The accesses of waves that run together; None if they run one after the other.
         self.accesses: GroupAccesses | None = None
-        # Registers and scratch memory begin as garbage. The lanes of a wave lie beside those of the next one.
+        # Registers and scratch memory start with random contents, so that the use of an uninitialized value shows.
+        # All waves share these arrays, in which each wave has its own columns.
         lanes = program.target.lanes
         self.vectors: Array = np.empty((VECTORS, waves * lanes), np.uint32)
         self.scalars: Array = np.empty((waves, SCALARS), np.uint32)
@@ -97,18 +104,18 @@ class Workgroup:
             self.waves.append(wave)
 
     def note(self, name: str, magnitude: float) -> None:
-        """Keep the largest magnitude of what an approximate instruction adds."""
+        """Record the magnitude of a sum of an approximate instruction; the largest one is kept."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:
-        """Run to the end; the number of instructions.
+        """Run all waves to their end, and return the number of executed instructions.
 
         Args:
-            reverse: the last wave runs first between two barriers.
+            reverse: whether the waves run in descending order between two barriers.
 
         Raises:
-            NotEmulatedError: something is not emulated.
-            FaultyKernelError: the kernel does what no kernel may, or does not end.
+            NotEmulatedError: an instruction is not emulated.
+            FaultyKernelError: the kernel has a fault, or exceeds the limits.
         """
         with np.errstate(all="ignore"):
             try:
@@ -121,7 +128,7 @@ class Workgroup:
         return sum(wave.count for wave in self.waves)
 
     def _run_waves(self, order: Sequence[Wave], limits: Limits) -> None:
-        """Run the waves one after the other, from barrier to barrier."""
+        """Run the waves one after the other, each of them up to the next barrier."""
         while not all(wave.done for wave in self.waves):
             for wave in order:
                 if not wave.done:
@@ -132,23 +139,23 @@ class Workgroup:
                 raise FaultyKernelError(
                     "kernel-endless",
                     f"{self.code.kernel} does not end",
-                    why=f"a workgroup ran more than {limits.instructions} instructions",
+                    why=f"a workgroup executed more than {limits.instructions} instructions",
                 )
 
     def _to_barrier(self, wave: Wave, limits: Limits) -> None:
-        """Run a wave up to a barrier or its end."""
+        """Run a wave up to the next barrier or its end."""
         address = wave.pc
         while not self.step(wave):
             if wave.count > limits.instructions:
                 raise FaultyKernelError(
                     "kernel-endless",
                     f"{self.code.kernel} does not end",
-                    why=f"a wave ran more than {limits.instructions} instructions, the last at {address:#x}",
+                    why=f"a wave executed more than {limits.instructions} instructions, the last at {address:#x}",
                 )
             address = wave.pc
 
     def step(self, wave: Wave) -> bool:
-        """Run one block of a wave; whether it stops behind it, at a barrier or its end."""
+        """Run one block of a wave, and return whether the wave has then reached a barrier or its end."""
         block = self.program.block(wave.pc)
         wave.state = self.program.scoreboard.behind(wave.state, block)
         self.executions[block.address] += 1
@@ -164,30 +171,29 @@ class Workgroup:
 
 
 def refuse(code: CodeObject) -> None:
-    """Refuse a kernel that asks for what is not emulated.
-
-    Raises:
-        NotEmulatedError: it does.
-    """
+    """Raise NotEmulatedError if the kernel descriptor asks for a feature that is not emulated."""
     descriptor = code.descriptor
     why = ""
     if descriptor.float_mode != _FLOAT_MODE:
-        why = f"its float mode is {descriptor.float_mode:#x}, only {_FLOAT_MODE:#x} is emulated"
+        why = f"its float mode is {descriptor.float_mode:#x}, and only {_FLOAT_MODE:#x} is emulated"
     for bit, name in _UNKNOWN_SGPRS.items():
         if descriptor.properties & bit:
-            why = f"it asks for {name} in its user SGPRs"
+            why = f"it needs {name} in its user SGPRs"
     if descriptor.dynamic_stack:
-        why = "it asks for a stack of unknown size"
+        why = "it needs a dynamic stack"
     if descriptor.rsrc2 >> 10 & 1:
-        why = "it asks for the workgroup's info in an SGPR"
+        why = "it needs the workgroup's info in an SGPR"
     if why:
         raise NotEmulatedError(
-            "kernel-not-emulated", f"the emulator refuses {code.kernel}", why=why, fix="report it with the code object"
+            "kernel-not-emulated",
+            f"the emulator does not support {code.kernel}",
+            why=why,
+            fix="report it with the code object",
         )
 
 
 def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
-    """Write the registers that the hardware sets before the first instruction."""
+    """Write the registers that hardware initializes before the first instruction."""
     code, generation = wave.group.code, wave.target.generation
     descriptor = code.descriptor
     wave.pc = code.entry
@@ -198,7 +204,7 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
         words += [address & WORD, address >> 32]
     if descriptor.preload_length:
         words += struct.unpack_from(f"<{descriptor.preload_length}I", arguments, 4 * descriptor.preload_offset)
-        # The code ahead is for hardware that does not preload.
+        # The first 256 bytes load the arguments if the firmware cannot preload them.
         wave.pc += 256
     wave.s[: len(words)] = words
     if generation == 12:
@@ -209,8 +215,8 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
         first = descriptor.user_sgprs
         wave.s[first : first + len(ids)] = ids
         if descriptor.properties & _PRIVATE_BUFFER and descriptor.rsrc2 & 1:
-            # The kernel adds its wave's place to the buffer's.
+            # The kernel adds this offset of its wave to the base address of the buffer.
             wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
             wave.scratch_address = _SCRATCH + place_of_wave
-    # The ids y and z of a lane are packed into the same register, and 0.
+    # The register also holds the ids y and z of each lane, which are always 0.
     wave.u[0][:] = np.arange(wave.number * wave.lanes, (wave.number + 1) * wave.lanes)
