@@ -1,7 +1,8 @@
 """Put an SBOM into a wheel, as PEP 770 defines it; equal inputs give equal bytes.
 
 The document is CycloneDX 1.6. It names the sources that the wheel was compiled from and no program of the host, so that
-the wheel has the same bytes wherever it is built. A change of its bytes needs another `stages.wheels.SBOM_WRITER`.
+the wheel has the same bytes wherever it is built. A change of its bytes needs another `stages.wheels.SBOM_WRITER`. The
+document is written here and not by a library, because another version of a library could write other bytes.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ import io
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from uuid import NAMESPACE_OID, uuid5
 
-from packaging.utils import InvalidName, canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
-from toolchain.core import strict_json
 from toolchain.core.digest import EPOCH
-from toolchain.core.errors import BuildError
+from toolchain.core.entry_names import EntryNames
+from toolchain.core.errors import BuildError, HostileInputError
 from toolchain.core.record import RecordedSource
 from toolchain.core.zips import open_wheel
 from toolchain.trust.image_facts import is_tool, origin, purl
 
 _FILE = "sboms/toolchain.cdx.json"
 _LARGEST_FILE = 8 << 20
+_HASHES = ("sha256", "sha384", "sha512")  # those that the format of wheels allows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,91 +53,145 @@ class Contents:
 def add_sbom(wheel: Path, contents: Contents) -> None:
     """Add the SBOM to a wheel that has none of this name, and to the wheel's list of files.
 
-    The compressed bytes of the other files stay, because other versions of zlib would write other bytes.
+    The wheel is checked before, because a build may leave anything: its name, its METADATA and its RECORD must agree
+    with each other and with its files. The compressed bytes of the other files stay, because other versions of zlib
+    would write other bytes.
     """
+    try:
+        project, version, *_ = parse_wheel_filename(wheel.name)
+    except ValueError:  # packaging's own error, or a number with too many digits
+        raise _refused(wheel, "wheel-without-name", "its file name names no project, version and tags") from None
+    folder = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
     with open_wheel(wheel) as archive:
         names = archive.namelist()
-        folder = next((name[: -len("RECORD")] for name in names if name.endswith(".dist-info/RECORD")), "")
-        wanted = (f"{folder}RECORD", f"{folder}METADATA")
-        if folder.count("/") != 1 or not {*wanted} <= {*names}:
-            why = "it has no RECORD or no METADATA"
-        elif f"{folder}{_FILE}" in names:
-            why = f"it has {_FILE} already"
-        elif any(archive.getinfo(name).file_size > _LARGEST_FILE for name in wanted):
-            why = "its RECORD or METADATA has more than 8 MiB"
-        else:
-            why = ""
-        if why:
-            fix = "see what the project's build packs"
-            raise BuildError("wheel-without-record", f"{wheel.name} takes no SBOM", why=why, fix=fix)
-        record, metadata = (archive.read(name).decode("utf-8", "replace") for name in wanted)
-    project, version = _named(wheel, metadata)
-    document = document_of(project, version, contents)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(document).digest()).rstrip(b"=").decode()
-    rows = [*csv.reader(io.StringIO(record)), [f"{folder}{_FILE}", f"sha256={digest}", str(len(document))]]
+        if others := sorted(
+            {f"{top}/" for name in names if (top := name.split("/")[0]).endswith(".dist-info")} - {folder}
+        ):
+            raise _refused(wheel, "wheel-without-name", f"it has the folder {others[0]}, and by its name {folder}")
+        if missing := sorted({f"{folder}{part}" for part in ("METADATA", "RECORD", "WHEEL")} - {*names}):
+            raise _refused(wheel, "wheel-without-record", f"it has no {missing[0]}")
+        taken = EntryNames(wheel.name, ignore_case=True)
+        try:
+            for name in (*names, f"{folder}{_FILE}"):
+                taken.add(name, folder=name.endswith("/"))
+        except HostileInputError:  # all names but the last were checked by open_wheel
+            why = f"it has {folder}{_FILE}, or a file or folder in its place that differs in case alone"
+            raise _refused(wheel, "wheel-sbom-name-taken", why) from None
+        fields = email.parser.HeaderParser().parsestr(_text(wheel, archive, f"{folder}METADATA"))
+        if not _names(fields.get_all("Name"), fields.get_all("Version"), project, version):
+            raise _refused(wheel, "wheel-without-name", f"its METADATA does not name {project} {version}")
+        rows = _checked_rows(wheel, archive, f"{folder}RECORD")
+    document = document_of(project, str(version), contents)
     listing = io.StringIO()
-    csv.writer(listing, lineterminator="\n").writerows(rows)
+    csv.writer(listing, lineterminator="\n").writerows(
+        [*rows, [f"{folder}{_FILE}", _digest(document), str(len(document))]]
+    )
     _replace(
         wheel, f"{folder}RECORD", [(f"{folder}{_FILE}", document), (f"{folder}RECORD", listing.getvalue().encode())]
     )
 
 
 def document_of(project: str, version: str, contents: Contents) -> bytes:
-    """Return the SBOM of a wheel of a project as CycloneDX 1.6 in JSON."""
-    from cyclonedx.model import HashAlgorithm, HashType, Property  # noqa: PLC0415 - 0.15 seconds
-    from cyclonedx.model.bom import Bom, BomMetaData  # noqa: PLC0415
-    from cyclonedx.model.component import Component, ComponentType  # noqa: PLC0415
-    from cyclonedx.output.json import JsonV1Dot6  # noqa: PLC0415
-    from packageurl import PackageURL  # noqa: PLC0415
+    """Return the SBOM of a wheel of a project as CycloneDX 1.6 in JSON.
 
-    def component(row: RecordedSource) -> Component:
-        source = origin(row)
-        patches = [f"{patch.name} {patch.digest}" for patch in row.patches]
-        return Component(
-            type=ComponentType.LIBRARY,
-            name=row.name,
-            version=source.version,
-            bom_ref=f"source:{row.name}",
-            purl=PackageURL.from_string(source.purl),
-            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=source.sha256)] if source.sha256 else [],
-            properties=[
-                *(Property(name="toolchain:source", value=text) for text in (row.ref, row.digest) if text),
-                *(Property(name="toolchain:patch", value=text) for text in patches),
-            ],
-        )
-
-    own = Component(
-        type=ComponentType.LIBRARY,
-        name=project,
-        version=version,
-        bom_ref="wheel",
-        purl=PackageURL.from_string(purl("pypi", project, version=version)),
-        properties=[Property(name="toolchain:input-digest", value=contents.input_digest)],
-    )
-    sources = [component(row) for row in contents.sources if not is_tool(row)]
-    bom = Bom(
-        serial_number=uuid5(NAMESPACE_OID, f"{contents.input_digest} {project} {version}"),
-        components=sources,
-        metadata=BomMetaData(timestamp=datetime.fromtimestamp(EPOCH, UTC), component=own),
-    )
-    bom.register_dependency(own, sources)
-    document = dict(strict_json.read(JsonV1Dot6(bom).output_as_string()))
-    document["metadata"].pop("tools", None)
+    It holds of each source only what the input digest covers, so no name of a patch file, folder or mirror.
+    """
+    rows = {row.name: row for row in contents.sources if not is_tool(row)}
+    components = [_component(rows[name]) for name in sorted(rows)]
+    own = {
+        "type": "library",
+        "bom-ref": "wheel",
+        "name": project,
+        "version": version,
+        "purl": purl("pypi", project, version=version),
+        "properties": [{"name": "toolchain:input-digest", "value": contents.input_digest}],
+    }
+    below = [component["bom-ref"] for component in components]
+    document = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "serialNumber": uuid5(NAMESPACE_OID, f"{contents.input_digest} {project} {version}").urn,
+        "metadata": {"timestamp": datetime.fromtimestamp(EPOCH, UTC).isoformat(), "component": own},
+        "components": components,
+        "dependencies": [*({"ref": ref} for ref in below), {"ref": "wheel", "dependsOn": below}],
+    }
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def _named(wheel: Path, metadata: str) -> tuple[str, str]:
-    """Return the project and the version that METADATA names."""
-    fields = email.parser.HeaderParser().parsestr(metadata)
+def _component(row: RecordedSource) -> dict[str, Any]:
+    # Another mirror has the same archive, and another folder the same tree.
+    source = origin(replace(row, repository="") if row.kind == "archive" else row)
+    named = {row.ref if row.kind in {"git", "distro", "pypi"} else "", row.digest or ""} - {""}
+    component = {
+        "type": "library",
+        "bom-ref": f"source:{row.name}",
+        "name": row.name,
+        "version": source.version,
+        "purl": source.purl,
+        "hashes": [{"alg": "SHA-256", "content": source.sha256}] if source.sha256 else [],
+        "properties": [
+            *({"name": "toolchain:patch", "value": patch.digest} for patch in row.patches),
+            *({"name": "toolchain:source", "value": text} for text in sorted(named)),
+        ],
+    }
+    return {key: value for key, value in component.items() if value}
+
+
+def _refused(wheel: Path, id: str, why: str) -> BuildError:
+    return BuildError(id, f"{wheel.name} takes no SBOM", why=why, fix="see the log, and what the project's build packs")
+
+
+def _digest(content: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
+    if archive.getinfo(name).file_size > _LARGEST_FILE:
+        raise _refused(wheel, "wheel-without-record", f"{name} has more than 8 MiB")
     try:
-        return canonicalize_name(fields["Name"] or "", validate=True), str(Version(fields["Version"] or ""))
-    except (InvalidName, InvalidVersion):
-        raise BuildError(
-            "wheel-without-name",
-            f"{wheel.name} takes no SBOM",
-            why="its METADATA names no project or no version",
-            fix="see the log",
-        ) from None
+        return archive.read(name).decode()
+    except UnicodeDecodeError:
+        raise _refused(wheel, "wheel-without-record", f"{name} is not UTF-8") from None
+
+
+def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, project: str, version: Version) -> bool:
+    """Return whether the fields of METADATA name one project and one version, and these."""
+    try:
+        return [canonicalize_name(name.strip()) for name in projects or ()] == [project] and [
+            Version(text) for text in versions or ()
+        ] == [version]
+    except ValueError:
+        return False
+
+
+def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[list[str]]:
+    """Return the rows of RECORD, after a check that they list every file with its hash."""
+    try:
+        rows = [row for row in csv.reader(io.StringIO(_text(wheel, archive, record)), strict=True) if row]
+    except csv.Error:
+        raise _refused(wheel, "wheel-record-mismatch", f"{record} is no list in CSV") from None
+    listed = {row[0]: row for row in rows}
+    files = {name for name in archive.namelist() if not name.endswith("/")}
+    if any(len(row) != 3 for row in rows) or len(listed) != len(rows):
+        raise _refused(
+            wheel, "wheel-record-mismatch", f"a row of {record} has not three fields, or a file has two rows"
+        )
+    if differing := sorted(files ^ listed.keys()):
+        raise _refused(
+            wheel, "wheel-record-mismatch", f"the files of the wheel and of its {record} differ: {differing[0]}"
+        )
+    for name in sorted(files - {record}):
+        algorithm, _, text = listed[name][1].partition("=")
+        with archive.open(name) as stream:
+            content = cast("io.BufferedIOBase", stream)
+            found = hashlib.file_digest(content, algorithm).digest() if algorithm in _HASHES else b""
+        size = listed[name][2]
+        same = base64.urlsafe_b64encode(found).rstrip(b"=").decode() == text
+        if not found or not same or size not in {"", str(archive.getinfo(name).file_size)}:
+            raise _refused(wheel, "wheel-record-mismatch", f"{record} has another hash or size of {name}")
+    return rows
 
 
 def _replace(wheel: Path, name: str, files: Sequence[tuple[str, bytes]]) -> None:
