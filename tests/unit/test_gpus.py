@@ -61,7 +61,7 @@ def test_a_gpu_without_kernels_is_no_typing_error(gpu: str) -> None:
 def test_target_features_are_refused() -> None:
     with pytest.raises(UnsupportedError) as caught:
         parse_gpus("gfx942:sramecc+:xnack-")
-    assert caught.value.fix == "give gfx942"
+    assert caught.value.fix == "use gfx942"
 
 
 def test_what_tells_images_for_different_gpus_apart() -> None:

@@ -255,7 +255,7 @@ def as_somebody() -> Iterator[None]:
 
 
 UNREADABLE = {
-    "dangling": "it is a link to nothing: nowhere",
+    "dangling": "it is a dangling link to nowhere",
     "loop": "symbolic links",
     "folder": "it is a folder",
     "pipe": "it is not a regular file",

@@ -1,4 +1,4 @@
-"""Machines: the names of each in OCI, the kernel, Debian and qemu, and the emulator for its programs."""
+"""The architectures that images are built for, and the qemu that runs programs of another one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from toolchain.core.errors import EngineError, UnsupportedError
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """An architecture by its names.
+    """The names of an architecture.
 
     Args:
-        arch: the name in OCI.
-        kernel: the name in `uname -m` and qemu.
+        arch: the name in OCI images.
+        kernel: the name in `uname -m` and in the names of qemu's programs.
         debian: the name in Debian's packages.
     """
 
@@ -43,7 +43,7 @@ def this_machine() -> str:
 
 
 def machine_of(arch: str) -> Machine:
-    """Return the machine of an OCI architecture."""
+    """Return the names of an OCI architecture; raise if it is unknown."""
     if arch not in MACHINES:
         raise UnsupportedError(
             "unknown-architecture", f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}"
@@ -52,25 +52,27 @@ def machine_of(arch: str) -> Machine:
 
 
 def emulator_name(arch: str) -> str:
-    """Return the name of the program that `emulator` looks for."""
+    """Return the name of the qemu program that runs programs of `arch`."""
     return f"qemu-{machine_of(arch).kernel}-static"
 
 
 def emulator(arch: str, *, proof: bool = True) -> Path:
-    """Return a qemu that runs single programs of `arch`.
+    """Return the path of the qemu that runs programs of `arch`.
 
-    It needs no file of this machine and no registration in the kernel, so that it works in any container.
+    This qemu is linked statically and is called directly, so it works in any container.
 
     Args:
-        proof: whether it is for the contract check, which can be left out; otherwise the build itself needs it.
+        proof: whether only the contract check needs it, which the user can skip; otherwise the build needs it.
     """
     name = emulator_name(arch)
     program = process.find(name)
     if program is None:
-        use = f"a layer for {arch} is proved by running" if proof else f"Triton for {arch} is built by running"
+        user = "the contract check" if proof else "the build of Triton"
+        other = "; or skip the check with --no-contract, and run it on another machine" if proof else ""
         raise EngineError(
             "qemu-missing",
-            f"{name} is not installed, and {use} what is in it",
-            fix="apt-get install qemu-user-static" + ("; or --no-contract, and prove it elsewhere" if proof else ""),
+            f"{name} is not installed",
+            why=f"{user} runs programs for {arch} with it",
+            fix=f"apt-get install qemu-user-static{other}",
         )
     return Path(program)

@@ -1,4 +1,4 @@
-"""References to bases: the recipe or the local image that builds run in."""
+"""The values of `--base`: a recipe, or a local image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LOCAL = "oci:"
 
 @dataclass(frozen=True)
 class BaseRef:
-    """The value of `--base`.
+    """The base image that builds run in, as `--base` names it.
 
     Args:
-        recipe: the name of a row of `catalog.bases`, known or not; empty for a local image.
+        recipe: the name of a recipe, which may be unknown; empty for a local image.
         image: a local image; None for a recipe.
         text: the value as the user wrote it.
     """
@@ -30,7 +30,7 @@ class BaseRef:
 
 
 def parse_base(text: str) -> BaseRef:
-    """Read a base as users write it: `debian13`, or `oci:DIR[:TAG|@DIGEST]`."""
+    """Parse the text of `--base`: `debian13`, or `oci:DIR[:TAG|@DIGEST]`."""
     if not text.startswith(_LOCAL):
         return BaseRef(recipe=text)
     from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most bases are recipes

@@ -1,4 +1,4 @@
-"""The named bases, from containerfiles/base/bases.toml."""
+"""The recipes of bases, from containerfiles/base/bases.toml."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _INSTALLER = "containerfiles/base/install.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """The recipe of a base for one architecture: a table of `DATA`, which describes the fields.
+    """The recipe of a base for one architecture, from a table of `DATA`, which documents the fields.
 
     Args:
         name: the name in `--base` and in image names.
         arch: the OCI architecture of `image` and `links`.
-        image: `repository@sha256:…` that the Containerfile starts from; empty for mmdebstrap.
+        image: the image (`repository@sha256:…`) that the Containerfile starts from; empty for mmdebstrap.
     """
 
     name: str
@@ -60,10 +60,10 @@ class BaseRecipe:
 
 
 def load_bases(arch: str = "amd64") -> dict[str, BaseRecipe]:
-    """Return every base of the data by name, also those that `base_recipe` refuses because they have no digest.
+    """Return all bases by name, including those that `base_recipe` refuses because their image has no digest.
 
     Args:
-        arch: OCI architecture of images and links.
+        arch: the OCI architecture to choose images and links for.
     """
     source = root() / DATA
     return {name: _recipe(name, row, arch, source) for name, row in read_toml(source).items()}
@@ -76,15 +76,15 @@ def _recipe(name: str, row: dict[str, Any], arch: str, source: Path) -> BaseReci
     if "python" not in recipe.tools:
         raise ConfigError(
             "base-without-python",
-            f"{source}: base {name} names no Python",
+            f"{source}: base {name} has no Python version",
             why="wheels are built for the Python of the base",
-            fix='add its version to the table: tools.python = "3.13.5"',
+            fix='add the version to the table of the base: tools.python = "3.13.5"',
         )
     return replace(recipe, packages=tuple(sorted(recipe.packages)), sysroot=tuple(sorted(recipe.sysroot)))
 
 
 def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
-    """Return the base called `name` for `arch`; it is refused without an image digest for that architecture."""
+    """Return the recipe of a base; raise if it is unknown, or if no image is pinned for `arch`."""
     bases = load_bases(arch)
     recipe = bases.get(name)
     if recipe is None:
@@ -92,13 +92,13 @@ def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
             "unknown-base",
             f"unknown base {name!r}{did_you_mean(name, bases, cutoff=0.5)}",
             why=f"known bases: {', '.join(bases)}",
-            fix="name one of these, or give a local image with --base oci:DIR",
+            fix="use a known base, or give a local image with --base oci:DIR",
         )
     if recipe.kind == "containerfile" and not recipe.image:
         raise UnsupportedError(
             "base-without-image",
             f"base {name} has no image pinned for {arch}",
-            why=f"{DATA} names no digest, and a tag can be moved to other content",
-            fix=f"add images.{arch} = REPOSITORY@sha256:DIGEST there, or give a local image with --base oci:DIR",
+            why=f"{DATA} has no digest for it, and a tag could be moved to other content",
+            fix=f"add images.{arch} = REPOSITORY@sha256:DIGEST to that file, or give a local image with --base oci:DIR",
         )
     return recipe

@@ -10,7 +10,7 @@ from toolchain.data import FOLDER, load, typed_row
 
 @dataclass(frozen=True, kw_only=True)
 class Codegen:
-    """A table of data/codegen.toml, which describes the fields."""
+    """A table of data/codegen.toml, which documents the fields."""
 
     name: str
     target: str
@@ -30,32 +30,32 @@ class Codegen:
 
     @property
     def pin_file(self) -> str:
-        """The path in a checkout of the pin of its LLVM and of the library's build."""
+        """Return the path, in a Triton checkout, of the file that pins the LLVM commit and the library's build."""
         return f"cmake/{self.name}-llvm-info.json"
 
     @property
     def llvm(self) -> str:
-        """The name of the stage and source of its LLVM: `llvm-amdgpu`."""
+        """Return the name that the LLVM has as a stage and as a source, such as `llvm-amdgpu`."""
         return f"llvm-{self.target.lower()}"
 
     @property
     def stage(self) -> str:
-        """The stage of the library: `codegen-amdgpu`."""
+        """Return the name of the stage that builds the library, such as `codegen-amdgpu`."""
         return f"codegen-{self.target.lower()}"
 
 
 @memoize
 def codegens() -> tuple[Codegen, ...]:
-    """Return every row, in the order of the data."""
+    """Return all tables, in the order of the file."""
     rows = load("codegen").items()
     return tuple(typed_row(Codegen, {**row, "name": name}, name, FOLDER / "codegen.toml") for name, row in rows)
 
 
 def codegen_of(target: str) -> Codegen | None:
-    """Return the row of LLVM's target, such as `AMDGPU`; None if there is none."""
+    """Return the table for an LLVM target such as `AMDGPU`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.target == target), None)
 
 
 def codegen_named(name: str) -> Codegen | None:
-    """Return the row of a pin file's name, such as `amd`; None if there is none."""
+    """Return the table with a name such as `amd`, which begins the pin file's name; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.name == name), None)

@@ -1,4 +1,4 @@
-"""The content that a Triton needs in its LLVM, from llvm-config/components.toml, and a check of an LLVM's files."""
+"""The parts of LLVM that each Triton needs, from llvm-config/components.toml, and checks of an LLVM against them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.data import read_toml
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
-# How Triton's build files request the parts of LLVM that not every version needs.
+# Patterns in Triton's CMake files that show which optional parts of LLVM it needs.
 _ASKS = {
     "clang": re.compile(r"find_program\([^)]*\bclang\+\+"),
     "lld": re.compile(r"find_package\(\s*LLD\b"),
@@ -27,19 +27,19 @@ _ASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmRequirements:
-    """The requirements of a Triton on its LLVM.
+    """The parts of LLVM that a Triton needs.
 
     Args:
-        projects: LLVM_ENABLE_PROJECTS.
-        components: LLVM_DISTRIBUTION_COMPONENTS.
-        tools: programs that must be in the prefix's bin/.
-        libtriton: libraries that Triton names for its Python module, without `lib` and `.a`, sorted.
-        bin_tools: libraries that Triton names for the programs it always builds, in the same form.
-        clang, lld, filecheck: whether Triton needs these.
-        keep, drop: globs; libraries that match `keep` and not `drop` are kept in addition to those named here.
-        serves: the Triton as it was requested.
-        llvm: the major version of this Triton's own LLVM, `22` for 22.0.0git.
-        since: the first LLVM that has all these components.
+        projects: the value of LLVM_ENABLE_PROJECTS.
+        components: the value of LLVM_DISTRIBUTION_COMPONENTS.
+        tools: the programs that must be in the bin/ of LLVM's prefix.
+        libtriton: the libraries that Triton's Python module links, without `lib` and `.a`, sorted.
+        bin_tools: the libraries that Triton's command-line programs link, in the same form.
+        clang, lld, filecheck: whether Triton needs this part.
+        keep, drop: globs of further libraries to keep: those that match `keep` but not `drop`.
+        serves: the version or commit of Triton as the user requested it.
+        llvm: the major version of the LLVM that this Triton pins, `22` for 22.0.0git.
+        since: the first major version of LLVM that has all these components.
     """
 
     projects: tuple[str, ...]
@@ -58,16 +58,17 @@ class LlvmRequirements:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """All libraries that Triton names, sorted; the layer holds these and their dependencies."""
+        """Return all libraries that Triton links directly, sorted; the layer also holds their dependencies."""
         return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
 def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
-    """Return the needs of a Triton version (`3.7.1`, `v3.7`) or of a full Triton commit.
+    """Return the parts of LLVM that a Triton needs; raise if they are unknown.
 
     Args:
-        arch: OCI architecture that Triton will run on, which decides the host code generator that it links.
-        features: further features, which are added to those of the version; see `features_of`.
+        version: a Triton version (`3.7.1`, `v3.7`) or a full commit.
+        arch: the OCI architecture that Triton will run on, which decides the host code generator that it links.
+        features: features (see `features_of`) to add to those of the version.
     """
     data = _data()
     if arch not in data["host"]:
@@ -75,7 +76,7 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
             "unknown-architecture",
             f"unknown architecture {arch!r}",
             why=f"known: {', '.join(data['host'])}",
-            fix="give one of these",
+            fix="use one of these",
         )
     extra: dict[str, Any] = {}
     wanted = version.strip()
@@ -84,32 +85,32 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
         if not extra:
             raise UnsupportedError(
                 "triton-needs-unknown",
-                f"what Triton {wanted} needs from LLVM is not on record",
-                why="only releases and a few commits are",
-                fix="give the release it is nearest to: --triton VERSION",
+                f"the parts of LLVM that Triton {wanted} needs are unknown",
+                why="they are known only for releases and a few commits",
+                fix="give the release that is closest to this commit: --triton VERSION",
             )
         wanted = extra["like"]
     line = _line(wanted)
     rows = [row for row in data["triton"] if _line(row["from"]) <= line]
     if not rows or line > _line(data["last"]):
         known = f"known: {data['triton'][0]['from']} to {data['last']}"
-        older = f"use Triton {data['last']} or older, or set `last` in llvm-config/components.toml"
+        older = f"use Triton {data['last']} or older, or raise `last` in llvm-config/components.toml"
         fix = older if rows else "use a newer Triton"
         raise UnsupportedError(
-            "triton-needs-unknown", f"what Triton {version} needs from LLVM is not on record", why=known, fix=fix
+            "triton-needs-unknown", f"the parts of LLVM that Triton {version} needs are unknown", why=known, fix=fix
         )
     return replace(_assemble(data, [*rows, extra, {"features": sorted(features)}], arch), serves=version.strip())
 
 
 def line_of(version: str) -> str:
-    """Return `3.7` for `3.7.1`, and for a commit on record the line that it is like."""
+    """Return the minor version of a Triton, `3.7` for `3.7.1`; for a known commit, that of the most similar release."""
     extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
     major, minor = _line(extra["like"] if extra else version)
     return f"{major}.{minor}"
 
 
 def newest_triton_on(llvm: int) -> str:
-    """Return the newest Triton line, such as `3.5`, for releases of LLVM of this major version."""
+    """Return the newest minor version of Triton, such as `3.5`, that is built on this major version of LLVM."""
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:
@@ -118,24 +119,23 @@ def newest_triton_on(llvm: int) -> str:
     edge = rows[0] if older else rows[-1]
     raise UnsupportedError(
         "llvm-unfit",
-        f"LLVM {llvm} is too {'old' if older else 'new'} for every Triton on record",
-        why=f"the {'oldest' if older else 'newest'} that one is built with is LLVM {edge['version']}, "
-        f"for Triton {edge['triton']}",
+        f"LLVM {llvm} is too {'old' if older else 'new'} for every known Triton",
+        why=f"the {'oldest' if older else 'newest'} usable LLVM is {edge['version']}, for Triton {edge['triton']}",
         fix=f"use an LLVM from {rows[0]['version']} to {rows[-1]['version']}",
     )
 
 
 def is_near(needs: LlvmRequirements, llvm: int) -> bool:
-    """Return whether a major version of LLVM is the release before or after the commit that a Triton pins."""
+    """Return whether `llvm` is the major version before or after the commit that a Triton pins."""
     return llvm in (needs.llvm - 1, needs.llvm)
 
 
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
-    """Refuse an LLVM that is too old or too new for a Triton, before any work.
+    """Raise if an LLVM is too old or too new for a Triton.
 
     Args:
         llvm: the major version of the LLVM.
-        where: the LLVM, for messages.
+        where: what to call the LLVM in messages.
     """
     own = needs.llvm
     if not is_near(needs, llvm):
@@ -143,7 +143,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
         raise UnsupportedError(
             "llvm-unfit",
             f"{where} is too {'old' if old else 'new'} for Triton {needs.serves}: LLVM {llvm}, not {own - 1} or {own}",
-            why=f"Triton {needs.serves} is written for an LLVM between the releases {own - 1} and {own}",
+            why=f"Triton {needs.serves} pins a commit of LLVM between the releases {own - 1} and {own}",
             fix=f"use LLVM {own - 1} or {own}, or {_tritons_for(llvm)}",
         )
     if llvm < needs.since:
@@ -151,22 +151,22 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
         raise UnsupportedError(
             "llvm-unfit",
             f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {fitting}",
-            why=f"this Triton links libraries of LLVM, MLIR or lld that LLVM {needs.since} is the first to install",
+            why=f"this Triton links libraries of LLVM, MLIR or lld that LLVM installs only since version {needs.since}",
             fix=f"use LLVM {fitting}",
         )
 
 
 def _tritons_for(llvm: int) -> str:
     try:
-        return f"for this LLVM Triton {newest_triton_on(llvm)}"
+        return f"Triton {newest_triton_on(llvm)} for this LLVM"
     except UnsupportedError:
-        return "another Triton; none on record is for this LLVM"
+        return "another Triton, although no known version fits this LLVM"
 
 
 def features_of(checkout: Path) -> frozenset[str]:
     """Return the features (`clang`, `lld`, `filecheck`) that a checkout of Triton needs in its LLVM.
 
-    Triton's main keeps the version of the last release for months, so the build files decide.
+    Triton's main branch keeps the version of the last release for months, so this reads the CMake files instead.
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
@@ -176,13 +176,13 @@ def features_of(checkout: Path) -> frozenset[str]:
 
 
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
-    """Return the missing files of an LLVM, as paths below its prefix, sorted.
+    """Return the files that an LLVM lacks, as sorted paths below its prefix.
 
-    Tools, CMake packages, headers and every library that Triton names are looked for. The contract check shows whether
-    the libraries link.
+    The function looks for tools, CMake packages, headers and the libraries that Triton links. Whether these libraries
+    link is tested by the contract check.
 
     Args:
-        files: paths below the prefix.
+        files: the files of the LLVM, as paths below its prefix.
     """
     packages = {"llvm": "LLVM", "mlir": "MLIR"} | ({"lld": "LLD"} if needs.lld else {})
     wanted = [f"lib/cmake/{low}/{name}Config.cmake" for low, name in packages.items()]
@@ -191,18 +191,18 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     missing = [name for name in wanted if name not in files]
     tops = {name.split("/")[1] for name in files if name.startswith("include/")}
     missing += [f"include/{low}" for low in packages if low not in tops]
-    # clang compiles nothing without its own headers, which it finds relative to itself.
+    # clang needs its own headers, such as stddef.h, to compile any program.
     if needs.clang and not any(_STDDEF.fullmatch(name) for name in files):
         missing.append("lib/clang/*/include/stddef.h")
     return sorted(missing)
 
 
 def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, consumer: str) -> None:
-    """Refuse to build `consumer` (`Triton 3.8.0`) on an LLVM that lacks files that it needs, before any long work.
+    """Raise if an LLVM lacks files that `consumer` (such as `Triton 3.8.0`) needs.
 
     Args:
-        files: see `missing_in`.
-        where: the LLVM, for messages.
+        files: the files of the LLVM, as paths below its prefix.
+        where: what to call the LLVM in messages.
     """
     missing = missing_in(files, needs)
     if not missing:
@@ -214,7 +214,7 @@ def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, 
         "llvm-layer-unfit",
         f"{consumer} cannot be built on the LLVM in {where}{what}",
         why=f"missing: {shown}",
-        fix=f"build the layer for it: projects {';'.join(needs.projects)}, as `toolchain build llvm --triton` does",
+        fix=f"use an LLVM with the projects {';'.join(needs.projects)}; `toolchain build llvm --triton` builds one",
     )
 
 
@@ -258,7 +258,10 @@ def _line(version: str) -> tuple[int, int]:
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
         raise PinError(
-            "not-a-triton-version", f"{version!r} is not a Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix
+            "not-a-triton-version",
+            f"{version!r} is not a Triton version",
+            why="a version has the form MAJOR.MINOR[.PATCH]",
+            fix=fix,
         )
     return int(match[1]), int(match[2])
 

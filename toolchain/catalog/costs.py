@@ -1,4 +1,4 @@
-"""Costs of stages, estimated for a number of cores from measurements on few machines."""
+"""Estimated costs of stages, which are scaled by the number of cores from measurements on a few machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolchain.data import FOLDER, load, typed_row
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A row of data/costs.toml, which describes the fields."""
+    """A row of data/costs.toml, which documents the fields."""
 
     stage: str
     part: str = ""
@@ -24,26 +24,30 @@ class Cost:
     source: str
 
     def on(self, cores: int) -> tuple[float, float]:
-        """Return the least and most minutes on a number of cores, without the kernels."""
+        """Return the minimum and maximum minutes on a number of cores, without the kernels."""
         share = self.cores / cores if self.cores else 1.0
         least, most = self.minutes
         return least * share, most * share
 
     def time_for(self, cores: int, left: float = 1.0) -> str:
-        """Return the time of a share of the stage as text: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
+        """Return the estimated time as text, such as `2 to 5 h` or `12 to 30 min + 1.1 s a kernel`.
+
+        Args:
+            left: the fraction of the stage that remains to be done.
+        """
         least, most = (_duration(minutes * left) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return the number of kernels and their time as text; `unknown` if they were not counted."""
+        """Return the number of kernels and the time to compile them as text; `unknown` if they were not counted."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
 
     def as_json(self, cores: int, left: float = 1.0) -> dict[str, Any]:
-        """Return the form of `plan --json` for a share of the stage."""
+        """Return the estimate as in `plan --json`, for the fraction `left` of the stage."""
         least, most = (minutes * left for minutes in self.on(cores))
         return {
             "cores": cores,
@@ -53,17 +57,17 @@ class Cost:
 
 
 def costs() -> tuple[Cost, ...]:
-    """Return every row, in the order of the data."""
+    """Return all rows, in the order of the file."""
     return tuple(typed_row(Cost, row, row["stage"], FOLDER / "costs.toml") for row in load("costs")["cost"])
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
-    """Return the costs of a stage; None for a part without a row."""
+    """Return the row of a stage and part; None if there is none."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 
 def ninja_of(stage: str, part: str = "") -> dict[str, float]:
-    """Return the mean cost of ninja's steps in a stage's step `compile`, as in `Recipe.ninja`; empty if unknown."""
+    """Return the value of `Recipe.ninja` for a stage that compiles with ninja; empty if the mean cost is unknown."""
     row = cost_of(stage, part)
     return {"compile": row.step} if row is not None and row.step else {}
 

@@ -1,4 +1,4 @@
-"""The old systems that a portable LLVM layer is compiled against, from llvm-config/floors.toml."""
+"""The oldest systems that portable LLVM layers support, from llvm-config/floors.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = "llvm-config/floors.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """A system that a portable layer supports at least: a table of `DATA`, which describes the fields."""
+    """The oldest system that a portable layer supports, from a table of `DATA`, which documents the fields."""
 
     glibc: str
     system: str
@@ -28,24 +28,24 @@ class Floor:
 
     @property
     def distro(self) -> str:
-        """The distribution in the form of base names: `debian11`."""
+        """Return the distribution in the form that base names have, such as `debian11`."""
         return self.system.replace(" ", "").lower()
 
     @property
     def name(self) -> str:
-        """The name in its images and lists."""
+        """Return the name that images and tables use for this floor."""
         return f"glibc-{self.glibc}"
 
 
 def load_floors() -> dict[str, Floor]:
-    """Return every floor of the data by its glibc, in its order."""
+    """Return all floors by their glibc version, in the order of the file."""
     source = root() / DATA
     rows = read_toml(source).items()
     return {name: typed_row(Floor, {**row, "glibc": name}, name, source) for name, row in rows}
 
 
 def floor_of(glibc: str) -> Floor:
-    """Return the floor of a glibc; it is refused if its row has no packages."""
+    """Return the floor with a glibc version; raise if it is unknown, or if its headers are not in Debian packages."""
     floors = load_floors()
     floor = floors.get(glibc)
     usable = ", ".join(name for name, floor in floors.items() if floor.packages)
@@ -54,14 +54,14 @@ def floor_of(glibc: str) -> Floor:
             "unknown-glibc",
             f"no floor is known for glibc {glibc}",
             why=f"{DATA} has {', '.join(floors)}",
-            fix=f"--glibc with one of {usable}; or name a base for a layer that is bound to it: --base debian13",
+            fix=f"use --glibc with one of {usable}; or bind the layer to a base, e.g. with --base debian13",
         )
     if not floor.packages:
         raise UnsupportedError(
             "glibc-not-buildable",
-            f"no LLVM is built against glibc {glibc} ({floor.system}) yet",
-            why=f"its headers and libraries are in {(floor.images or {}).get('amd64', 'an image')}, and this version"
-            f" only unpacks Debian packages; {floor.note}",
-            fix=f"--glibc with one of {usable}",
+            f"LLVM cannot be built for glibc {glibc} ({floor.system}) yet",
+            why=f"its headers and libraries are in {(floor.images or {}).get('amd64', 'an image')}, but this version"
+            f" can unpack only Debian packages; {floor.note}",
+            fix=f"use --glibc with one of {usable}",
         )
     return floor

@@ -1,4 +1,4 @@
-"""AMD's GPUs: market names, LLVM's names, and the flags of their code objects."""
+"""AMD GPUs: their market names, LLVM's names for them, and the flags of their code objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True)
 class Gpu:
-    """A row of data/gpus.toml, which describes the fields."""
+    """A row of data/gpus.toml, which documents the fields."""
 
     name: str
     mach: int
@@ -29,24 +29,25 @@ def _key(name: str) -> str:
 
 
 _BY_KEY = {_key(name): gpu.name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
-_LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.market) + 2  # `RX 7900 XTX` has three words
+# The most words that a user's GPU name may have: two more than a market name, because digits are often separated.
+_LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.market) + 2
 
 
 def known_gpus() -> tuple[str, ...]:
-    """Return all GPUs by LLVM's names, sorted as text."""
+    """Return LLVM's names of all known GPUs, sorted as text."""
     return tuple(sorted(_GPUS))
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """Return LLVM names from a list of LLVM or market names, such as `gfx942,MI250;RX 7900 XTX`, sorted.
+    """Parse a list of LLVM or market names, such as `gfx942,MI250;RX 7900 XTX`, into sorted LLVM names.
 
-    Names are separated by `;`, `,` or spaces; case, spaces, `-` and `_` inside a name are ignored.
+    Names are separated by `;`, `,` or spaces. Case, spaces, `-` and `_` inside a name are ignored.
     """
     gpus: set[str] = set()
     for part in re.split(r"[;,]", text):
         words = part.split()
         while words:
-            # The longest run of words that is a name, so that `Strix Halo` and `gfx942 MI250` both read.
+            # Take as many words as form a name, so that `Strix Halo` is one GPU and `gfx942 MI250` are two.
             for count in range(min(_LONGEST, len(words)), 0, -1):
                 if gpu := _BY_KEY.get(_key("".join(words[:count]))):
                     gpus.add(gpu)
@@ -63,22 +64,22 @@ def machine_flag(gpu: str) -> int:
 
 
 def gpu_of_flag(mach: int) -> str | None:
-    """Return the GPU whose code objects have this flag; None if there is none."""
+    """Return LLVM's name of the GPU whose code objects have this flag; None if it is unknown."""
     return next((gpu.name for gpu in _GPUS.values() if gpu.mach == mach), None)
 
 
 def short_list(gpus: Sequence[str]) -> str:
-    """Return the part of image and file names that depends on the GPUs.
+    """Return a short text that names a set of GPUs in image and file names.
 
-    Up to three are named, as in `gfx1100-gfx942`; more are `5gpus` and 6 digits of their digest. The result depends
-    only on `gpus`, so that a new row in the table of GPUs changes no name.
+    Up to three GPUs are listed, as in `gfx1100-gfx942`. More than three become their number and 6 digits of the digest
+    of the list, as in `5gpus0a1b2c`. The text depends only on `gpus`, so new GPUs in the data change no name.
     """
     names = sorted(set(gpus))
     return "-".join(names) if len(names) <= 3 else f"{len(names)}gpus{sha256_json(names).removeprefix('sha256:')[:6]}"
 
 
 def check_gpu(gpu: str) -> str:
-    """Return a GPU by LLVM's name, or refuse an unknown one."""
+    """Return `gpu`; raise if LLVM's name for a GPU is unknown."""
     if gpu not in _GPUS:
         raise _unknown(gpu, gpu)
     return gpu
@@ -88,16 +89,16 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
     if ":" in word and word.split(":", 1)[0].lower() in _GPUS:
         return UnsupportedError(
             "gpu-features",
-            f"the GPU {word} names features",
-            why="kernels are compiled for a GPU with its default features",
-            fix=f"give {word.split(':', 1)[0].lower()}",
+            f"the GPU {word} has feature flags",
+            why="kernels are always compiled for the default features of a GPU",
+            fix=f"use {word.split(':', 1)[0].lower()}",
         )
     if _key(word) in load("gpus")["unsupported"]:
         return UnsupportedError(
             "gpu-without-kernels",
             f"no kernels are built for {word}",
-            why=f"AOTriton and flash-attn have none for it; they have for {', '.join(known_gpus())}",
-            fix="leave it out of --gpu; LLVM and Triton are built without naming a GPU",
+            why=f"AOTriton and flash-attn support only {', '.join(known_gpus())}",
+            fix="remove it from --gpu; LLVM and Triton are built for all GPUs",
         )
     close: dict[str, None] = {}
     for wanted in (_key(word), _key(rest)):
@@ -108,5 +109,5 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
         "unknown-gpu",
         f"unknown GPU {word!r}",
         why=f"known: {', '.join(known_gpus())}, and market names such as MI300X or Strix Halo",
-        fix=f"{hint}names are separated by `,` or `;`",
+        fix=f"{hint}separate names with `,` or `;`",
     )

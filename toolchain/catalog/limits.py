@@ -1,4 +1,4 @@
-"""Limits of the waves of a SIMD by GPU, from data/occupancy.toml."""
+"""The hardware limits that decide how many waves a SIMD can hold, by GPU, from data/occupancy.toml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolchain.data import FOLDER, load, typed_row
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """A row of data/occupancy.toml, which describes the fields."""
+    """A row of data/occupancy.toml, which documents the fields."""
 
     gpus: tuple[str, ...]
     vgprs: int
@@ -27,5 +27,5 @@ _BY_GPU = {gpu: row for row in _ROWS for gpu in row.gpus}
 
 
 def limits_of(gpu: str) -> Limits | None:
-    """Return the row of a GPU; None if there is none."""
+    """Return the limits of a GPU; None if they are unknown."""
     return _BY_GPU.get(gpu)

@@ -17,25 +17,25 @@ from toolchain.core.errors import DocumentError, PinError, UnsupportedError
 from toolchain.core.filesystem import read_regular
 
 UPSTREAM = "llvm/llvm-project"
-_PUT = "name a pin file, a folder with one, or a checkout; or restore the file"
+_PUT = "give a pin file, a folder with one, or a checkout; or restore the file"
 AOTRITON_SUBMODULE = "third_party/triton"
 MAX_SETUP_BYTES = 1 << 20
 MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
 
-# Forks name the repository in the pin file itself: as owner/name, or as a URL under a key of its own.
+# Forks give their repository in the pin file: as owner/name, or as a URL under another key.
 _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# Pins of other compilers, and of builds that may be ahead of the pin.
+# Pin files of other compilers, and of upstream's next builds, which may be newer than the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
-# Pins of the LLVMs for GPUs, and upstream's next builds, which may be ahead of the pin.
+# Pin files of the LLVMs for GPUs, and of upstream's next builds of these.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
 
 
 @dataclass(frozen=True)
 class _PinFile:
-    """A parsed pin file: the commit, and the object of a JSON file."""
+    """A parsed pin file: the commit, and the JSON object if the file is JSON."""
 
     file: Path
     commit: str
@@ -43,23 +43,24 @@ class _PinFile:
 
     @property
     def repository(self) -> str:
-        """The repository that the file names as `owner/name`; empty if it names none."""
+        """Return the repository in the file as `owner/name`; an empty string if the file has none."""
         named = {key: _repository(self.content[key], self.file) for key in _REPOSITORY_KEYS if key in self.content}
         if len(set(named.values())) > 1:
             raise PinError(
                 "pin-two-repositories",
                 f"{self.file} names two repositories",
                 why="; ".join(f"{key} is {name}" for key, name in named.items()),
-                fix="name one of them by --source llvm=URL@COMMIT",
+                fix="choose one of them with --source llvm=URL@COMMIT",
             )
         return next(iter(named.values()), "")
 
 
 def read_pin(path: Path) -> LlvmPin:
-    """Return the LLVM pin in a file, a folder, or a Triton checkout (in `cmake/`, or at the top as in Triton 2.1).
+    """Return the LLVM pin of a pin file, a folder with pin files, or a Triton checkout.
 
-    All pin files of a folder must agree. `llvm-build-info.json` may be ahead of the pin; only its `repository` is used,
-    and only if it has the same commit.
+    A checkout has its pin files in `cmake/`; that of Triton 2.1 has them at the top. All pin files of a folder must
+    agree. `llvm-build-info.json` may be newer than the pin, so only its `repository` is used, and only if its commit is
+    the pinned one.
     """
     if path.is_dir():
         files = pin_files(path)
@@ -68,21 +69,22 @@ def read_pin(path: Path) -> LlvmPin:
                 raise PinError(
                     "pin-of-aotriton",
                     f"{path} is a checkout of AOTriton, which pins no LLVM itself",
-                    why="its Triton is the submodule third_party/triton, and that pins the LLVM",
-                    fix=f"check the submodule out and name it: {path / AOTRITON_SUBMODULE}",
+                    why="the LLVM is pinned by its submodule third_party/triton",
+                    fix=f"check out the submodule and give its path: {path / AOTRITON_SUBMODULE}",
                 )
             if (named := named_in_setup(path)) is not None:
                 raise PinError(
                     "triton-without-pin-file",
-                    f"this Triton is older than pin files: its setup.py names {named}",
-                    why="that is not a full commit, and the archive that it stands for is not LLVM's source",
-                    fix="name the LLVM: --source llvm=URL@COMMIT with all 40 digits, or distro:llvm-toolchain-17",
+                    f"this Triton has no pin file: its setup.py names {named}",
+                    why="that is not a full commit, and the archive of that name holds a build rather than sources",
+                    fix="give the LLVM: --source llvm=URL@COMMIT with all 40 digits, or "
+                    "--source llvm=distro:llvm-toolchain-17",
                 )
             raise PinError(
                 "pin-not-found",
                 f"no LLVM pin in {path}",
-                why="it has neither llvm-hash.txt nor llvm-info.json, also not in its cmake/ folder",
-                fix="name the pin file itself, or a Triton checkout",
+                why="neither the folder nor its cmake/ has a file llvm-hash.txt or llvm-info.json",
+                fix="give a pin file or a Triton checkout",
             )
     else:
         files = [path]
@@ -90,7 +92,7 @@ def read_pin(path: Path) -> LlvmPin:
             raise PinError(
                 "pin-of-other-part",
                 f"{path} does not hold the pin of Triton's LLVM",
-                why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
+                why="it names the LLVM of another part of Triton, or of a build that may be newer than the pin",
                 fix="give llvm-hash.txt or llvm-info.json",
             )
     pins = [_parsed(file) for file in files]
@@ -99,9 +101,9 @@ def read_pin(path: Path) -> LlvmPin:
             "pins-contradict",
             f"the pins in {path} contradict each other",
             why="; ".join(f"{pin.file} says {pin.commit}" for pin in pins),
-            fix="remove the stale file, or name the right one",
+            fix="remove the outdated file, or give the right one",
         )
-    repository, warnings, known = _repository_beside(pins)
+    repository, warnings, known = _find_repository(pins)
     return LlvmPin(
         commit=pins[0].commit,
         repository=repository,
@@ -118,10 +120,10 @@ def is_aotriton(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class NamedInSetup:
-    """The LLVM that the setup.py of a Triton before November 2023 names, without all digits of its commit.
+    """The LLVM that setup.py names in a Triton from before November 2023, which has no full commit.
 
     Args:
-        version: `17.0.0`; empty if only a commit is named.
+        version: the version, such as `17.0.0`; empty if only a commit is named.
         commit: the first digits of the commit; empty if only a version is named.
     """
 
@@ -129,13 +131,13 @@ class NamedInSetup:
     commit: str
 
     def __str__(self) -> str:
-        """Return the name for people: `LLVM 17.0.0, commit c5dede880d17`."""
+        """Return text for messages, such as `LLVM 17.0.0, commit c5dede880d17`."""
         parts = (f"LLVM {self.version}".strip(), f"commit {self.commit}" if self.commit else "")
         return (", " if self.version else " ").join(filter(None, parts))
 
 
 def named_in_setup(checkout: Path) -> NamedInSetup | None:
-    """Return the LLVM that the setup.py of a Triton before November 2023 names; None if it names none."""
+    """Return the LLVM that setup.py names in a Triton from before November 2023; None if it names none."""
     file = checkout / "python" / "setup.py"
     try:
         text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")
@@ -150,9 +152,9 @@ def named_in_setup(checkout: Path) -> NamedInSetup | None:
 
 
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
-    """Return the LLVMs that a checkout of Triton uses for GPUs, apart from the one it links, sorted by target.
+    """Return the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
 
-    Before Triton 3.9 there are none. An LLVM for a part without a row in data/codegen.toml is refused.
+    Triton has such LLVMs since 3.9. An LLVM without a table in data/codegen.toml raises an error.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -164,12 +166,12 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
         if rule is None:
             raise UnsupportedError(
                 "unknown-codegen",
-                f"this Triton has a separate LLVM for {name}, for which there is no rule here",
-                why=f"{' and '.join(files)} in {checkout}; known are "
+                f"this Triton uses a separate LLVM for {name}, which this tool cannot build",
+                why=f"{checkout} has {' and '.join(files)}; known LLVMs are those for "
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
-                fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
+                fix="use an older Triton, or add a table for this LLVM to toolchain/data/codegen.toml",
             )
-        if rule.pin_file in files:  # without a pin, this Triton does not use the build
+        if rule.pin_file in files:  # a build-info file alone belongs to an LLVM that this Triton does not use yet
             pins.append(_codegen_pin(checkout / rule.pin_file, rule))
     return tuple(sorted(pins, key=lambda pin: pin.target))
 
@@ -193,13 +195,13 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
         shown = str(build)[:20] if isinstance(build, int | None) else f"a {type(build).__name__}"
         raise PinError(
             "pin-without-build",
-            f"{file} names no build of the library: build_number is {shown}",
-            why="the library answers COMMIT-BUILD, and Triton keeps its kernels by that",
-            fix="take the file from Triton again",
+            f"{file} has an invalid build_number: {shown}",
+            why="the library reports the revision COMMIT-BUILD, which is part of the key of Triton's cached kernels",
+            fix="restore the file from Triton",
         )
     ahead = file.with_name(f"{rule.name}-llvm-build-info.json")
     repository = pin.repository
-    if not repository and _lies_there(ahead) and (next_pin := _parsed(ahead)).commit == pin.commit:
+    if not repository and _exists(ahead) and (next_pin := _parsed(ahead)).commit == pin.commit:
         repository = next_pin.repository
     return CodegenPin(
         target=rule.target,
@@ -212,19 +214,19 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
 
 
 def pin_files(folder: Path) -> list[Path]:
-    """Return the files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
+    """Return the paths of the LLVM pin files in a folder and in its `cmake/`.
 
-    Unreadable files with such a name are included, because another LLVM would be built if they were skipped.
+    Unreadable files are included, because the build would use another LLVM if one of them were skipped.
     """
     cmake = folder / "cmake"
     if cmake.is_symlink() and not cmake.exists():
-        why = f"it is a link to nothing: {cmake.readlink()}"
+        why = f"it is a dangling link to {cmake.readlink()}"
         raise PinError("pin-unreadable", f"cannot read {cmake}", why=why, fix="correct or remove the link")
-    return [place / name for place in (folder, cmake) for name in _NAMES if _lies_there(place / name)]
+    return [place / name for place in (folder, cmake) for name in _NAMES if _exists(place / name)]
 
 
-def _lies_there(file: Path) -> bool:
-    """Return whether the path exists, also as a dangling link."""
+def _exists(file: Path) -> bool:
+    """Return whether a path exists; a dangling link counts, unlike for `Path.exists`."""
     try:
         file.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -237,13 +239,13 @@ def _lies_there(file: Path) -> bool:
 
 
 def _text_of(file: Path) -> str:
-    """Return the content of a small text file, without a byte order mark and surrounding space."""
-    # A checkout is untrusted: no link in it may show a file of this machine.
+    """Return the content of a small text file, without a byte order mark and surrounding whitespace."""
+    # A checkout is untrusted, so a link in it must not lead to a file outside it.
     top = file.parent.parent if file.parent.name == "cmake" else file.parent
     try:
         content = read_regular(file, MAX_PIN_BYTES, within=top)
     except FileNotFoundError as error:
-        why = f"it is a link to nothing: {file.readlink()}" if file.is_symlink() else "it does not exist"
+        why = f"it is a dangling link to {file.readlink()}" if file.is_symlink() else "it does not exist"
         raise PinError("pin-unreadable", f"cannot read {file}", why=why, fix=_PUT) from error
     except OSError as error:
         raise PinError("pin-unreadable", f"cannot read {file}", why=error.strerror or str(error), fix=_PUT) from error
@@ -262,39 +264,37 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
     except DocumentError:
         raise
     except json.JSONDecodeError as error:
-        why = f"it cannot be read at line {error.lineno}, column {error.colno}"
-        raise PinError("pin-not-json", f"{file} is not JSON", why=why, fix="take the file from Triton again") from error
+        why = f"the syntax is invalid at line {error.lineno}, column {error.colno}"
+        raise PinError("pin-not-json", f"{file} is not JSON", why=why, fix="restore the file from Triton") from error
     if not isinstance(value, dict):
-        raise PinError("pin-not-json", f"{file} holds no JSON object", fix="take the file from Triton again")
+        raise PinError("pin-not-json", f"{file} is not a JSON object", fix="restore the file from Triton")
     return value
 
 
 def _parsed(file: Path) -> _PinFile:
-    """Read a pin file: plain digits, or JSON with the key `llvm_hash`, independent of the file's name."""
+    """Parse a pin file, which is plain digits or JSON with the key `llvm_hash`, whatever its name is."""
     text = _text_of(file)
     content: dict[str, Any] = {}
     if _CONFLICT.search(text):
         raise PinError(
             "pin-merge-conflict",
-            f"{file} holds the conflict markers of an unfinished merge",
-            why="it names more than one LLVM, and git could not choose between them",
+            f"{file} contains the conflict markers of an unfinished merge",
+            why="it names more than one LLVM",
             fix="resolve the conflict in that file, so that it names one commit",
         )
     value: object = _without_comments(text)
     if text.startswith(("{", "[")):
         content = _object_in(file, text)
         if "llvm_hash" not in content:
-            why = f"the key llvm_hash is missing; there are {len(content)} others"
-            raise PinError(
-                "pin-without-commit", f"{file} names no LLVM", why=why, fix="take the file from Triton again"
-            )
+            why = f"the key llvm_hash is missing; the file has {len(content)} other keys"
+            raise PinError("pin-without-commit", f"{file} names no LLVM", why=why, fix="restore the file from Triton")
         value = content["llvm_hash"]
     commit = value.strip().lower() if isinstance(value, str) else ""
     if not is_commit(commit):
-        fix = "give all 40 digits; a short value may mean more than one commit"
+        fix = "give all 40 digits, because a short value may mean more than one commit"
         raise PinError(
             "pin-without-commit",
-            f"{file} holds no commit: {_excerpt(value)}",
+            f"{file} has no valid commit: {_excerpt(value)}",
             why="a commit has 40 hexadecimal digits",
             fix=fix,
         )
@@ -302,13 +302,13 @@ def _parsed(file: Path) -> _PinFile:
 
 
 def _without_comments(text: str) -> str:
-    """Return a plain pin file without its `#` comments."""
+    """Return the text of a plain pin file without `#` comments and blank lines."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def _excerpt(value: object) -> str:
-    """Return a printable excerpt of an invalid commit, because the file may be malicious."""
+    """Return a description of an invalid commit that quotes only hexadecimal digits, because the file is untrusted."""
     if not isinstance(value, str):
         return f"it is {'null' if value is None else type(value).__name__}, not text"
     digits = re.match(r"\s*([0-9a-fA-F]{0,64})\s*$", value)
@@ -316,10 +316,10 @@ def _excerpt(value: object) -> str:
     return f"{shown}{len(value.strip())} characters"
 
 
-def _repository_beside(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
-    """Return the repository that holds the pinned commit, warnings, and whether a file or the data name it.
+def _find_repository(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
+    """Return the repository of the pinned commit, warnings, and whether a file or the data names this repository.
 
-    The pin file's own repository comes first, then that of llvm-build-info.json in the same folder, then the data.
+    The pin files take precedence over llvm-build-info.json in the same folder, and that over the release data.
     """
     commit = pins[0].commit
     if own := {pin.file: name for pin in pins if (name := pin.repository)}:
@@ -328,13 +328,13 @@ def _repository_beside(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
                 "pin-two-repositories",
                 "the pin files name different repositories",
                 why="; ".join(f"{file} says {name}" for file, name in own.items()),
-                fix="remove the stale file, or name the right one",
+                fix="remove the outdated file, or give the right one",
             )
         return next(iter(own.values())), [], True
     warnings = []
     for folder in dict.fromkeys(pin.file.parent for pin in pins):
         build = folder / "llvm-build-info.json"
-        if not _lies_there(build):
+        if not _exists(build):
             continue
         try:
             built = _parsed(build)
@@ -342,27 +342,29 @@ def _repository_beside(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
             warnings.append(f"{build} is ignored: {error.what}")
             continue
         if built.commit != commit:
-            warnings.append(f"{build} is ahead of the pin: it builds {built.commit}, the pin stays {commit}")
+            warnings.append(f"{build} is ahead of the pin: it names {built.commit}, but the pin {commit} is used")
         elif named := built.repository:
             return named, warnings, True
     if known := repository_of(commit):
         return known, warnings, True
-    # Upstream's plain llvm-hash.txt always means LLVM's own repository; an llvm-info.json may mean a fork.
+    # Upstream's plain llvm-hash.txt always means LLVM's own repository, but an llvm-info.json may mean a fork.
     assumed = any(pin.file.name.startswith("llvm-info") for pin in pins)
     if assumed:
-        warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
+        warnings.append(
+            f"no file names the repository of {commit}; {UPSTREAM} is assumed, although the commit may be in a fork"
+        )
     return UPSTREAM, warnings, not assumed
 
 
 def _repository(named: object, file: Path) -> str:
-    """Return a repository of a file as `owner/name`."""
+    """Return the repository that a pin file names as `owner/name`; raise if the value is invalid."""
     short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
     if not REPOSITORY.fullmatch(short):
         why = "a repository is owner/name or an https://github.com/ URL"
         raise PinError(
             "pin-unknown-repository",
-            f"{file} names no repository that is known here",
+            f"{file} names an invalid repository",
             why=why,
-            fix="give --source llvm=URL@COMMIT",
+            fix="give the LLVM with --source llvm=URL@COMMIT",
         )
     return short

@@ -1,4 +1,4 @@
-"""The CPythons that a portable wheel is built for, from data/pythons.toml."""
+"""The CPython versions that portable wheels are built for, from data/pythons.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION = re.compile(r"3\.(0|[1-9][0-9]?)")
 
 @dataclass(frozen=True, kw_only=True)
 class Python:
-    """A row of data/pythons.toml, which describes the fields."""
+    """A table of data/pythons.toml, which documents the fields."""
 
     version: str
     system: str
@@ -22,54 +22,55 @@ class Python:
 
     @property
     def tag(self) -> str:
-        """The name in tags of wheels: `cp313`."""
+        """Return the tag that wheel names use for this version, such as `cp313`."""
         return "cp" + self.version.replace(".", "")
 
     @property
     def distro(self) -> str:
-        """The distribution in the form of base names: `debian13`."""
+        """Return the distribution in the form that base names have, such as `debian13`."""
         return self.system.replace(" ", "").lower()
 
     @property
     def headers(self) -> str:
-        """The package with its headers."""
+        """Return the name of the Debian package with the headers."""
         return f"libpython{self.version}-dev"
 
 
 def load_pythons() -> dict[str, Python]:
-    """Return every row by its version, in the order of the data."""
+    """Return all tables by version, in the order of the file."""
     source = FOLDER / "pythons.toml"
     rows = load("pythons").items()
     return {version: typed_row(Python, {**row, "version": version}, version, source) for version, row in rows}
 
 
 def python_of(version: str) -> Python:
-    """Return the CPython of a version."""
+    """Return the table of a CPython version; raise if there is none."""
     known = load_pythons()
     if (row := known.get(check_version(version))) is None:
         raise UnsupportedError(
             "python-not-built",
-            f"no portable wheel is built for Python {version}",
-            why="its headers come from a released Debian, which has " + ", ".join(known),
-            fix="name one of these: --python 3.11,3.13; or a base that has it, for a wheel of that base",
+            f"portable wheels cannot be built for Python {version}",
+            why="the headers come from Debian releases, which have Python " + ", ".join(known),
+            fix="use one of these versions: --python 3.11,3.13; or give a base that has this Python, for a wheel that "
+            "is bound to the base",
         )
     return row
 
 
 def check_version(version: str) -> str:
-    """Return the version if it is one of Python, such as `3.13`."""
+    """Return `version`; raise unless it has the form `3.13`."""
     if not _VERSION.fullmatch(version):
-        raise ConfigError("not-a-python-version", f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
+        raise ConfigError("not-a-python-version", f"{version!r} is not a Python version", fix="use e.g. --python 3.13")
     return version
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Check that a source supports a Python.
+    """Raise if a source does not support a Python version.
 
     Args:
-        version: `3.13`.
+        version: the Python version, such as `3.13`.
         requires: the source's `python_requires`; empty if it has none.
-        name: the source, for messages.
+        name: the name of the source, for messages.
     """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 
@@ -78,14 +79,14 @@ def check_range(version: str, requires: str, *, name: str) -> None:
     except InvalidSpecifier as error:
         raise PinError(
             "python-range-unreadable",
-            f"{name} supports no range of Pythons that can be read: {requires!r}",
-            why="a range reads like >=3.8,<3.13",
-            fix="correct python_requires in its source, or leave --python out",
+            f"the python_requires of {name} is not a range of versions: {requires!r}",
+            why="a range has a form such as >=3.8,<3.13",
+            fix="correct python_requires in the source, or omit --python",
         ) from error
     if not supported.contains(version):
         raise UnsupportedError(
             "python-not-supported",
             f"{name} does not support Python {version}",
-            why=f"it says python_requires = {requires}",
-            fix="leave that version out of --python",
+            why=f"it declares python_requires = {requires}",
+            fix="remove that version from --python",
         )

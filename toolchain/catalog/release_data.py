@@ -1,4 +1,4 @@
-"""The data behind `catalog.releases`: rows of Triton, AOTriton and PyTorch releases."""
+"""The releases of Triton, AOTriton and PyTorch in the data files, which `catalog.releases` searches."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_commit(text: str) -> bool:
-    """Return whether `text` is a full commit: 40 hexadecimal digits, lower case."""
+    """Return whether `text` is a full commit: 40 lowercase hexadecimal digits."""
     return _COMMIT.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmPin:
-    """An LLVM commit.
+    """A pinned commit of LLVM.
 
     Args:
-        commit: 40 hexadecimal digits, lower case.
-        repository: `owner/name` of a repository that holds it.
+        commit: 40 lowercase hexadecimal digits.
+        repository: a repository that contains the commit, as `owner/name`.
         origin: the file or release that the pin comes from, for display.
-        warnings: what the user should know before relying on it.
+        certainty: whether the commit was verified or inferred.
+        warnings: facts that the user should know before relying on the pin.
     """
 
     commit: str
@@ -43,14 +44,15 @@ class LlvmPin:
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenPin:
-    """The LLVM with which a part of Triton generates a GPU's code (`catalog.codegen`).
+    """The LLVM that Triton uses to generate code for one kind of GPU (`catalog.codegen`).
 
     Args:
-        target: LLVM's name of its code generator: `AMDGPU`.
-        llvm: the commit of its LLVM.
-        build: number of the library's build, which changes with the library's own sources.
-        repository: a repository that holds the commit; empty if that is only known after a fetch.
-        certainty: how certain commit and build are; `source` says where they come from.
+        target: LLVM's name of the code generator, such as `AMDGPU`.
+        llvm: the commit of LLVM.
+        build: the build number of the library, which changes with the library's own sources.
+        repository: a repository that contains the commit; empty if that is only known after a fetch.
+        certainty: whether `llvm` and `build` were verified or inferred.
+        source: where `llvm` and `build` come from.
     """
 
     target: str
@@ -62,20 +64,21 @@ class CodegenPin:
 
     @property
     def revision(self) -> str:
-        """The revision that the library returns, part of the key of every kernel: `COMMIT-BUILD`."""
+        """Return the revision that the library reports, `COMMIT-BUILD`, which is part of the key of every kernel."""
         return f"{self.llvm}-{self.build}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonRelease:
-    """A Triton and its LLVM: a row of data/triton.toml, which describes the fields.
+    """A Triton and its LLVM, from a row of data/triton.toml, which documents the fields.
 
     Args:
-        version: `3.7.1`; empty for a commit without a release.
-        commit, llvm: empty if unknown; a release without its commit is found at its tag.
-        llvm_version: `17.0.0git`, from the wheel of the index; only in rows whose LLVM is unknown.
-        backends: whether its tree has the AMD and the NVIDIA backend.
-        warnings: decisions for the user, such as the patch release that `3.7` became.
+        version: the version, such as `3.7.1`; empty for a commit without a release.
+        commit: the commit; empty if unknown, and then the release is fetched by its tag.
+        llvm: the commit of LLVM; empty if unknown.
+        llvm_version: the version of the LLVM in the release's wheel, such as `17.0.0git`; empty if it was not read.
+        backends: whether its tree has the AMD and NVIDIA backends.
+        warnings: decisions that the user should know, such as the patch release that was chosen for `3.7`.
     """
 
     version: str = ""
@@ -95,32 +98,34 @@ class TritonRelease:
 
     @property
     def ref(self) -> str:
-        """The git ref: the commit, otherwise the tag."""
+        """Return the git ref to fetch: the commit, or the tag if the commit is unknown."""
         return self.commit or f"v{self.version}"
 
     @property
     def tag(self) -> str:
-        """Upstream's tag; empty for a commit without a release, and for a vendor's version."""
+        """Return upstream's tag; an empty string for a commit without a release and for a vendor's version."""
         return "" if not self.version or "+" in self.version else f"v{self.version}"
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """Return the name that messages use."""
         return f"Triton {self.version or self.commit}"
 
     @property
     def pin(self) -> LlvmPin:
-        """Its LLVM."""
+        """Return the pinned LLVM; raise if it is unknown."""
         return _pin(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AotritonRelease:
-    """An AOTriton release: a row of aotriton/releases.toml, which describes the fields.
+    """An AOTriton release, from a row of aotriton/releases.toml, which documents the fields.
 
     Args:
-        date: `2024-03-18`, or a month if the day is not known.
-        commit, triton, llvm: empty if unknown; the LLVM is that of this Triton.
+        date: the date of the release, such as `2024-03-18`, or only its month.
+        commit: the commit of AOTriton; empty if unknown.
+        triton: the commit of the Triton that AOTriton includes; empty if unknown.
+        llvm: the commit of the LLVM that this Triton pins; empty if unknown.
     """
 
     name: str
@@ -139,18 +144,18 @@ class AotritonRelease:
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """Return the name that messages use."""
         return f"AOTriton {self.name}"
 
     @property
     def pin(self) -> LlvmPin:
-        """The LLVM of its Triton."""
+        """Return the LLVM that its Triton pins; raise if it is unknown."""
         return _pin(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PytorchRow:
-    """The AOTriton of a PyTorch minor release; `alternatives` are also known to fit."""
+    """The AOTriton release that a PyTorch minor release uses, and `alternatives` that also fit it."""
 
     version: str
     aotriton: str
@@ -174,7 +179,7 @@ def _pin(row: TritonRelease | AotritonRelease) -> LlvmPin:
 
 
 def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
-    """Refuse a row in which one of `fields` is unknown."""
+    """Raise if one of the named fields of a release is unknown."""
     missing = [field for field in fields if not getattr(row, field)]
     if not missing:
         return
@@ -182,9 +187,9 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
     lacking = " and ".join(names[field] for field in missing)
     why = row.source if "llvm" in missing or not isinstance(row, AotritonRelease) else row.tag_source
-    fix = "give it yourself: " + " ".join(f"--source {options[field]}=PATH|URL@SHA" for field in missing)
+    fix = "give the source: " + " ".join(f"--source {options[field]}=PATH|URL@COMMIT" for field in missing)
     if isinstance(row, TritonRelease) and (major := row.llvm_version.partition(".")[0]):
-        fix += f"; if your distribution has the release nearest to it: --source llvm=distro:llvm-toolchain-{major}"
+        fix += f"; or use the nearest release in your distribution: --source llvm=distro:llvm-toolchain-{major}"
     raise PinError(
         "release-incomplete",
         f"{row.title}: {lacking} {'is' if len(missing) == 1 else 'are'} unknown",
@@ -194,23 +199,23 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for sorting."""
+    """Return the numbers in a version as a tuple that sorts correctly."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 @lru_cache(maxsize=1)
 def triton_releases() -> tuple[TritonRelease, ...]:
-    """Return all rows in the order of versions, then the commits without a version."""
+    """Return all rows: the releases sorted by version, then the commits without a release."""
     path = FOLDER / "triton.toml"
     content = read_toml(path, error=PinError)
     rows = _rows(TritonRelease, path, content["release"])
-    named = {"commit-certainty": "verified", "commit-source": "asked for by its own name"}
+    named = {"commit-certainty": "verified", "commit-source": "the user gives the commit itself"}
     commits = _rows(TritonRelease, path, [named | row for row in content["commit"]])
     return (*sorted(rows, key=lambda row: numbers(row.version)), *commits)
 
 
 def first_with_codegen() -> tuple[int, ...]:
-    """Return the first version of Triton that has separate LLVMs for GPUs."""
+    """Return the first version of Triton that uses separate LLVMs for GPUs."""
     return numbers(read_toml(FOLDER / "triton.toml", error=PinError)["codegen-from"])
 
 
@@ -220,13 +225,13 @@ def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row,
 
 @lru_cache(maxsize=1)
 def aotriton_releases() -> tuple[AotritonRelease, ...]:
-    """Return all rows, oldest first."""
+    """Return all AOTriton releases, oldest first."""
     path = recipe.root() / "aotriton" / "releases.toml"
     return _rows(AotritonRelease, path, read_toml(path, error=PinError)["release"])
 
 
 @lru_cache(maxsize=1)
 def pytorch_rows() -> tuple[PytorchRow, ...]:
-    """Return all rows, oldest first."""
+    """Return all PyTorch releases, oldest first."""
     path = FOLDER / "pytorch.toml"
     return _rows(PytorchRow, path, read_toml(path, error=PinError)["release"])

@@ -1,7 +1,7 @@
-"""Releases: the LLVM commit that a Triton, an AOTriton or a PyTorch requires, and how certain it is.
+"""Look-ups of the LLVM commit that a release of Triton, AOTriton or PyTorch requires.
 
-The facts are rows of data (`toolchain.catalog.release_data`); a checkout has its own pin
-(`toolchain.catalog.pin_files`).
+The facts come from data files (`toolchain.catalog.release_data`). A checkout has pin files of its own, which
+`toolchain.catalog.pin_files` reads.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from toolchain.catalog.release_data import (
 )
 from toolchain.core.errors import PinError, UnsupportedError
 
-_FORM = "MAJOR.MINOR[.PATCH] in the digits 0 to 9, without zeros in front"
+_FORM = "MAJOR.MINOR[.PATCH], in the digits 0 to 9 and without leading zeros"
 _NUMBER = "(0|[1-9][0-9]{0,3})"
 _VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)?")
 
 
 def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
-    """Return the row of a version (`3.2`, `v3.2.0`) or of a full Triton commit.
+    """Return the release with a version (`3.2`, `v3.2.0`) or a full Triton commit; raise if it is unknown.
 
-    A version without its patch number is the newest patch release; if the patches differ, `warnings` says so. A version
-    that is newer than all on record is refused, because its LLVMs for GPUs are unknown.
+    For a version without a patch number, this is the newest patch release, with a warning if the patch releases pin
+    different LLVMs; if they pin the same LLVM, a release whose pin is verified is preferred. Versions newer than all
+    known ones are refused, because the LLVMs that they use for GPUs are unknown.
 
     Args:
-        allow_unknown: also return a row whose LLVM is unknown, for a user who names the LLVM.
+        allow_unknown: also return a release whose LLVM is unknown, because the user gives the LLVM.
     """
     wanted = version.strip()
     if is_commit(wanted.lower()):
@@ -52,9 +53,9 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
 
 
 def newest_patch(version: str) -> TritonRelease:
-    """Return the row of a version; without its patch number (`3.3`) the newest patch release of that line.
+    """Return the release with a version; without a patch number (`3.3`), the newest patch release.
 
-    Unlike `triton_release` this is the newest release and not the most certain pin; its LLVM may be unknown.
+    Unlike `triton_release`, this does not prefer a verified pin, and the LLVM of the release may be unknown.
     """
     line, patch, local = _parsed(version.strip())
     row = triton_release(version, allow_unknown=True)
@@ -64,12 +65,12 @@ def newest_patch(version: str) -> TritonRelease:
 
 
 def newest_on_one_llvm() -> str:
-    """Return the version of the newest release that has no separate LLVM for a GPU."""
+    """Return the version of the newest Triton release that uses no separate LLVM for GPUs."""
     return [row.version for row in _plain() if not row.codegen][-1]
 
 
 def triton_at(llvm: str) -> str | None:
-    """Return the Triton on record that pins a commit of LLVM, preferably the newest version; None if there is none."""
+    """Return the newest Triton version that pins an LLVM commit, or else a Triton commit; None if none is known."""
     versions = [row.version for row in _plain() if row.llvm == llvm]
     commits = [row.commit for row in triton_releases() if row.llvm == llvm and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == llvm and row.triton]
@@ -82,17 +83,18 @@ def is_version(text: str) -> bool:
 
 
 def _parsed(version: str) -> tuple[str, str | None, str]:
-    """Return the line of a version (`3.7`), its patch number if it has one, and a vendor's suffix."""
+    """Split a version into MAJOR.MINOR, the patch number (None if missing), and a vendor's suffix such as `+rocm6`."""
     match = _VERSION.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError("not-a-triton-version", f"{version!r} is not a Triton version", why=f"it reads {_FORM}", fix=fix)
+        why = f"the form is {_FORM}"
+        raise PinError("not-a-triton-version", f"{version!r} is not a Triton version", why=why, fix=fix)
     major, minor, patch, local = match.groups()
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
 
 def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
-    """Refuse a version newer than all on record, because the number of LLVMs that it needs is unknown."""
+    """Raise if a version is newer than all known ones, because the LLVMs that it needs are unknown."""
     plain = _plain()
     version = line if patch is None else f"{line}.{int(patch)}"
     known = any(row.version == version or row.version.startswith(f"{version}.") for row in plain)
@@ -100,79 +102,77 @@ def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
         return
     raise UnsupportedError(
         "unknown-triton",
-        f"Triton {version} is not on record, and since 3.9 Triton needs a second LLVM",
-        why=f"{_neighbours(version)}. Since 3.9 its code for AMD's GPUs is made by an LLVM pinned apart from the "
-        "one it links, and there may be more of them",
-        fix=f"use {plain[-1].version} or older; or give the checkout, whose own pins are used: --triton FOLDER",
+        f"Triton {version} is unknown, and Triton needs a second LLVM since 3.9",
+        why=f"{_neighbours(version)}. Since 3.9, Triton generates code for AMD GPUs with a separately pinned LLVM, and "
+        "a newer version may have more of these",
+        fix=f"use {plain[-1].version} or older; or give a checkout, whose pin files are then used: --triton FOLDER",
     )
 
 
 def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelease:
-    """Return the row of a release; the leading `v` and the trailing `b` may be missing.
+    """Return an AOTriton release by its name, in which the leading `v` and the trailing `b` are optional.
 
     Args:
-        allow_unknown: also return a row with unknown commits, for a user who gives those sources.
+        allow_unknown: also return a release with unknown commits, because the user gives these sources.
     """
     wanted = name.strip().lower().removeprefix("v")
     by_name = {row.name: row for row in aotriton_releases()}
     row = by_name.get(wanted) or by_name.get(f"{wanted}b")
     if row is None:
-        raise _no_such("AOTriton release", name, by_name, also="for your own tree: --source aotriton=PATH|URL@COMMIT")
+        raise _no_such("AOTriton release", name, by_name, also="or give a source: --source aotriton=PATH|URL@COMMIT")
     if not allow_unknown:
         require(row, "commit", "triton", "llvm")
     return row
 
 
 def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] = ()) -> None:
-    """Refuse GPUs that a release of AOTriton does not build for.
+    """Raise if a release of AOTriton has no kernels for one of the GPUs.
 
     Args:
-        known: the GPUs that its generator knows, of which upstream's build may leave some out.
+        known: the GPUs that its generator supports; upstream's build may omit some of these.
     """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
-        # Releases that are themselves refused are not suggested.
+        # A release with an unknown LLVM cannot be built, so it is not suggested.
         releases = [
             row.name for row in aotriton_releases() if set(gpus) <= set(row.gpus) and row.certainty != "unknown"
         ]
         left_out = [gpu for gpu in missing if gpu in known]
-        named = (
-            f"; its generator also names {', '.join(left_out)}, which upstream's build leaves out" if left_out else ""
-        )
+        named = f"; its generator supports {', '.join(left_out)} too, but upstream's build omits it" if left_out else ""
         raise UnsupportedError(
             "gpu-not-in-aotriton",
             f"AOTriton {row.name} has no kernels for {', '.join(missing)}",
             why=f"it builds for {', '.join(row.gpus)}{named}",
-            fix="choose others by --gpu" + (f", or take {' or '.join(releases[-2:])}" if releases else ""),
+            fix="choose other GPUs with --gpu" + (f", or use {' or '.join(releases[-2:])}" if releases else ""),
         )
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """Return the row of a PyTorch version, or of `main`; patch number and `+rocm6.4` are ignored."""
+    """Return the row of a PyTorch version or of `main`; a patch number and a suffix such as `+rocm6.4` are ignored."""
     match = _VERSION.fullmatch(version.strip())
     if not match and version.strip() != "main":
         fix = "give a version such as 2.9, or main"
         raise PinError(
-            "not-a-pytorch-version", f"{version!r} is not a PyTorch version", why=f"it reads {_FORM}", fix=fix
+            "not-a-pytorch-version", f"{version!r} is not a PyTorch version", why=f"the form is {_FORM}", fix=fix
         )
     wanted = f"{int(match[1])}.{int(match[2])}" if match else "main"
     by_name = {row.version: row for row in pytorch_rows()}
     row = by_name.get(wanted)
     if row is None:
-        raise _no_such("PyTorch", version, by_name, also="or name the AOTriton: --aotriton RELEASE")
+        raise _no_such("PyTorch", version, by_name, also="or give the AOTriton: --aotriton RELEASE")
     notes = [f"PyTorch {wanted}: AOTriton {row.aotriton} is inferred: {row.source}"] * (row.certainty == "inferred")
     return replace(row, warnings=(*notes, *([f"PyTorch {wanted}: {row.note}"] if row.note else [])))
 
 
 def repository_of(commit: str) -> str | None:
-    """Return the repository of an LLVM commit in the data; None if it has none."""
+    """Return the repository that the data names for an LLVM commit; None if the commit is unknown."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     codegen = [pin for row in triton_releases() for pin in row.codegen]
     return next((row.repository for row in (*rows, *codegen) if row.llvm == commit and row.repository), None)
 
 
 def _plain() -> list[TritonRelease]:
-    """Return the rows with a version that has no vendor's suffix."""
+    """Return the releases whose version has no vendor's suffix."""
     return [row for row in triton_releases() if row.version and "+" not in row.version]
 
 
@@ -194,9 +194,9 @@ def _triton_by_commit(commit: str) -> TritonRelease:
             )
     raise UnsupportedError(
         "triton-llvm-unknown",
-        f"the LLVM of Triton {commit} is not on record",
-        why="only releases, AOTriton's submodules and a few commits are",
-        fix="give the checkout: --source triton=PATH; its own pin file is used",
+        f"the LLVM of Triton {commit} is unknown",
+        why="it is known only for releases, AOTriton's submodules and a few commits",
+        fix="give a checkout, whose pin file is then used: --source triton=PATH",
     )
 
 
@@ -215,25 +215,25 @@ def _triton_by_version(line: str, patch: str | None, local: str) -> TritonReleas
         # All patch releases pin the same LLVM. The newest verified row is preferred, because its pin is certain.
         return next((row for row in reversed(siblings) if row.certainty == "verified"), newest)
     pins = ", ".join(f"{row.version} has {row.llvm or 'an unknown one'}" for row in siblings)
-    text = f"the patch releases of Triton {line} have different LLVMs ({pins}); {newest.version} was taken"
+    text = f"the patch releases of Triton {line} pin different LLVMs ({pins}); {newest.version} is used"
     return replace(newest, warnings=(text,))
 
 
 def _neighbours(version: str) -> str:
-    """Return the releases next to a version that does not exist, for display."""
+    """Return text that names the known releases next to an unknown version."""
     near = sorted({row.version for row in _plain()}, key=numbers)
     older = [near_by for near_by in near if numbers(near_by) < numbers(version)][-1:]
     newer = [near_by for near_by in near if numbers(near_by) > numbers(version)][:1]
-    return f"the nearest on record: {' and '.join([*older, *newer])}"
+    return f"the nearest known: {' and '.join([*older, *newer])}"
 
 
 def _no_such_triton(version: str) -> UnsupportedError:
-    """Return the error of an unknown version; no neighbour replaces it, because its pin may differ."""
+    """Return the error for an unknown version, which the nearest one cannot replace because its pin may differ."""
     return UnsupportedError(
         "unknown-triton",
-        f"Triton {version} is not on record",
+        f"Triton {version} is unknown",
         why=f"known: {', '.join(row.version for row in triton_releases() if row.version)}",
-        fix=f"{_neighbours(version)}; or give what you have: --triton COMMIT, or --triton FOLDER of a checkout",
+        fix=f"use a known version ({_neighbours(version)}), or give a commit or checkout: --triton COMMIT|FOLDER",
     )
 
 
@@ -244,7 +244,7 @@ def _no_such(kind: str, name: str, known: Iterable[str], *, also: str = "") -> U
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return UnsupportedError(
         "unknown-release",
-        f"{kind} {name.strip()} is not on record",
+        f"{kind} {name.strip()} is unknown",
         why=f"known: {', '.join(names)}",
         fix=f"{hint}{also}".strip(),
     )

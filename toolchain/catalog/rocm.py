@@ -1,4 +1,4 @@
-"""HIP for the compilation and linking of AOTriton's library, from data/hip.toml."""
+"""The HIP headers and stub libraries that AOTriton's library is built with, from data/hip.toml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_ROCM = ("6", "7")
 
 @dataclass(frozen=True, kw_only=True)
 class Rocm:
-    """A row `rocm`; the data describes the fields."""
+    """A `[[rocm]]` row of data/hip.toml, which documents the fields."""
 
     major: str
     soname: str
@@ -25,7 +25,7 @@ class Rocm:
 
 @dataclass(frozen=True, kw_only=True)
 class Headers:
-    """A row `headers`."""
+    """A `[[headers]]` row of data/hip.toml, which documents the fields."""
 
     name: str
     hip: tuple[int, ...]
@@ -35,7 +35,7 @@ class Headers:
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """A row `function`."""
+    """A `[[function]]` row of data/hip.toml, which documents the fields."""
 
     names: tuple[str, ...]
     node: str
@@ -44,7 +44,7 @@ class Functions:
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A row `library`."""
+    """A `[[library]]` row of data/hip.toml, which documents the fields."""
 
     name: str
     soname: str
@@ -56,12 +56,12 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class Stub:
-    """A library to link with.
+    """A stub library, which is linked in place of the real one.
 
     Args:
-        name: the name of its folder: `rocm6`.
-        soname: the name that linked programs require.
-        nodes: the functions of each version node.
+        name: the name of its folder, such as `rocm6`.
+        soname: the name of the library that linked programs load.
+        nodes: the version nodes, each with its functions.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Stub:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The version node of each function."""
+        """Return the version node of each function."""
         return {name: node for node, names in self.nodes for name in names}
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the soname and the version nodes as JSON values."""
         return {"soname": self.soname, "nodes": {node: list(names) for node, names in self.nodes}}
 
 
@@ -84,50 +84,50 @@ def _rows(kind: str, row_type: type[Any]) -> tuple[Any, ...]:
 
 
 def rocms() -> tuple[Rocm, ...]:
-    """Return every ROCm, in the order of the data."""
+    """Return all versions of ROCm, in the order of the file."""
     return _rows("rocm", Rocm)
 
 
 def headers() -> tuple[Headers, ...]:
-    """Return every set of headers, in the order of the data."""
+    """Return all sets of headers, in the order of the file."""
     return _rows("headers", Headers)
 
 
 def libraries() -> tuple[Library, ...]:
-    """Return the libraries other than HIP that are linked by a stub."""
+    """Return the libraries other than HIP that stubs replace."""
     return _rows("library", Library)
 
 
 def rocm_of(text: str) -> Rocm:
-    """Return the ROCm of a version: `7`, or `7.2`, whose library has the same name."""
+    """Return the row of a ROCm version such as `7` or `7.2`, of which only the major number is used."""
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:
             return row
     raise UnsupportedError(
         "unknown-rocm",
-        f"no library is linked for ROCm {text.strip()[:40]!r}",
-        why=f"known are {', '.join(row.major for row in rocms())}: the libamdhip64 of each has another name",
-        fix="name one of these: --rocm 6,7; for another, your own base with its HIP: --base oci:DIR",
+        f"AOTriton's library cannot be linked for ROCm {text.strip()[:40]!r}",
+        why=f"the soname of libamdhip64 is known only for ROCm {', '.join(row.major for row in rocms())}",
+        fix="use one of these, e.g. --rocm 6,7; for another version give a base with its HIP: --base oci:DIR",
     )
 
 
 def parse_rocms(text: str) -> tuple[str, ...]:
-    """Return major versions from an option's text, in the order of the data."""
+    """Parse the text of `--rocm` into major versions, in the order of the file."""
     majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
     if not majors:
-        raise ConfigError("option-empty", f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")
+        raise ConfigError("option-empty", f"--rocm {text!r} names no ROCm", fix="use e.g. --rocm 6,7, or omit it")
     return tuple(row.major for row in rocms() if row.major in majors)
 
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
-    """Return the headers for the objects of these ROCms, in the order of the data."""
+    """Return the headers that objects for these ROCm versions are compiled with, in the order of the file."""
     wanted = {rocm_of(major).headers for major in majors}
     return tuple(row for row in headers() if row.name in wanted)
 
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
-    """Return the libraries to link with for these ROCms, HIP's first."""
+    """Return the stub libraries for these ROCm versions, those of HIP first."""
     functions = _rows("function", Functions)
     hip = [
         (rocm, tuple((row.node, row.names) for row in functions if rocm.headers in row.headers))

@@ -1,7 +1,7 @@
-"""The stages, each described once: targets, help texts, sources, licences, labels and publishing follow from the rows.
+"""The table of stages, from which targets, help texts, sources, licenses, labels and publishing are derived.
 
-A stage is a row here, a function in `stages/makers.py`, a module in `stages/`, and recipe files. Each LLVM with which
-Triton generates code for a GPU (`catalog.codegen`) has two rows: that LLVM, and the library on it.
+A stage consists of a row here, a function in `stages/makers.py`, a module in `stages/`, and recipe files. Each LLVM
+that Triton uses to generate code for a GPU (`catalog.codegen`) has two rows: the LLVM, and the library built on it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ ALL = "all"
 WITH_KERNELS = ("kernels", "aotriton")
 """The stages that compile kernels or take compiled ones."""
 CAMPAIGNS = (*WITH_KERNELS, "triton-cache")
-"""The stages with all options of kernel campaigns."""
+"""The stages that accept the options of kernel campaigns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """A stage.
+    """A row of the table of stages.
 
     Args:
-        name: the name that `plan` shows.
+        name: the name of the stage as a target and in the output of `plan`.
         on: the stages that it may be built on, lowest first.
-        sources: the names of its sources in `--source`, with the SPDX expression of the project's licence.
-        license: SPDX expression of its layer's content; empty if the layer holds packages of many licences.
+        sources: the names of its sources in `--source`, each with the SPDX expression of the project's license.
+        license: the SPDX expression of its layer's content; empty if the layer holds packages with many licenses.
         title: the title of its image; empty if the image's own name is its title.
-        machines: the OCI architectures that it is built for on the same machine; empty for any, on any.
-        cross: whether it is also built for other machines (see `stages.makers.cross_machines`).
+        machines: the OCI architectures that it is built for on a machine of that architecture; empty for all.
+        cross: whether it can also be built for another architecture (see `stages.makers.cross_machines`).
         packages: whether it consists of a distribution's packages, which locks and bundles list.
-        in_all: whether `all` includes it.
-        all_with, all_without: only if this option or source is given, or is not given.
-        all_under: only if that stage is built on it, or a source or part of its own is named.
-        published_with: the other targets with which `publish` includes it.
-        costs: the stage whose rows of data/costs.toml it shares; empty for its own.
+        in_all: whether the target `all` includes it.
+        all_with, all_without: an option or source that must be given, or must not be given, for `all` to include it.
+        all_under: a stage; `all` includes this one if that stage is built on it, or if one of its sources is named.
+        published_with: the other targets that it is published with.
+        costs: the stage whose rows of data/costs.toml it shares; empty if it has rows of its own.
     """
 
     name: str
@@ -184,33 +184,33 @@ def _by_name() -> dict[str, StageRow]:
 
 
 def row(name: str) -> StageRow:
-    """Return the stage of a name."""
+    """Return the row of a stage by its name."""
     return _by_name()[name]
 
 
 def targets() -> tuple[str, ...]:
-    """Return the names that verbs accept: every stage, and `all`."""
+    """Return the targets that verbs accept: every stage, and `all`."""
     return (*(stage.name for stage in STAGES), ALL)
 
 
 def choice() -> str:
-    """Return the targets as text for help."""
+    """Return the list of targets as text for `--help`."""
     *names, last = targets()
     return f"{', '.join(names)} or {last}."
 
 
 def source_names() -> tuple[str, ...]:
-    """Return the names for `--source` and `--patch`."""
+    """Return the source names that `--source` and `--patch` accept, sorted."""
     return tuple(sorted({name for stage in STAGES for name in stage.sources}))
 
 
 def source_license(name: str) -> str:
-    """Return the SPDX expression of a source's project; empty if unknown."""
+    """Return the SPDX expression of the license of a source; empty if unknown."""
     return next((stage.sources[name] for stage in STAGES if name in stage.sources), "")
 
 
 def involves(target: str, name: str) -> bool:
-    """Return whether a target is a stage, or may be built on it, directly or not."""
+    """Return whether a target is the stage `name`, or may be built on it directly or indirectly."""
     if target == ALL:
         return True
     known = _by_name()
@@ -223,5 +223,5 @@ def of_packages() -> tuple[str, ...]:
 
 
 def published(target: str) -> tuple[str, ...]:
-    """Return the stages that `publish` takes for a target: the stage itself, and those published with it."""
+    """Return the stages that `publish` publishes for a target: the stage itself, and those published with it."""
     return tuple(stage.name for stage in STAGES if target in {stage.name, *stage.published_with})

@@ -10,7 +10,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True)
 class Tried:
-    """A row of data/tried.toml, which describes the fields."""
+    """A row of data/tried.toml, which documents the fields."""
 
     what: str
     of: str
@@ -23,20 +23,21 @@ class Tried:
 
 @memoize
 def tried() -> tuple[Tried, ...]:
-    """Return every row."""
+    """Return all rows, in the order of the file."""
     rows = load("tried")["tried"]
     return tuple(Tried(**{"as_" if key == "as" else key: value for key, value in row.items()}) for row in rows)
 
 
 def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "") -> bool:
-    """Return whether this combination was built and checked as a whole.
+    """Return whether a combination was built and checked as a whole.
 
     Args:
+        what, of, as_: the values of these fields in data/tried.toml.
         llvm: the LLVM that a wheel is built on.
         triton: the Triton whose parts an LLVM has.
     """
     combination = (what, of, as_, llvm, triton)
-    # The part of a wheel's row names its Pythons, so it does not mean that something is missing.
+    # `part` means that something was left out only for an LLVM; for a wheel it lists the Python versions.
     return any(
         combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()

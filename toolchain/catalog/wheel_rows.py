@@ -1,4 +1,4 @@
-"""The wheels that are built on Triton, and the PyTorch for them, from data/wheels.toml."""
+"""The wheels that are built on Triton, and the PyTorch that they are built with, from data/wheels.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = FOLDER / "wheels.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class WheelEdit:
-    """A change of a source: `text` replaces `anchor`, which occurs once in `file`."""
+    """An edit of a source file: `text` replaces `anchor`, which must occur exactly once in `file`."""
 
     file: str
     anchor: str
@@ -23,7 +23,7 @@ class WheelEdit:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelRow:
-    """A table below `wheels`; the file describes the fields."""
+    """A `[wheels.NAME]` table of data/wheels.toml, which documents the fields."""
 
     name: str = ""
     project: str = ""
@@ -50,7 +50,7 @@ class WheelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRow:
-    """A table below `torch`: the PyTorch of a base's distribution."""
+    """A `[torch.BASE]` table of data/wheels.toml: the packages of the PyTorch in a base's distribution."""
 
     name: str = ""
     suite: str
@@ -60,23 +60,23 @@ class TorchRow:
 
 @memoize
 def wheel_rows() -> tuple[WheelRow, ...]:
-    """Return every wheel, in the order of the data."""
+    """Return the tables of all wheels, in the order of the file."""
     return tuple(
         typed_row(WheelRow, {**row, "name": name}, name, _FILE) for name, row in load("wheels")["wheels"].items()
     )
 
 
 def wheel_row(name: str) -> WheelRow:
-    """Return the wheel of a name."""
+    """Return the table of a wheel by its name."""
     return {row.name: row for row in wheel_rows()}[name]
 
 
 def torch_row(base: str) -> TorchRow:
-    """Return the PyTorch for a base by its recipe's name."""
+    """Return the PyTorch packages for a base, by the name of its recipe; raise if there are none."""
     rows = load("wheels")["torch"]
     if base not in rows:
         raise UnsupportedError("base-without-pytorch",
-            f"no PyTorch is known for base {base}", why=f"{_FILE.name} has one for {', '.join(rows)}",
+            f"no PyTorch is known for the base {base}", why=f"{_FILE.name} lists one only for {', '.join(rows)}",
             fix=f"use --base {next(iter(rows))}",
         )  # fmt: skip
     return typed_row(TorchRow, {**rows[base], "name": base}, base, _FILE)
