@@ -93,6 +93,7 @@ def test_a_summary_says_reproduced_only_if_two_operators_did(stand: Stand) -> No
         {"internalParameters": None},
         {"buildType": "https://example.org/other"},
         {"builder": BOB},
+        {"internalParameters": {"image": "thing", "inputDigest": 10**400}},
     ],
 )
 def test_what_is_about_something_else_does_not_count(stand: Stand, lie: dict[str, Any]) -> None:
@@ -167,16 +168,53 @@ def test_a_builder_is_listed_by_a_key_or_an_identity(stand: Stand) -> None:
     assert read_builders(path) == (Builder("a:b", Identity("ci@example.org", "https://i.example"), "o"),)
 
 
-def test_two_operators_cannot_share_a_key(stand: Stand) -> None:
-    one, two = ed25519_signer(), ed25519_signer()
-    rows = ((ALICE, one, "alice"), (BOB, one, "bob"), (BOB, two, "bob"))
-    check(stand, *rows, needed=1, code=ConfigError.code)
+@pytest.mark.parametrize(
+    ("builder", "signer", "operator"),
+    [(BOB, 0, "bob"), (ALICE, 1, "bob"), (BOB, 1, " ALICE"), (ALICE, 0, "alice")],
+    ids=["signer of two", "id of two", "operator in another case", "twice"],
+)
+def test_a_builder_has_one_operator(stand: Stand, builder: str, signer: int, operator: str) -> None:
+    signers = [ed25519_signer(), ed25519_signer(), ed25519_signer()]
+    say(stand, signers[0])
+    say(stand, signers[1], builder)
+    rows = ((ALICE, signers[0], "alice"), (builder, signers[signer], operator), ("urn:x:c", signers[2], "carol"))
+    told = check(stand, *rows, needed=1, code=ConfigError.code)
+    assert told["id"] == "builders-not-distinct"
+
+
+def test_a_failure_leaves_no_earlier_summary(stand: Stand) -> None:
+    signer, vsa = ed25519_signer(), stand.work / "vsa.json"
+    say(stand, signer)
+    check(stand, (ALICE, signer, "alice"), needed=1)
+    assert summary(stand)[0] == "PASSED"
+    (stand.layout.root / "index.json").write_text("{")
+    words = ["verify", f"oci:{stand.layout.root}", "--public-key", str(next(stand.work.glob("*.pub")))]
+    assert CliRunner().invoke(app, [*words, "--vsa", str(vsa)]).exit_code != 0
+    assert not vsa.exists()
+
+
+def test_a_summary_tells_policies_apart_by_signer_and_level(stand: Stand) -> None:
+    said, other = stand.provenance(), ed25519_signer()
+    stand.say_all(provenance=said)
+    for statement in (stand.sbom_statement(), said):
+        stand.say(statement, other)
+
+    def policy() -> str:
+        return str(json.loads((stand.work / "vsa.json").read_text())["predicate"]["policy"]["digest"]["sha256"])
+
+    seen = set()
+    for listed, signer in (((), stand.signer), ((), other), (((BOB, other, 2),), other), (((BOB, other, 3),), other),
+                           (((BOB, stand.signer, 3),), other)):  # fmt: skip
+        level(stand, *listed, signer=signer)
+        seen.add(policy())
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize("text", ["", "builder = 3", "[[builder]]\nid = 'a'", "[[builder]\n", "builder = [3]",
      "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nlevel = 4",
      "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nlevel = true",
-     "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nhosted = 'yes'"],
+     "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nhosted = 'yes'",
+     "builder = " + "[" * 3000 + "]" * 3000, "\ufeff[[builder]]"],
 )  # fmt: skip
 def test_a_list_in_another_form_is_refused(stand: Stand, text: str) -> None:
     path = stand.work / "builders.toml"

@@ -13,7 +13,7 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.deadline import LONGEST_CHECK, deadline
-from toolchain.core.digest import canonical, sha256_file, write_output
+from toolchain.core.digest import canonical, clear_output, write_output
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
 
@@ -104,6 +104,8 @@ def verify(
     if identity is not None and issuer is not None:
         require()
         public = Identity(identity, issuer, sigstore)
+    if vsa is not None:
+        clear_output(vsa, option="--vsa")
     with (
         tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch,
         deadline(timeout, lambda: took_too_long(ref, timeout)),
@@ -121,8 +123,12 @@ def verify(
             row.ref = named_image.name
             rows.append(row)
     if vsa is not None:
-        wanted = {**asdict(demands), "rebuilders": rebuilders or 0}
-        wanted["builders"] = sha256_file(builders) if builders is not None else None
+        wanted = {
+            **asdict(demands),
+            "signer": public.id if public is not None else None,
+            "rebuilders": rebuilders or 0,
+            "builders": [[row.id, row.signer.id, row.operator, row.level] for row in listed],
+        }
         believed = [provenance for row in rows for provenance in row.believed]
         level = granted_level(listed, public, believed) if public is not None else 0
         _summarize(vsa, ref, rows, wanted, level=level)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,6 +65,18 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
     Args:
         option: the option that names the file, for messages.
     """
+    with _output(path, option) as real:
+        write_atomically(real, content, check=True)
+
+
+def clear_output(path: Path, *, option: str) -> None:
+    """Remove the file that `write_output` would replace, so that a failure leaves no earlier one."""
+    with _output(path, option) as real:
+        real.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _output(path: Path, option: str) -> Iterator[Path]:
     fix = f"name another file: {option} FILE"
     try:
         real = Path(os.path.realpath(path))
@@ -76,7 +90,7 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
         # The new file would replace a device such as /dev/null, which other programs need.
         if path.exists() and not path.is_file():
             raise ConfigError("output-unwritable", f"cannot write {path}", why="it is not a plain file", fix=fix)
-        write_atomically(real, content, check=True)
+        yield real
     except OSError as error:
         raise ConfigError(
             "output-unwritable", f"cannot write {path}", why=error.strerror or str(error), fix=fix

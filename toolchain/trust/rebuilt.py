@@ -79,23 +79,14 @@ class Rebuilders:
     builders: tuple[Builder, ...]
 
     def __post_init__(self) -> None:
-        # Builders that share a key cannot be told apart, so neither keys nor operators are counted twice.
-        most = min(len({row.operator for row in self.builders}), len({row.signer.id for row in self.builders}))
+        most = len({row.operator for row in self.builders})
         if not 1 <= self.needed <= most:
             raise ConfigError(
                 "rebuilders-not-listed",
                 f"--rebuilders {self.needed} cannot be met",
-                why=f"the file of --builders lists {most} different operators with a signer of their own",
+                why=f"the file of --builders lists {most} different operators",
                 fix="list more builders, or require fewer",
             )
-        owners: dict[str, str] = {}
-        for row in self.builders:
-            if owners.setdefault(row.signer.id, row.operator) != row.operator:
-                raise ConfigError(
-                    "rebuilders-same-key",
-                    f"--builders: two operators have the key {row.signer.id}",
-                    fix="give each its own key",
-                )
 
 
 def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ...]:
@@ -108,8 +99,8 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
     """
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["builder"]
-        return tuple(_builder(dict(row), path.parent, sigstore) for row in rows)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        builders = tuple(_builder(dict(row), path.parent, sigstore) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             "builders-unreadable",
             f"{path} lists no builders",
@@ -117,6 +108,30 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
             " issuer, and a level of 2 or 3",
             fix="see the example in docs/trust.md",
         ) from error
+    _require_distinct(builders)
+    return builders
+
+
+def _require_distinct(builders: Sequence[Builder]) -> None:
+    """Refuse a list in which one builder has two operators or two levels, because it would count twice."""
+    owners: dict[str, str] = {}
+    for row in builders:
+        name = " ".join(row.operator.casefold().split())
+        for what in (f"the signer {row.signer.id}", f"the id {row.id}", f"the operator {name!r}"):
+            if (other := owners.setdefault(what, row.operator)) != row.operator:
+                raise ConfigError(
+                    "builders-not-distinct",
+                    f"--builders: {what} is listed as {other!r} and as {row.operator!r}",
+                    why="operators count once each, and these names are one operator's, or share a signer or an id",
+                    fix="write one operator's name in one way, and give each operator its own key and id",
+                )
+    if len({(row.id, row.signer.id) for row in builders}) != len(builders):
+        raise ConfigError(
+            "builders-not-distinct",
+            "--builders: a builder is listed twice with the same id and signer",
+            why="its level would depend on the order",
+            fix="leave one of the tables out",
+        )
 
 
 def _builder(row: dict[str, Any], folder: Path, sigstore: Path | None) -> Builder:
@@ -147,11 +162,11 @@ def granted_level(
     return min((levels.get(id_, 1) for id_ in ids), default=1)
 
 
-def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *, input_digest: str) -> str:
+def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *, input_digest: str | None) -> str:
     """Check that enough operators have signed provenance of an image; return their names, for display.
 
     A provenance counts if its signer and `builder.id` are those of one listed builder, and if it names the manifest
-    and the input digest.
+    and the input digest. An image without an input digest can have no such provenance.
     """
     operators = set()
     for row in rebuilders.builders:
@@ -171,8 +186,8 @@ def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *
     return f"{len(operators)} independent builders made it: {', '.join(sorted(operators))}"
 
 
-def _is_about(text: Mapping[str, Any], builder: str, digest: str, input_digest: str) -> bool:
-    if text["predicateType"] != attest.PREDICATE or digest not in subjects_of(text):
+def _is_about(text: Mapping[str, Any], builder: str, digest: str, input_digest: str | None) -> bool:
+    if input_digest is None or text["predicateType"] != attest.PREDICATE or digest not in subjects_of(text):
         return False
     try:
         definition, run = text["predicate"]["buildDefinition"], text["predicate"]["runDetails"]

@@ -242,7 +242,7 @@ class _Image:
     def rebuilt(self, rebuilders: Rebuilders) -> None:
         """Check that enough independent builders have signed provenance of the image."""
         self._checks["rebuilders"] = rebuilt.require(
-            rebuilders, self._found, self._image.digest, input_digest=self._label or ""
+            rebuilders, self._found, self._image.digest, input_digest=self._label
         )
 
     def _documents(self, format_: Format) -> Iterator[Mapping[str, Any]]:
