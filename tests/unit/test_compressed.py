@@ -31,7 +31,7 @@ def test_members_of_a_gzip_file_are_one_content(tmp_path: Path, count: int) -> N
 
 @pytest.mark.parametrize("cut", [0, 5, 500, -1, -8])
 def test_what_ends_early_is_told(tmp_path: Path, cut: int) -> None:
-    with pytest.raises(EOFError, match="early"):
+    with pytest.raises(EOFError, match="truncated"):
         read(tmp_path / "cut", gzip.compress(CONTENT)[:cut])
 
 

@@ -212,7 +212,7 @@ def test_a_name_that_is_none(shop: Shop, tmp_path: Path, name: str) -> None:
 
 def test_one_name_twice(shop: Shop, tmp_path: Path) -> None:
     made = shop.tagged(shop.manifest((WHEEL, CONTENT), (WHEEL, b"other")), (CONTENT, b"other"))
-    assert f"holds {WHEEL} twice" in shop.judge(made).problems[0]
+    assert f"contains {WHEEL} twice" in shop.judge(made).problems[0]
     for part in ("a", "b"):
         (tmp_path / part).mkdir()
         (tmp_path / part / WHEEL).write_text(part)

@@ -132,8 +132,8 @@ def test_an_identity_token_out_of_a_helper(home: Path, monkeypatch: pytest.Monke
     ("script", "told"),
     [
         ("echo credentials not found in native keychain; exit 1", ""),
-        ("echo no bus; echo se-cret >&2; exit 3", "docker-credential-test fails for reg.example (exit code 3)"),
-        (None, "docker-credential-test, which the login file of docker names, is not installed"),
+        ("echo no bus; echo se-cret >&2; exit 3", "docker-credential-test failed for reg.example (exit code 3)"),
+        (None, "docker-credential-test, which docker's login file names, is not installed"),
     ],
     ids=["none", "fails", "missing"],
 )

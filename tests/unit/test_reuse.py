@@ -315,9 +315,9 @@ def test_options(tmp_path: Path) -> None:
     assert (made.place, made.only) == (parse("oci:/some where"), True)
     for where, key, offline, reason in [
         ("ghcr.io/ns", None, False, "needs --public-key"),
-        ("ghcr.io/ns:tag", public, False, "names one image"),
+        ("ghcr.io/ns:tag", public, False, "names a single image"),
         ("ghcr.io/ns", public, True, "--offline"),
-        ("nonsense", public, False, "not a reference"),
+        ("nonsense", public, False, "not a valid reference"),
     ]:
         with pytest.raises(ConfigError, match=reason):
             make_reuse(where, key, offline=offline)

@@ -1,4 +1,4 @@
-"""Authentication to a registry: credentials from the user's login, and tokens from the registry."""
+"""Authenticate to a registry, with the user's login and with tokens that the registry's token service issues."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
-# Seconds that a token lasts if the answer does not say so, by the token specification; and an implausible number.
-_TOKEN_SECONDS = 60.0
-_LONG = 10 * 365 * 86400
-_ANSWER = 1 << 20  # bytes of a token service's answer
+_TOKEN_SECONDS = 60.0  # lifetime of a token by the token specification, if the response does not name one
+_LONG = 10 * 365 * 86400  # a longer lifetime is treated as invalid
+_ANSWER = 1 << 20  # the largest response of a token service, in bytes
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # characters that a header can hold
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # the characters that are allowed in a header
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Return both parts of a login; empty if it is malformed. The user of an identity token is `IDENTITY`."""
+    """Return user and password of a login; both are empty if it is malformed.
+
+    For an identity token, the user is `IDENTITY` and the password is the token.
+    """
     try:
         user, _, password = base64.b64decode(login or "", validate=True).decode().partition(":")
     except ValueError:  # neither base64 nor UTF-8
@@ -41,16 +43,16 @@ def user_and_password(login: str | None) -> tuple[str, str]:
 @dataclass(frozen=True)
 class _Token:
     value: str
-    stale: float  # on the monotonic clock
+    stale: float  # time on the monotonic clock at which to renew it
 
 
 class Authorizer:
-    """The Authorization header of one registry, renewed before it expires and when the registry asks.
+    """Makes the Authorization header for a registry, and renews its tokens before they expire.
 
     Args:
         secure: whether the registry is reached by https.
-        login: the return value of `credentials`.
-        timeout: connect and read, seconds.
+        login: the login from `credentials`.
+        timeout: the timeouts of connecting and reading, in seconds.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class Authorizer:
         self._secrets: set[str] = {login or "", password}
 
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
-        """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`); at first it is empty.
+        """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`).
 
-        A token that is about to expire is renewed first, because a 401 would only come after a whole body was sent.
+        It is empty until `answer` was called with the registry's first 401. A token that is about to expire is renewed
+        first, because otherwise a large upload would be refused only after all of it was sent.
         """
         if self._basic and self._service is None:
             return {"Authorization": self._basic}
@@ -82,24 +85,24 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Return `text` without any secret of this registry."""
+        """Replace the secrets of this registry in a text."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
-        """Take the challenge of a 401, so that `header` returns what the registry wants."""
+        """Read the challenge of a 401 response, and get the token that it requires, so that `header` returns it."""
         challenge = response.headers.get("WWW-Authenticate", "")
         at = re.search(r"\bbearer\s", challenge, re.IGNORECASE)
         if at is None:
             sent = response.request.headers.get("Authorization", "")
             basic = re.search(r"\bbasic\b", challenge, re.IGNORECASE)
             if not basic or not self._login or str(sent).startswith("Basic "):
-                raise self.refused("it refuses the login" if self._login else "it wants a login")
+                raise self.refused("the registry rejected the login" if self._login else "the registry needs a login")
             self._basic = f"Basic {self._login}"
             return
         fields = _parameters(challenge[at.end() :])
         self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
         wanted = tuple(scopes)
-        # The registry may have another name for the repository, so both scopes are requested.
+        # Both scopes are requested, because the registry may use another name for the repository.
         self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
     def _realm(self, text: str) -> str:
@@ -110,9 +113,9 @@ class Authorizer:
             if place.scheme not in {"http", "https"} or not place.hostname:
                 raise ValueError
         except ValueError:
-            raise self.refused("it does not name a token service") from None
+            raise self.refused("the registry does not name a valid token service") from None
         if self._secure and place.scheme == "http":
-            raise self.refused("it wants the login sent without encryption")
+            raise self.refused("the registry names a token service without encryption")
         return realm
 
     def _fetch(self, wanted: tuple[str, ...], scopes: tuple[str, ...]) -> _Token:
@@ -120,9 +123,9 @@ class Authorizer:
         value = self._ask(scopes)
         token = value.get("token") or value.get("access_token")
         if not isinstance(token, str) or not token:
-            raise self.refused("the token service answers without a token")
+            raise self.refused("the token service sent no token")
         if not _SENDABLE.fullmatch(token):
-            raise self.refused("the token has characters that a header cannot hold")
+            raise self.refused("the token has characters that are not allowed in a header")
         lasts = value.get("expires_in")
         seconds = lasts if isinstance(lasts, (int, float)) and 0 < lasts < _LONG else _TOKEN_SECONDS
         self._secrets.add(token)
@@ -134,8 +137,8 @@ class Authorizer:
             with self._token_request(scopes) as got:
                 status = got.status_code
                 content = whole_body(got, _ANSWER) if status == 200 else b""
-        except ValueError:  # requests raises it too, for invalid URLs
-            raise self.refused("the address of the token service, or one that it redirects to, is not valid") from None
+        except ValueError:  # requests raises this for an invalid URL
+            raise self.refused("the URL of the token service, or a redirect of it, is invalid") from None
         except requests.RequestException as error:
             raise UnreachableError(
                 "token-service-unreachable",
@@ -144,18 +147,20 @@ class Authorizer:
                 fix="try again later",
             ) from None
         if status in {401, 403}:
-            raise self.refused("the token service refuses the login" if self._login else "it wants a login")
+            raise self.refused(
+                "the token service rejected the login" if self._login else "the token service needs a login"
+            )
         if status != 200:
-            raise self.refused(f"the token service answers {status} and no token")
+            raise self.refused(f"the token service answered {status}")
         if content is None:
-            raise self.refused(f"the token service answers more than {_ANSWER} bytes")
+            raise self.refused(f"the token service sent more than {_ANSWER} bytes")
         try:
             return parse_object(content, "the answer", keys=_TOKEN)
         except (RegistryError, DocumentError):
-            raise self.refused("the answer of the token service is not JSON") from None
+            raise self.refused("the response of the token service is not valid JSON") from None
 
     def _token_request(self, scopes: tuple[str, ...]) -> requests.Response:
-        assert self._service is not None  # noqa: S101 - there was a challenge
+        assert self._service is not None  # noqa: S101 - `answer` sets it
         realm, service = self._service
         named = [("service", service)] if service else []
         if self._identity:
@@ -167,14 +172,14 @@ class Authorizer:
         return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
-        """Return the error for a refused login."""
+        """Return the error to raise for a refused login."""
         return RegistryError(
-            "login-refused", f"{self._host} refuses the login", why=why, fix=f"log in: {login_command(self._host)}"
+            "login-refused", f"access to {self._host} was refused", why=why, fix=f"log in: {login_command(self._host)}"
         )
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Return the parameters of a challenge; a second challenge in the same header does not replace the first one's."""
+    """Return the parameters of the first challenge in a header."""
     fields: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(text):
         fields.setdefault(name.lower(), quoted or bare)
@@ -182,12 +187,12 @@ def _parameters(text: str) -> dict[str, str]:
 
 
 def login_command(host: str) -> str:
-    """Return the command that logs in where `credentials` looks, with a program that builds need too."""
+    """Return a shell command that logs in to a registry, by skopeo because builds need it anyway."""
     return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with each of `secrets` and the values of all query parameters replaced."""
+    """Replace each of `secrets`, and the values of all query parameters of URLs, in a text."""
     for secret in secrets:
         if len(secret) >= 4:
             text = text.replace(secret, "[secret]")

@@ -1,4 +1,4 @@
-"""The blobs of an OCI image layout: files named by their digest."""
+"""Read and write the blobs of an OCI image layout."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import keys_of, parse_object
 
 LOG = logging.getLogger(__name__)
-MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries allow 4 MiB
+MANIFEST_LIMIT = 16 << 20  # the largest manifest that is read, in bytes; registries accept 4 MiB
 
 
 class Blobs:
-    """The blobs of the layout below `root`. Several processes may use it, because only whole blobs appear."""
+    """The blobs of the layout in the folder `root`.
+
+    Several processes may use the same folder, because a blob gets its name only when it is complete.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -34,9 +37,9 @@ class Blobs:
             if folder.is_symlink() and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self.root)):
                 raise RegistryError(
                     "blobs-link-escapes",
-                    f"{folder} is a link that leads out of {self.root}",
-                    why="blobs would be read and written elsewhere",
-                    fix="replace the link by a folder, or name the folder that it leads to",
+                    f"{folder} is a link that points out of {self.root}",
+                    why="blobs would be read and written outside of the layout",
+                    fix="replace the link by a folder, or give the folder that it points to",
                 )
         return self._blobs
 
@@ -44,14 +47,14 @@ class Blobs:
         return self._folder() / check_digest(digest).removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Return whether the blob is a regular file here."""
+        """Return whether the layout has the blob, without reading it; a link is not accepted."""
         path = self._path(digest)
         return path.is_file() and not path.is_symlink()
 
     def holds(self, digest: str) -> bool:
-        """Hash a blob, and return whether it is here and undamaged.
+        """Return whether the layout has the blob and its content matches the digest.
 
-        A damaged blob is not removed, because another process may be about to replace it.
+        A damaged blob stays, because another process may be replacing it.
         """
         if not self.has(digest):
             return False
@@ -63,9 +66,11 @@ class Blobs:
         return True
 
     def blob(self, digest: str) -> Path:
-        """Return the file of a blob."""
+        """Return the path of a blob; raise RegistryError if the layout does not have it."""
         if not self.has(digest):
-            raise RegistryError("blob-missing", f"{self.root} lacks {digest}", fix="build or fetch the image again")
+            raise RegistryError(
+                "blob-missing", f"{self.root} has no blob {digest}", fix="build or download the image again"
+            )
         return self._path(digest)
 
     def open(self, digest: str) -> BinaryIO:
@@ -75,21 +80,21 @@ class Blobs:
             return open_regular(path)
         except OSError as error:
             raise RegistryError(
-                "blob-unreadable", f"cannot read {path}", why=str(error.strerror), fix="fetch the image again"
+                "blob-unreadable", f"cannot read {path}", why=str(error.strerror), fix="download the image again"
             ) from error
 
     def digest_of(self, digest: str) -> str:
-        """Compute the digest of a stored blob's bytes, so that a caller can compare it with the blob's name."""
+        """Return the digest of a stored blob's content, which differs from its name if the blob is damaged."""
         with self.open(digest) as stream:
             return sha256_stream(stream)
 
     def new(self, digest: str) -> NewFile:
-        """Open a new blob, to be finished with its digest."""
+        """Return an open file for a new blob; the caller writes it and finishes it with its digest."""
         self._folder().mkdir(parents=True, exist_ok=True)
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:
-        """Add a file of this machine, by a hard link without hashing it if possible, otherwise by `put_file`."""
+        """Add a file by a hard link without hashing it, or by `put_file` if it cannot be linked; return its path."""
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)
         if not self.has(digest):
@@ -102,11 +107,11 @@ class Blobs:
     def put_file(
         self, path: Path, *, digest: str | None = None, move: bool = False, media_type: str = media.LAYER
     ) -> Descriptor:
-        """Store a file.
+        """Store a file as a blob.
 
         Args:
-            digest: the expected digest. If an undamaged blob with it is here, the file is not read.
-            move: remove the file from its old place.
+            digest: the expected digest. If the layout has an undamaged blob with it, the file is not read.
+            move: remove the file afterwards, and rename it instead of copying it if possible.
         """
         try:
             actual, size = self._store(path, digest, move)
@@ -115,7 +120,7 @@ class Blobs:
                 "layout-unwritable",
                 f"cannot store {path} in {self.root}",
                 why=error.strerror or "",
-                fix="check the path and its rights",
+                fix="check the path, its permissions and the free space",
             ) from error
         return Descriptor(media_type, actual, size)
 
@@ -154,7 +159,7 @@ class Blobs:
         return actual, size
 
     def put_bytes(self, content: bytes, media_type: str) -> Descriptor:
-        """Store the bytes of a config, manifest or index."""
+        """Store bytes as a blob, e.g. a config, manifest or index."""
         digest = sha256_bytes(content)
         if not self.holds(digest):
             try:
@@ -164,12 +169,12 @@ class Blobs:
                     "layout-unwritable",
                     f"cannot write to {self.root}",
                     why=error.strerror or "",
-                    fix="check its rights, or name another folder",
+                    fix="check its permissions and the free space, or name another folder",
                 ) from error
         return Descriptor(media_type, digest, len(content))
 
     def put_json(self, value: Any, media_type: str) -> Descriptor:
-        """Store `value` as canonical JSON."""
+        """Store a value as canonical JSON."""
         return self.put_bytes(canonical(value), media_type)
 
     def put_artifact(self, kind: str, layers: Iterable[Descriptor], **more: Any) -> Descriptor:
@@ -223,5 +228,5 @@ def _compare(path: Path, expected: str | None, actual: str) -> None:
             "blob-digest-mismatch",
             f"{path.name} has the wrong digest",
             why=f"expected {expected}, found {actual}",
-            fix="fetch it again",
+            fix="download or build it again",
         )

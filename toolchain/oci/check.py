@@ -1,4 +1,4 @@
-"""Check the content of a layout against its digests."""
+"""Check that the content of a layout matches its digests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from toolchain.oci.layout import Layout
 
 
 class Fault(NamedTuple):
-    """Content that contradicts its digests, with the id that an error about it has."""
+    """A fault of the content: the id of the error to raise for it, and a description."""
 
     id: str
     text: str
 
 
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[Fault]:
-    """Check an image or index and everything below it; return the faults.
+    """Return the faults of an image or index and of everything that it contains; empty if there are none.
 
-    Every blob is hashed and measured. Every layer is unpacked and compared with its diff id, and every image's platform
-    with its config. Nothing may be missing.
+    The size and digest of every blob, the diff id of every layer, and the platform of every image are checked.
     """
     return list(_Check(layout).problems(descriptor))
 
@@ -40,7 +39,7 @@ class _Check:
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
         self._diff_ids: dict[tuple[str, str], Fault] = {}
-        self._left = FREE  # bytes that all layers together may still unpack to; each layer adds a multiple of its size
+        self._left = FREE  # bytes to which the layers may still unpack; each layer adds `RATIO` times its size
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[Fault]:
         if depth > media.DEEPEST:
@@ -51,7 +50,7 @@ class _Check:
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
-        # Indexes that name each other many times have few digests, but too many paths to walk.
+        # Each manifest is checked once, because a few indexes that repeat each other have very many paths.
         self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)
@@ -65,19 +64,19 @@ class _Check:
             return
         bad = [problem for child in children for problem in self.problems(child, depth)]
         yield from bad
-        # An artifact has no root file system to compare.
+        # An artifact has no config with diff ids.
         if not bad and children[0].media_type != media.EMPTY:
             yield from self._layers(item, children[0], children[1:])
 
     def _blob(self, item: Descriptor) -> Fault | None:
-        """Return what is wrong with a blob."""
+        """Return the fault of a single blob, or None."""
         if not self._layout.has(item.digest):
             return Fault("content-missing", f"{item.digest} is missing")
         path = self._layout.blob(item.digest)
         if (size := path.stat().st_size) != item.size:
             return Fault("content-size", f"{item.digest} has {size} bytes, {item.size} expected")
         if item.digest not in self._hashed and (actual := self._layout.digest_of(item.digest)) != item.digest:
-            return Fault("content-changed", f"{item.digest} holds other bytes: {actual}")
+            return Fault("content-changed", f"{item.digest} has other content: its digest is {actual}")
         self._hashed.add(item.digest)
         return None
 
@@ -90,7 +89,7 @@ class _Check:
                 return
             configured = platform_of(self._layout.read_json(config))
             if configured != image.platform:
-                text = f"{image.digest} is listed for {image.platform}, its config says {configured}"
+                text = f"{image.digest} is listed for {image.platform}, but its config says {configured}"
                 yield Fault("content-platform", text)
 
     def _layers(self, item: Descriptor, config: Descriptor, layers: tuple[Descriptor, ...]) -> Iterator[Fault]:
@@ -100,7 +99,7 @@ class _Check:
             yield Fault(error.id, f"{config.digest}: {error.what}")
             return
         if len(expected) != len(layers):
-            text = f"{item.digest} has {len(layers)} layers, its config {len(expected)} diff_ids"
+            text = f"{item.digest} has {len(layers)} layers, but its config has {len(expected)} diff_ids"
             yield Fault("content-layers", text)
             return
         for layer, diff_id in zip(layers, expected, strict=True):
@@ -108,10 +107,13 @@ class _Check:
             if key not in self._diff_ids:
                 self._diff_ids[key] = self._diff_id(self._layout.blob(layer.digest), layer)
             if (actual := self._diff_ids[key]).text != diff_id:
-                yield Fault(actual.id, f"{layer.digest} unpacks to {actual.text}, {diff_id} expected")
+                yield Fault(actual.id, f"{layer.digest} unpacks to {actual.text}, expected {diff_id}")
 
     def _diff_id(self, path: Path, layer: Descriptor) -> Fault:
-        """Return the digest of the tar in a layer, or why it cannot be read, as a fault in case another is expected."""
+        """Return the fault to report if the layer's diff id is not the expected one.
+
+        Its text is the actual diff id, or the reason why the layer cannot be unpacked.
+        """
         if layer.media_type in PLAIN:
             return Fault("content-diff-id", layer.digest)
         sha256 = hashlib.sha256()
@@ -121,14 +123,14 @@ class _Check:
                 while piece := stream.read(CHUNK):
                     self._left -= len(piece)
                     if self._left < 0:
-                        raise BombError("image-bomb", "the layers of this image unpack to more than any real image")
+                        raise BombError("image-bomb", "the layers of this image unpack to too many bytes")
                     sha256.update(piece)
         except BombError as error:
             return Fault(error.id, f"nothing ({error.what})")
         except UntrustedError as error:
-            return Fault(error.id, f"nothing known ({layer.media_type})")
+            return Fault(error.id, f"nothing (the media type {layer.media_type} is unknown)")
         except process.CommandError as error:
-            return Fault("content-unreadable", f"nothing (zstd: {error.tail[-1] if error.tail else 'it fails'})")
+            return Fault("content-unreadable", f"nothing (zstd: {error.tail[-1] if error.tail else 'it failed'})")
         except DAMAGED:
             return Fault("content-unreadable", "nothing (it is damaged)")
         return Fault("content-diff-id", f"sha256:{sha256.hexdigest()}")

@@ -1,4 +1,4 @@
-"""Decompression of layers as streams."""
+"""Decompress layers as streams, with a limit of their size."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from toolchain.oci import descriptor as media
 
 PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
-# Exceptions of reading a damaged layer.
+# The exceptions that reading a damaged layer may raise.
 DAMAGED = (EOFError, zlib.error, CommandError)
-# A layer is unpacked before its signature is checked, so its size is bounded. Layers of compilers and distributions
-# unpack to 3 to 10 times their size; gzip reaches 1,032 times, and zstd millions.
+# Layers are unpacked before their signature is verified, so the result must be limited. Layers of compilers and
+# distributions unpack to 3 to 10 times their size, but gzip can reach 1,032 times, and zstd millions.
 RATIO = 200
-FREE = 256 << 20  # bytes that any layer may unpack to
+FREE = 256 << 20  # bytes to which a layer of any size may unpack
 LARGEST = 256 << 30
 
 
 class BombError(UntrustedError):
-    """A layer unpacks to more than any real layer of its size."""
+    """An error for a layer that unpacks to more than `FREE` and `RATIO` allow."""
 
 
 class Readable(Protocol):
-    """A stream from which a layer is read."""
+    """A stream that can be read."""
 
     def read(self, count: int, /) -> bytes:
-        """Return at most `count` bytes; none at the end."""
+        """Return at most `count` bytes; empty at the end of the stream."""
 
 
 class _Gunzipped:
-    """A reader of gzip files with one or more members. Other data after a member is an error, even padding."""
+    """A reader of gzip files with one or more members; zlib.error is raised for other data after a member."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -44,7 +44,7 @@ class _Gunzipped:
         self._packed = b""
 
     def read(self, count: int, /) -> bytes:
-        """Return the next bytes, at most `count`."""
+        """Return at most `count` bytes; empty at the end of the stream."""
         while True:
             self._packed = self._packed or self._stream.read(CHUNK)
             if not self._packed and self._unpacker.eof:
@@ -57,31 +57,29 @@ class _Gunzipped:
             if piece:
                 return piece
             if ended and not self._unpacker.eof:
-                raise EOFError("it ends early")
+                raise EOFError("the gzip stream is truncated")
 
 
 class _Bounded:
-    """A stream that raises BombError after more bytes than a layer's file may unpack to."""
+    """A stream that raises BombError after more bytes than a file of its size may unpack to."""
 
     def __init__(self, stream: Readable, path: Path) -> None:
         self._stream, self._name = stream, path.name
         self._most = self._left = min(LARGEST, FREE + RATIO * path.stat().st_size)
 
     def read(self, count: int, /) -> bytes:
-        """Return the next bytes."""
+        """Return at most `count` bytes; empty at the end of the stream."""
         piece = self._stream.read(count)
         self._left -= len(piece)
         if self._left < 0:
             why = f"{self._name} unpacks to more than {self._most} bytes"
-            raise BombError(
-                "layer-bomb", "a layer unpacks to more than any layer holds", why=why, fix="do not use this image"
-            )
+            raise BombError("layer-bomb", "a layer unpacks to too many bytes", why=why, fix="do not use this image")
         return piece
 
 
 @contextlib.contextmanager
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
-    """Open the tar in a layer's file. Reading raises BombError if it unpacks to more than its size allows."""
+    """Return a stream of the tar in a layer's file; reading it may raise BombError, or one of `DAMAGED`."""
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:
             yield _Bounded(_Gunzipped(stream), path)

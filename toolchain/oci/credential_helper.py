@@ -1,4 +1,4 @@
-"""Ask docker's credential helpers, which keep logins in a keyring or a cloud."""
+"""Get logins from docker's credential helpers, which read them from a keyring or a cloud."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from toolchain.core.strict_json import Keys
 
 LOG = logging.getLogger(__name__)
 _ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
-_NONE = "credentials not found"  # docker's own helpers print it on standard output
-_SECONDS = 120.0  # the user may have to type a passphrase
+_NONE = "credentials not found"  # docker's helpers print this on standard output
+_SECONDS = 120.0  # a timeout that lets the user type a passphrase
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 VARIABLES = {
-    "DBUS_SESSION_BUS_ADDRESS": "secretservice: the desktop's keyring",
-    "DISPLAY": "the keyring's or pinentry's window",
-    "WAYLAND_DISPLAY": "the same",
+    "DBUS_SESSION_BUS_ADDRESS": "secretservice: the keyring of the desktop",
+    "DISPLAY": "the window of the keyring or pinentry",
+    "WAYLAND_DISPLAY": "the window of the keyring or pinentry",
     "GPG_TTY": "pass: the terminal for a passphrase",
     "PASSWORD_STORE_KEY": "pass: the key",
-    "GITHUB_TOKEN": "helpers for ghcr.io",
-    "GH_TOKEN": "the same",
+    "GITHUB_TOKEN": "helpers for ghcr.io: the token",
+    "GH_TOKEN": "helpers for ghcr.io: the token",
 }
 FILES = {
-    "XAUTHORITY": "the keyring's or pinentry's window",
+    "XAUTHORITY": "the window of the keyring or pinentry",
     "XDG_CONFIG_HOME": "the settings of helpers",
-    "XDG_DATA_HOME": "their data",
+    "XDG_DATA_HOME": "the data of helpers",
     "GNUPGHOME": "pass: the keys",
     "PASSWORD_STORE_DIR": "pass: the passwords",
     "DOCKER_CONFIG": "the folder of the login file",
@@ -42,26 +42,26 @@ PREFIXES = {
     "CLOUDSDK_": "gcloud: account and project",
     "ACTIONS_ID_TOKEN_REQUEST_": "helpers that use the identity of a GitHub job",
 }
-"""The variables that a helper gets besides those of every program with a network, and what each is for."""
+"""The variables that are passed to a helper in addition to `network_environment`, and the use of each."""
 
 
 def ask_helper(name: str, key: str) -> str | None:
-    """Return the login that a credential helper keeps under `key`, as the text that follows `Basic`.
+    """Return the login that a credential helper has for `key`, in the form that follows `Basic` in a header.
 
     Returns:
-        None without a login. If the helper is missing or fails, a warning says so, and the caller goes on without one.
+        None if the helper has no login. If the helper is missing or fails, a warning is logged and None is returned.
     """
     program = f"docker-credential-{name}"
     if not _NAME.fullmatch(name) or process.find(program) is None:
-        LOG.warning("%s, which the login file of docker names, is not installed: going on without a login", program)
+        LOG.warning("%s, which docker's login file names, is not installed: continuing without a login", program)
         return None
-    # The output is never shown, because it may hold the secret.
+    # The output must not be logged, because it may contain the secret.
     done = process.run(
         [program, "get"], stdin=key, env=_environment(), capture=True, check=False, timeout=_SECONDS, helpers=True
     )
     if done.returncode != 0:
         if _NONE not in done.stdout:
-            LOG.warning("%s fails for %s (exit code %d): going on without its login", program, key, done.returncode)
+            LOG.warning("%s failed for %s (exit code %d): continuing without a login", program, key, done.returncode)
         return None
     try:
         answer = strict_json.read(done.stdout, program, keys=_ANSWER)
@@ -71,9 +71,9 @@ def ask_helper(name: str, key: str) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RegistryError(
             "credential-helper-failed",
-            f"{program} answers without a login",
-            why="a credential helper gives JSON with Username and Secret",
-            fix=f"see what it says: printf %s {key} | {program} get",
+            f"{program} returned no login",
+            why="a credential helper must print JSON with Username and Secret",
+            fix=f"check its output: printf %s {key} | {program} get",
         ) from None
     return base64.b64encode(f"{user}:{secret}".encode()).decode() if secret else None
 

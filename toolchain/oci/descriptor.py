@@ -1,4 +1,4 @@
-"""Descriptors and media types of OCI content."""
+"""Define descriptors and media types of OCI content."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 
-PREDICATE_TYPE = "in-toto.io/predicate-type"  # annotation of an attached statement
+PREDICATE_TYPE = "in-toto.io/predicate-type"  # the annotation of an attestation with its predicate type
 
-# Docker's older names of the same types.
+# Docker's media types, and the equal types of OCI.
 AS_OCI = {
     DOCKER_INDEX: INDEX,
     DOCKER_MANIFEST: MANIFEST,
@@ -37,10 +37,10 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
-# Depth of nested indexes that are followed. Images have at most two; a hostile one must not exhaust the stack.
+# The largest depth of nested indexes. Images have at most two, and a hostile image must not exhaust the stack.
 DEEPEST = 8
 
-# cosign keeps a manifest with layers of these types under a tag made from the image's digest.
+# cosign stores signatures as layers of these types, in a manifest whose tag contains the image's digest.
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
@@ -51,11 +51,11 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """Return `text` if it is `sha256:` and 64 lower-case hexadecimal digits, and so safe as part of a path."""
+    """Return the text if it is a digest, and so is safe in a path; raise RegistryError otherwise."""
     if not _DIGEST.fullmatch(text):
         raise RegistryError(
             "not-a-digest",
-            f"{text[:120]!r} is not a digest",
+            f"{text[:120]!r} is not a valid digest",
             why="expected sha256: and 64 hexadecimal digits",
             fix="give sha256: and all 64 digits",
         )
@@ -65,20 +65,20 @@ def check_digest(text: str) -> str:
 def _text(value: Any, key: str, *, needed: bool = False) -> str:
     text = value[key] if needed else value.get(key)
     if not isinstance(text, str | None):
-        raise TypeError(f"{key} is not text")
+        raise TypeError(f"{key} is not a string")
     return text or ""
 
 
 @dataclass(frozen=True, order=True)
 class Platform:
-    """The platform of an image, in OCI's names; ordered by os, architecture, variant."""
+    """The platform of an image, with the names of OCI such as `linux` and `amd64`."""
 
     os: str
     arch: str
     variant: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Return the form in an index."""
+        """Return the platform as an index contains it."""
         value = {"architecture": self.arch, "os": self.os}
         if self.variant:
             value["variant"] = self.variant
@@ -95,7 +95,7 @@ def _platform(value: Any) -> Platform:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Content by type, digest and size (bytes); `platform` and `annotations` only if an index needs them."""
+    """The media type, digest and size in bytes of a blob, and further fields of an entry in a manifest or index."""
 
     media_type: str
     digest: str
@@ -109,15 +109,15 @@ class Descriptor:
 
     @property
     def plain(self) -> Descriptor:
-        """Return only type, digest and size."""
+        """Return the descriptor with only media type, digest and size."""
         return Descriptor(self.media_type, self.digest, self.size)
 
     def annotated(self, annotations: Mapping[str, str]) -> Descriptor:
-        """Return this descriptor with further annotations."""
+        """Return the descriptor with further annotations."""
         return replace(self, annotations={**self.annotations, **annotations})
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form in a manifest or index."""
+        """Return the descriptor as a manifest or index contains it."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.platform is not None:
             value["platform"] = self.platform.as_json()
@@ -129,7 +129,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, value: Any) -> Descriptor:
-        """Read a descriptor; raise RegistryError if it is malformed."""
+        """Return a descriptor from the JSON of a manifest or index; raise RegistryError if it is malformed."""
         try:
             platform = value.get("platform")
             size = value["size"]
@@ -149,5 +149,5 @@ class Descriptor:
                 "descriptor-malformed",
                 "a descriptor is malformed",
                 why="a field is missing or has the wrong type",
-                fix="publish or export it again, or report it to its publisher",
+                fix="publish or export the image again, or report the error to its publisher",
             ) from error

@@ -1,4 +1,4 @@
-"""Download one blob from a registry, over several connections if necessary."""
+"""Download a blob from a registry, and resume the download when a connection breaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PART = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 
 
 class Download:
-    """The download of one blob into an empty file; `run` once."""
+    """A download of a blob into an empty file; `run` may be called once."""
 
     def __init__(self, registry: Transport, repository: str, blob: Descriptor, sink: IO[bytes]) -> None:
         self._registry = registry
@@ -29,14 +29,14 @@ class Download:
         self._sink = sink
         self._hasher = hashlib.sha256()
         self._done = 0
-        self._parts = True  # whether the registry answers requests for a part
+        self._parts = True  # whether the registry supports Range requests
         self._retries = registry.retries()
 
     def run(self) -> str:
-        """Fetch the blob.
+        """Download the blob.
 
         Returns:
-            The digest of the received bytes, or a text about their size if it is not the blob's.
+            The digest of the received bytes, or a description of their size if it is wrong.
         """
         return self._retries.run(self._go_on)
 
@@ -52,28 +52,28 @@ class Download:
                 if wrong := self._begins(got) or self._copy(got):
                     return wrong
         except requests.RequestException as error:
-            raise self._registry.unreachable(error) from None  # `request` has retried already
+            raise self._registry.unreachable(error) from None  # not retried, because `request` already did
         except HTTPError as error:
             raise TryAgainError(self._registry.unreachable(error)) from None
         except TooSlowError as error:
             raise TryAgainError(error) from None
         if self._done < self._blob.size:
-            broken = HTTPError(f"the answer ended after {self._done} of {self._blob.size} bytes")
+            broken = HTTPError(f"the response ended after {self._done} of {self._blob.size} bytes")
             raise TryAgainError(self._registry.unreachable(broken))
         return f"sha256:{self._hasher.hexdigest()}"
 
     def _begins(self, got: requests.Response) -> str:
-        """Check the head of an answer; return what is wrong with the size in it, or nothing."""
+        """Check the status and headers of a response; return a description of a wrong size, or an empty text."""
         status = got.status_code
         if (status == 206 and not self._fits(got)) or (status == 416 and self._done):
-            # The registry cannot continue there, and other bytes must not be appended.
+            # The response is not the requested part, so it must not be appended to the file.
             self._begin_anew()
             self._parts = False
             strange = HTTPError(f"HTTP {status}, {self._range(got)!r}, instead of the requested part")
             raise TryAgainError(self._registry.unreachable(strange))
         if status not in {200, 206}:
             raise self._registry.failed(
-                got, f"{self._registry.host} does not give {self._blob.digest} of {self._repository}"
+                got, f"cannot download {self._blob.digest} of {self._repository} from {self._registry.host}"
             )
         if status == 206:
             return ""
@@ -82,7 +82,7 @@ class Download:
         return f"{length} bytes instead of {self._blob.size}" if length not in {None, self._blob.size} else ""
 
     def _fits(self, got: requests.Response) -> bool:
-        """Return whether a part begins at the current position, and belongs to a blob of the right size."""
+        """Return whether a partial response begins at the current position and names the right total size."""
         match = _PART.fullmatch(self._range(got))
         return (
             match is not None

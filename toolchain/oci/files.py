@@ -1,4 +1,7 @@
-"""Plain files as an OCI artifact, one layer for each file, named by its title as other clients expect."""
+"""Store plain files as an OCI artifact with a layer for each file.
+
+The title annotation of a layer is the name of its file, so that `oras pull` can download the files.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 
 @dataclass(frozen=True)
 class PlainFile:
-    """A file of an artifact, and its blob with the file's own media type."""
+    """The name of a file in an artifact, and its blob, which has the media type of the file."""
 
     name: str
     blob: Descriptor
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `--json`."""
+        """Return the file as `--json` prints it."""
         return {
             "file": self.name,
             "media_type": self.blob.media_type,
@@ -41,29 +44,30 @@ class PlainFile:
 
 
 def is_plain_name(text: str) -> bool:
-    """Return whether a text is safe as a file's name: no path, no hidden file, no control characters."""
+    """Return whether a name is safe for a file: not a path, not hidden, and without control characters."""
     return _NAME.fullmatch(text) is not None
 
 
 def file_media_type(name: str) -> str:
-    """Return the media type of a file, by its suffix."""
+    """Return the media type of a file by its suffix."""
     return next((kind for end, kind in _MEDIA_TYPES.items() if name.endswith(end)), _ANY)
 
 
 def tag_of(tag: str = "") -> str:
-    """Return the tag of the files that belong to the image under `tag`; the empty tag is `latest`."""
+    """Return the tag of the plain files of an image; an empty `tag` means `latest`."""
     return f"{tag}-{TAG}" if tag else TAG
 
 
 def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, title: str) -> Descriptor:
-    """Move files into a layout, and store the manifest of the artifact that holds them.
+    """Move files into a layout, and return the manifest of a new artifact with them.
 
-    The order of `paths` does not change the manifest.
+    The manifest does not depend on the order of `paths`.
 
     Args:
-        subject: the image index that they belong to, which need not be in `layout`.
+        subject: the index of the image that the files belong to, which may be missing from `layout`.
+        title: the title annotation of the artifact.
     """
-    import jsonschema  # noqa: PLC0415 - to write, not to read
+    import jsonschema  # noqa: PLC0415 - reading artifacts does not need it
     import oras.oci  # noqa: PLC0415
     import oras.schemas  # noqa: PLC0415
 
@@ -72,7 +76,7 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
         _require_plain(path.name)
         if path.name in layers:
             raise RegistryError(
-                "files-same-name", f"two files are called {path.name}", fix="publish the architectures one by one"
+                "files-same-name", f"two files are named {path.name}", fix="publish each architecture separately"
             )
         blob = layout.put_file(path, move=True, media_type=file_media_type(path.name))
         layers[path.name] = blob.annotated({TITLE: path.name})
@@ -85,31 +89,36 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
         "subject": subject.plain.as_json(),
         "annotations": notes,
     }
-    # oras must be able to pull it.
+    # This check ensures that oras accepts the manifest.
     jsonschema.validate(value, oras.schemas.manifest)
     return replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE, annotations=notes)
 
 
 def are_files(value: Mapping[str, Any]) -> bool:
-    """Return whether a manifest's JSON is that of such an artifact."""
+    """Return whether a manifest is that of an artifact with plain files."""
     return value.get("artifactType") == TYPE
 
 
 def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFile, ...]:
-    """Return the files in an artifact's untrusted manifest; refuse names that are not plain or occur twice."""
+    """Return the files in an artifact's manifest.
+
+    The manifest is not trusted: HostileInputError is raised for a name that is unsafe or occurs twice.
+    """
     if not are_files(value):
         raise RegistryError(
             "not-a-files-artifact",
-            f"{manifest.digest} holds no files",
-            why=f"it is of the type {value.get('artifactType')!r}",
-            fix="name an artifact that `toolchain publish --files` made",
+            f"{manifest.digest} is not an artifact with plain files",
+            why=f"its type is {value.get('artifactType')!r}",
+            fix="name an artifact from `toolchain publish --files`",
         )
     files: dict[str, PlainFile] = {}
     for blob in children_of(dict(value), manifest)[1:]:
         name = blob.annotations.get(TITLE, "")
         _require_plain(name)
         if name in files:
-            raise HostileInputError("artifact-file-twice", f"the artifact holds {name} twice", fix="do not use it")
+            raise HostileInputError(
+                "artifact-file-twice", f"the artifact contains {name} twice", fix="do not use this artifact"
+            )
         files[name] = PlainFile(name, blob.plain)
     return tuple(files.values())
 
@@ -118,7 +127,7 @@ def _require_plain(name: str) -> None:
     if not is_plain_name(name):
         raise HostileInputError(
             "artifact-name-unsafe",
-            f"the artifact holds the name {name[:200]!r}",
-            why="it is not a plain name of a file",
-            fix="do not use it",
+            f"the artifact contains a file with the name {name[:200]!r}",
+            why="the name is a path, is hidden, or has unusual characters",
+            fix="do not use this artifact",
         )

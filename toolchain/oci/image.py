@@ -1,4 +1,4 @@
-"""Configs, manifests and indexes; equal values give equal bytes."""
+"""Write and read configs, manifests and indexes; equal values give equal bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.oci.layout import Layout
 
 @dataclass(frozen=True)
 class LayerBlob:
-    """A layer of an image: its blob, the digest of its tar, and the command for `history`."""
+    """A layer of an image: its blob, the digest of its tar, and its `created_by` in the history."""
 
     descriptor: Descriptor
     diff_id: str
@@ -27,14 +27,14 @@ class LayerBlob:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """An image of one platform.
+    """The content of an image for one platform.
 
     Args:
-        arch: OCI architecture (`amd64`, `arm64`); the system is Linux.
-        layers: lowest first.
+        arch: the architecture in OCI's names (`amd64`, `arm64`); the operating system is Linux.
+        layers: the layers, lowest first.
         labels: the labels of the config.
         annotations: the annotations of the manifest.
-        environment: the environment of its containers.
+        environment: the environment variables in the config.
     """
 
     arch: str
@@ -45,17 +45,17 @@ class ImageSpec:
 
 
 def timestamp(seconds: float) -> str:
-    """Return RFC 3339 in UTC for seconds since 1970."""
+    """Return the time in RFC 3339 (UTC) for seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def standard_annotations(title: str) -> dict[str, str]:
-    """Return `org.opencontainers.image.*` for manifests and indexes."""
+    """Return the annotations `created` and `title` for a manifest or index."""
     return {CREATED: timestamp(EPOCH), TITLE: title}
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
-    """Store a compressed layer."""
+    """Store a compressed layer in a layout; with `move`, remove its file."""
     stored = layout.put_file(blob.path, digest=blob.digest, move=move, media_type=blob.media_type)
     return LayerBlob(stored, blob.diff_id, created_by)
 
@@ -68,21 +68,21 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
         raise RegistryError(
             "image-malformed",
             f"the image {manifest.digest} is malformed",
-            why=f"{len(layers)} layers, {len(diff_ids)} diff_ids",
-            fix="fetch it again",
+            why=f"it has {len(layers)} layers and {len(diff_ids)} diff_ids",
+            fix="download or build it again",
         )
     return tuple(LayerBlob(layer, diff_id) for layer, diff_id in zip(layers, diff_ids, strict=True))
 
 
 def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob]) -> Descriptor:
-    """Store the image with the same layers in another compression."""
+    """Store the manifest of an image with its layers replaced by the same layers in another compression."""
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
     return layout.put_json(value, media.MANIFEST)
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the digests of the uncompressed layers that a config names, lowest first."""
+    """Return the digests of the uncompressed layers in a config, lowest first; empty if they are malformed."""
     rootfs = config.get("rootfs")
     values = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     return [str(text) for text in values] if isinstance(values, list) else []
@@ -96,14 +96,14 @@ def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def platform_of(config: Mapping[str, Any]) -> Platform:
-    """Return the platform that a config names."""
+    """Return the platform in a config."""
     return Platform(
         str(config.get("os") or ""), str(config.get("architecture") or ""), str(config.get("variant") or "")
     )
 
 
 def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
-    """Store config and manifest of `spec`, whose layers are in the layout; return the manifest with its platform."""
+    """Store the config and manifest of an image whose layers are in the layout; return its descriptor."""
     for layer in spec.layers:
         layout.blob(layer.descriptor.digest)
     history = [layer.created_by or "toolchain" for layer in spec.layers]
@@ -136,11 +136,9 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
 def write_index(
     layout: Layout, manifests: Sequence[Descriptor], annotations: Mapping[str, str] | None = None
 ) -> Descriptor:
-    """Store an index over images, sorted by platform so that the order of builds does not change it."""
+    """Store an index of images; they are sorted by platform, so the index does not depend on their order."""
     if not manifests:
-        raise RegistryError(
-            "index-empty", "an index of no image cannot be written", fix="build at least one architecture"
-        )
+        raise RegistryError("index-empty", "there is no image for the index", fix="build at least one architecture")
     keyed: dict[Platform, Descriptor] = {}
     for manifest in manifests:
         layout.blob(manifest.digest)
@@ -148,15 +146,15 @@ def write_index(
             raise RegistryError(
                 "image-without-platform",
                 f"{manifest.digest} has no platform",
-                why="an index tells images by platform",
+                why="an index needs the platform of each image",
                 fix="build the image again",
             )
         if keyed.setdefault(manifest.platform, manifest).digest != manifest.digest:
             raise RegistryError(
                 "platform-twice",
-                f"two images for {manifest.platform}",
-                why=f"{keyed[manifest.platform].digest}, {manifest.digest}",
-                fix="leave one of them out",
+                f"there are two images for {manifest.platform}",
+                why=f"{keyed[manifest.platform].digest} and {manifest.digest}",
+                fix="remove one of them",
             )
     value: dict[str, Any] = {
         "schemaVersion": 2,

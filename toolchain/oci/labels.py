@@ -1,4 +1,4 @@
-"""Names of labels and annotations of images."""
+"""Define the names of labels and annotations of images."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ INPUT_DIGEST = "toolchain.input-digest"
 BINARIES = "toolchain.binaries"
 PARTIAL = "toolchain.partial"
 GPUS = "toolchain.gpus"
-TRITON = "toolchain.triton"  # version and commit, if known, with a space between them
-LLVM = "toolchain.llvm"  # the same
+TRITON = "toolchain.triton"  # version and commit of Triton, if known, separated by a space
+LLVM = "toolchain.llvm"  # version and commit of LLVM, if known, separated by a space
 KERNELS = "toolchain.kernels"
-GLIBC = "toolchain.glibc"  # of the oldest system that links the layer
+GLIBC = "toolchain.glibc"  # version of glibc of the oldest system on which the layer can be linked
 GLIBCXX = "toolchain.glibcxx"
 BUILD_TYPE = "toolchain.build-type"
 TRITON_BUILD = "toolchain.triton-build"
-# Of a Triton cache: facts that decide whether Triton finds its kernels.
-CACHE_MOUNT = "toolchain.triton-cache.mount"  # path where it must be mounted
-CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON: the calls that it serves
-CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image; its manifest depends on the packing
+# The labels of a Triton cache decide whether Triton finds its kernels.
+CACHE_MOUNT = "toolchain.triton-cache.mount"  # path where the cache must be mounted
+CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON list of the calls whose kernels the cache contains
+CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image
 CACHE_TRITON_LAYER = "toolchain.triton-cache.triton-layer"  # diff_id of that image's top layer
-CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of Triton's key of its own code
-CACHE_MCV_KEY = "toolchain.triton-cache.mcv-key"  # the key as MCV computes it, which it only does before Triton 3.6
-CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # path of the package
+CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of `triton_key()`, Triton's key of its code
+CACHE_MCV_KEY = "toolchain.triton-cache.mcv-key"  # that key as MCV computes it; only before Triton 3.6
+CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # path of the package `triton`

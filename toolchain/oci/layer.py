@@ -1,4 +1,4 @@
-"""Layers: a tree or a tar becomes a deterministic tar, and that a deterministic blob."""
+"""Write a tree or a tar as a layer with deterministic content, and compress it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WHITEOUT = b".wh."
 
 @dataclass(frozen=True)
 class Layer:
-    """An uncompressed layer: the digest of its tar, its size in bytes and the file."""
+    """An uncompressed layer: the digest, size in bytes and path of its tar."""
 
     diff_id: str
     size: int
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Blob:
-    """A compressed layer: digest and size (bytes) of the file, and the digest of its tar."""
+    """A compressed layer: digest, size in bytes, media type and path of the file, and the digest of its tar."""
 
     digest: str
     size: int
@@ -54,7 +54,10 @@ class Blob:
 
 
 class HashedFile(NewFile):
-    """A new file that counts and hashes its content. It gets its name when its block ends without an error."""
+    """A new file that hashes and counts its content.
+
+    It is a context manager; the file gets its name when the block ends without an error.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,7 @@ class HashedFile(NewFile):
 
     @property
     def digest(self) -> str:
-        """Return `sha256:<hex>` of the content so far."""
+        """Return the digest `sha256:<hex>` of the content that was written so far."""
         return f"sha256:{self._hasher.hexdigest()}"
 
     def write(self, data: bytes, /) -> None:
@@ -82,17 +85,19 @@ class HashedFile(NewFile):
 
 
 def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int = 0, whiteouts: bool = False) -> Layer:
-    """Write the content of `tree` as a layer whose root is `tree`.
+    """Write the folder `tree` as a layer, whose root is the content of the folder.
 
-    Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to their first name. All
-    parent folders (`usr`, `usr/lib64`) are members. If the base has a symlink in place of one, such as a merged
-    `/lib64`, engines would replace the symlink, so put content below real folders.
+    Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to the first of their
+    names. All parent folders (`usr`, `usr/lib64`) are members. If one of them is a symlink in the base, such as
+    `/lib64` of a merged `/usr`, container engines would replace the symlink by a folder, so avoid such paths.
 
     Args:
-        normalise: owner 0:0, modes 0755 and 0644, no attributes, only files, links and folders. Without it (a base's
-            root file system) owners, modes, file capabilities and device nodes are kept, and sockets are left out.
-        first_id: the id that becomes 0, if `tree` was written in a user namespace; the next becomes 1, and so on.
-        whiteouts: whether names that start with `.wh.` are accepted. In an image they delete files of lower layers.
+        normalise: use the owner 0:0, the modes 0755 and 0644 and no attributes, and refuse device nodes, pipes and
+            sockets. False is for the root file system of a base: owners, modes, file capabilities and device nodes
+            are kept, and sockets are skipped.
+        first_id: the first user and group id of the user namespace in which `tree` was written. It is subtracted from
+            all ids.
+        whiteouts: allow names that start with `.wh.`, which delete files of lower layers in an image.
     """
     with HashedFile(out) as sink:
         _write_tree(tree, sink, normalise=normalise, first_id=first_id, whiteouts=whiteouts)
@@ -100,16 +105,17 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
 
 
 def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()) -> str:
-    """Write the content of `tree` as a .tar.gz with one top folder, and return its digest.
+    """Write the content of `tree` as a .tar.gz with a single top folder, and return its digest.
 
-    The archive is deterministic like a layer: sorted, owner 0, modes 0755 and 0644, one time.
+    The archive is deterministic like a layer: its members are sorted, and have fixed owners, modes and times.
 
     Args:
-        exclude: shell patterns over paths relative to `tree`; a matching folder is left out with its content.
+        top: the name of the top folder.
+        exclude: shell patterns of paths relative to `tree`. A matching folder is skipped with its content.
     """
     if not top or "/" in top or top in {".", ".."}:
         raise ConfigError(
-            "top-folder-invalid", f"{top!r} cannot be the top folder of an archive", fix="give one plain name"
+            "top-folder-invalid", f"{top!r} cannot be the top folder of an archive", fix="give a name without slashes"
         )
     with HashedFile(out) as sink, GzipSink(sink) as packer:
         _write_tree(tree, packer, exclude=exclude, prefix=os.fsencode(top))
@@ -126,7 +132,7 @@ def _write_tree(
     first_id: int = 0,
     whiteouts: bool = True,
 ) -> None:
-    """Write the content of `tree` as a tar into `sink`, with `prefix` before every name (see `write_layer`)."""
+    """Write the content of `tree` as a tar into `sink` (see `write_layer`); all members are below `prefix`."""
     if not tree.is_dir():
         raise SourceError(
             "layer-tree-missing", f"{tree} is not a folder", fix="give the folder whose content becomes the layer"
@@ -136,13 +142,13 @@ def _write_tree(
     if prefix:
         sink.write(tar.Member(name=prefix, kind=tar.DIRECTORY, mode=0o755, mtime=EPOCH).header())
     for name in sorted(_names(root, b"", tuple(os.fsencode(pattern) for pattern in exclude))):
-        path = os.path.join(root, name)  # noqa: PTH118 - bytes paths: names need not be UTF-8
+        path = os.path.join(root, name)  # noqa: PTH118 - names are bytes, because they may not be UTF-8
         if not whiteouts and name.rpartition(b"/")[2].startswith(_WHITEOUT):
             raise HostileInputError(
                 "whiteout-in-tree",
-                f"{os.fsdecode(path)} would delete a file of the layers below",
-                why="a name that starts with .wh. is a whiteout of OCI images, so the file itself is never unpacked",
-                fix="rename it, or exclude it from what is installed",
+                f"{os.fsdecode(path)} would delete a file of the lower layers",
+                why="a name that starts with .wh. is a whiteout in OCI images, so the file would not be unpacked",
+                fix="rename the file, or do not install it",
             )
         status = os.lstat(path)
         full = prefix + b"/" + name if prefix else name
@@ -187,8 +193,8 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
         if kind not in {tar.REGULAR, tar.DIRECTORY, tar.SYMLINK}:
             raise HostileInputError(
                 "special-file-in-tree",
-                f"{os.fsdecode(path)} is neither file, link nor folder",
-                fix="remove it or exclude it from the layer",
+                f"{os.fsdecode(path)} is not a file, link or folder",
+                fix="remove it, or exclude it from the layer",
             )
         plain = 0o777 if kind == tar.SYMLINK else 0o755 if kind == tar.DIRECTORY or mode & 0o100 else 0o644
         return tar.Member(name=name, kind=kind, mode=plain, mtime=EPOCH, size=size, link=link)
@@ -202,7 +208,9 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
     uid, gid = status.st_uid - first_id, status.st_gid - first_id
     if min(uid, gid) < 0:
         raise HostileInputError(
-            "owner-outside-image", f"{os.fsdecode(path)} has an owner outside its image", fix="make the tree again"
+            "owner-outside-image",
+            f"{os.fsdecode(path)} has an owner outside of the image's ids",
+            fix="build the tree again",
         )
     return tar.Member(
         name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=EPOCH, uid=uid, gid=gid, size=size,
@@ -211,7 +219,10 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
 
 
 def plain_capability(value: bytes) -> bytes:
-    """Return a file's capabilities without their user namespace: revision 2 of the attribute for revision 3."""
+    """Return the value of a file's capability attribute without its user namespace.
+
+    Revision 3 of the attribute, which contains the namespace, becomes revision 2; other revisions are unchanged.
+    """
     magic = int.from_bytes(value[:4], "little")
     if magic >> 24 != 3 or len(value) != 24:
         return value
@@ -232,15 +243,15 @@ _KINDS = {
 }
 
 
-# apt gives these to its own user, unless it does not run as root.
+# The owner of these folders is `_apt` if apt ran as root, and another user otherwise.
 _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 
 
 def normalise_tar(tar_in: Path, out: Path) -> Layer:
-    """Rewrite a root file system's tar as a layer, in one pass and in its order.
+    """Rewrite the tar of a root file system as a layer, with its members in the same order.
 
-    Times after `EPOCH` become `EPOCH`. Owner names, a leading `./` and all attributes except file capabilities are
-    removed. Owners, modes, links and device nodes stay, but two folders of apt's become root's.
+    Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, and all attributes except file capabilities are
+    removed. Ids, modes, links and device nodes are kept, but the two folders of the user `_apt` become root's.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -248,7 +259,7 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
                 _rewrite(source, info, sink)
             sink.write(tar.END)
     except tarfile.TarError as error:
-        raise SourceError("tar-incomplete", f"{tar_in} is not a complete tar", fix="make it again") from error
+        raise SourceError("tar-incomplete", f"{tar_in} is not a complete tar", fix="create it again") from error
     return Layer(sink.digest, sink.size, out)
 
 
@@ -273,7 +284,7 @@ def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile) -
     sink.write(member.header())
     if member.size:
         content = source.extractfile(info)
-        assert content is not None  # noqa: S101 - it is a regular file
+        assert content is not None  # noqa: S101 - only regular files have a size
         with content:
             tar.copy_content(content, sink, member.size, name=info.name)
 
@@ -285,16 +296,16 @@ def _raw(text: str) -> bytes:
 def _inside(name: str) -> bytes:
     parts = [part for part in name.split("/") if part not in {"", "."}]
     if name.startswith("/") or ".." in parts:
-        raise HostileInputError("tar-name-escapes", f"{name!r} leaves the root of its tar", fix="use another archive")
+        raise HostileInputError("tar-name-escapes", f"{name!r} points out of the tar", fix="use another archive")
     return _raw("/".join(parts))
 
 
 def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | None = None) -> Blob:
-    """Compress `layer`, with the same bytes for any number of cores.
+    """Compress a layer; the result does not depend on the number of cores.
 
     Args:
-        out: the blob. With `none` nothing is written, and the blob is the tar.
-        level: 9 for gzip and 19 for zstd by default.
+        out: the path of the blob. With `none` nothing is written, because the blob is the layer's tar.
+        level: the level of the compression; the defaults are in `LEVELS`.
     """
     used = LEVELS[how] if level is None else level
     if how == "none":
@@ -307,7 +318,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
                     if layer.size > CHUNK:
                         tell("compressing a layer", source.tell(), layer.size)
         else:
-            # With -T the input is cut into the same jobs for any number of threads; only --single-thread differs.
+            # With -T, zstd cuts the input into the same jobs for any number of threads; --single-thread would not.
             threads = f"-T{len(os.sched_getaffinity(0))}"
             words: list[str | Path] = ["zstd", "-q", "-c", f"-{used}", threads, "--", layer.path.absolute()]
             with process.output(words) as packed:
@@ -319,7 +330,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """Return the compressor of a blob, e.g. `gzip/zlib-1.2.13/9`. Records note it; it is not an input."""
+    """Return the compressor of a blob for records, e.g. `gzip/zlib-1.2.13/9`."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

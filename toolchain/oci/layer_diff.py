@@ -1,4 +1,4 @@
-"""Differences between two builds of a layer: the files, and the first differing byte in each."""
+"""Compare two builds of a layer, and find the first differing byte of each file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from toolchain.oci.layer_files import LayerFile, layer_files, read_members
 
-# Of larger files only the digests are compared.
+# Larger files are compared only by digest.
 _LIMIT = 256 << 20
 _AROUND = 16
 _PIECE = 1 << 16
@@ -19,14 +19,14 @@ _HEADER = 60
 
 @dataclass(frozen=True)
 class FileDifference:
-    """A file that is not the same in both layers.
+    """A file that differs between two layers.
 
     Args:
-        path: the path from the layer's root.
-        what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
-        offset: the position of the first byte that differs; None if contents were not compared.
-        first, second: bytes of each file from that position on, in hex.
-        member: the object of a static library that holds the byte.
+        path: the path relative to the root of the layer.
+        what: the kind of difference: `only in the first`, `only in the second`, `kind`, `size` or `content`.
+        offset: the position of the first differing byte; None if the contents were not compared.
+        first, second: some bytes of each file from that position on, in hex.
+        member: the member of a static library that contains that byte; empty for other files.
     """
 
     path: str
@@ -37,7 +37,7 @@ class FileDifference:
     member: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `reproduce --json`."""
+        """Return the difference as `reproduce --json` prints it."""
         value = asdict(self)
         return value if self.member else {key: item for key, item in value.items() if key != "member"}
 
@@ -49,16 +49,16 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class Blob:
-    """A layer on this machine."""
+    """The file of a layer, and its media type."""
 
     path: Path
     media_type: str
 
 
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
-    """Return the differences of two layers, sorted by path; empty if every file and link is equal.
+    """Return the differences of two layers, sorted by path; empty if all files and links are equal.
 
-    Owners, times and modes are not compared, because layers of this tool have fixed ones.
+    Owners, times and modes are not compared, because they are fixed in the layers of this tool.
     """
     first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
     second_files = {file.path: file for file in layer_files(second.path, second.media_type)}
@@ -88,7 +88,7 @@ def _differing(file: LayerFile, other: LayerFile) -> FileDifference:
 
 
 def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield the contents of files of both layers, in one pass over each, until their orders differ."""
+    """Yield path and both contents of each file, reading each layer once; stop if the order of the files differs."""
     if not paths:
         return
     members = (read_members(blob.path, blob.media_type, paths.__contains__, limit=_LIMIT) for blob in (first, second))
@@ -99,7 +99,7 @@ def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str,
 
 
 def first_difference(a: bytes, b: bytes) -> int:
-    """Return the offset of the first differing byte; the length of the shorter content if it is a prefix."""
+    """Return the offset of the first differing byte; if one content is a prefix of the other, return its length."""
     end = min(len(a), len(b))
     for start in range(0, end, _PIECE):
         if a[start : start + _PIECE] != b[start : start + _PIECE]:
@@ -110,7 +110,10 @@ def first_difference(a: bytes, b: bytes) -> int:
 
 
 def member_at(archive: bytes, offset: int) -> str:
-    """Return the member of a static library that holds the byte at `offset`; empty in its index or another file."""
+    """Return the member of a static library that contains the byte at `offset`.
+
+    The result is empty if the byte belongs to the library's index, or if the file is not a static library.
+    """
     if not archive.startswith(_ARCHIVE):
         return ""
     names, at = b"", len(_ARCHIVE)
@@ -121,7 +124,7 @@ def member_at(archive: bytes, offset: int) -> str:
             return ""
         end = at + _HEADER + int(size)
         name = header[:16].rstrip()
-        if name == b"//":  # names that are too long for a header, each followed by a slash and a newline
+        if name == b"//":  # the table of long names, which end with a slash and a newline
             names = archive[at + _HEADER : end]
         elif at <= offset < end + end % 2:
             if name in {b"/", b"/SYM64/"}:

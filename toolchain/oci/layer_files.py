@@ -1,4 +1,4 @@
-"""Read the files of a layer as a stream, without unpacking it."""
+"""Read the files of a layer as a stream, without unpacking the layer to the disk."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
-_HEADER_LIMIT = 1 << 20  # long names and attributes are read into memory
-# All paths of a layer are kept in memory, and a member takes as few as six bytes of a gzip layer.
-_LARGEST_NAMES = 256 << 20  # characters; LLVM's layers have a million
-_DIGESTS = ("sha1", "sha256", "sha512")  # fields of LayerFile, and names of hashlib
+_HEADER_LIMIT = 1 << 20  # the size of a long name or an attribute, which tarfile reads into memory
+# The total length of all names, which are kept in memory. LLVM's layers have a million characters, but a hostile gzip
+# layer needs only six bytes for a member.
+_LARGEST_NAMES = 256 << 20
+_DIGESTS = ("sha1", "sha256", "sha512")  # names of hashlib, which are also fields of LayerFile
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
-# Kinds of members that every reader understands in the same way. Global headers, sparse files and rare kinds are
-# refused, because readers would unpack them to different files.
+# Kinds of members that all programs unpack in the same way. Global headers, sparse files and rare kinds are refused,
+# because programs unpack them to different files.
 _MEMBERS = frozenset({
     tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE,
     tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
@@ -39,12 +40,11 @@ class LayerFile:
     """A file or link of a layer.
 
     Args:
-        path: the path from the layer's root, without a leading slash; bytes that are not UTF-8 as `\\xNN`.
-        kind: `file` (a hard link is a file with the same content) or `link`.
-        size: bytes; of a link, of its target's name.
-        sha1: hex, because SPDX asks for it.
-        sha256, sha512: hex, of the content; of a link, of its target's name.
-        target: the target of a link.
+        path: the path without a leading slash; bytes that are not UTF-8 are written as `\\xNN`.
+        kind: `file`, also for a hard link, or `link` for a symlink.
+        size: the size in bytes of the content, or of the target's name for a link.
+        sha1, sha256, sha512: digests in hex of the content, or of the target's name for a link. SPDX needs `sha1`.
+        target: the target of a link; empty for a file.
     """
 
     path: str
@@ -57,31 +57,31 @@ class LayerFile:
 
 
 class LayerMember(CheckedHeader):
-    """A header that is checked, because a layer with the right digest can still be hostile."""
+    """A tar header that is checked, because a layer with the right digest can still be hostile."""
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
         try:
             member = read()
         except tarfile.HeaderError as error:
-            if any(block):  # tarfile would take it for the end, but other readers may continue
-                raise UntrustedError("layer-garbage", "a layer holds garbage between its members") from error
+            if any(block):  # tarfile would treat it as the end, but other programs may continue
+                raise UntrustedError("layer-garbage", "a layer has an invalid header between its members") from error
             raise
         if member.type not in _LONG | _MEMBERS:
             raise UntrustedError(
                 "layer-member-kind",
-                f"a layer holds a member of the kind {member.type!r}",
-                why="readers disagree about it",
+                f"a layer contains a member of the kind {member.type!r}",
+                why="programs unpack this kind differently",
             )
         if member.size < 0 or (member.type in _LONG and member.size > _HEADER_LIMIT):
             raise UntrustedError(
-                "layer-header-size", "a layer has a header of impossible size", why=f"{member.size} bytes"
+                "layer-header-size", "a layer has a header of invalid size", why=f"{member.size} bytes"
             )
         return member
 
 
 class _Watched:
-    """A stream that records the position of the last non-zero byte, because none may follow a tar's end mark."""
+    """A stream that records the position of its last non-zero byte, to find data after the end mark of a tar."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ class _Watched:
         self.last = 0
 
     def read(self, count: int) -> bytes:
-        """Return the next bytes."""
+        """Return at most `count` bytes; empty at the end of the stream."""
         piece = self._stream.read(count)
         if full := len(piece.rstrip(b"\0")):
             self.last = self._at + full
@@ -98,10 +98,10 @@ class _Watched:
 
 
 def layer_files(path: Path, media_type: str) -> list[LayerFile]:
-    """Return all files and links of a layer, sorted by path. Folders and devices are left out.
+    """Return all files and links of a layer, sorted by path.
 
-    UntrustedError is raised if two readers could unpack the layer to different files: a name twice or in an unusual
-    form, a file below a link, an unusual kind of member.
+    UntrustedError is raised if two programs could unpack the layer to different files, because a name occurs twice or
+    has an unusual form, a file is below a link, or a member is of an unusual kind.
     """
     files: dict[str, LayerFile] = {}
     with _readable(path):
@@ -118,7 +118,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
-    """Yield the paths of a layer's files and links, in its order, without hashing them."""
+    """Yield the paths of a layer's files and links in the order of the layer, without hashing them."""
     with _readable(path):
         for name, _, _ in _walk(path, media_type):
             yield name
@@ -130,12 +130,12 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except _DAMAGED as error:
         raise UntrustedError(
-            "layer-unreadable", "a layer cannot be read", why=f"{path.name} is damaged", fix="fetch it again"
+            "layer-unreadable", "a layer cannot be read", why=f"{path.name} is damaged", fix="download it again"
         ) from error
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_LIMIT) -> bytes | None:
-    """Return the content of a regular file in a layer; None if there is none, or if it has more than `limit` bytes."""
+    """Return the content of a regular file in a layer; None if it is missing or has more than `limit` bytes."""
     for found, member, tar in _walk(path, media_type):
         if found == name:
             return _content(tar, member).read() if member.isreg() and member.size <= limit else None
@@ -145,14 +145,17 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_
 def read_members(
     path: Path, media_type: str, wanted: Callable[[str], bool], *, limit: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of the wanted regular files of a layer. Files over `limit` bytes are left out."""
+    """Yield path and content of the regular files whose path `wanted` accepts; files over `limit` bytes are skipped."""
     for name, member, tar in _walk(path, media_type):
         if member.isreg() and wanted(name) and member.size <= limit:
             yield name, _content(tar, member).read()
 
 
 def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callable[[], BinaryIO]]]:
-    """Yield path and size of each regular file of a layer, and a function that opens it until the next is taken."""
+    """Yield path and size of each regular file of a layer, and a function that opens it.
+
+    The function must be called before the next file is requested.
+    """
     with _readable(path):
         for name, member, tar in _walk(path, media_type):
             if member.isreg():
@@ -161,7 +164,10 @@ def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callab
 
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
-    """Return one file, like `read_member`, of a blob that was made here. Only this file is checked."""
+    """Return the content of a file like `read_member`, but without checking the rest of the layer.
+
+    It is faster, and only for layers that this machine built.
+    """
     how: Any = "r:" if media_type in PLAIN else "r|"  # tarfile can seek in an uncompressed file
     with (
         unpacked(path, media_type) as plain,
@@ -174,7 +180,7 @@ def glance(path: Path, media_type: str, name: str) -> bytes | None:
 
 
 def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    """Yield the checked files and links of a layer: path, header, and the tar, positioned at the content."""
+    """Yield path and header of each file and link of a layer, and the tar, whose position is at the content."""
     tar_headers.require()
     known: set[str] = set()
     folders: dict[str, bool] = {}
@@ -184,59 +190,63 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
         tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=LayerMember) as tar,
     ):
         for member in tar:
-            cast("Any", tar).members = []  # tarfile keeps every member, which a stream never needs
+            cast("Any", tar).members = []  # tarfile collects all members in this list, which would need much memory
             name = _name(member)
             names += len(name) + len(member.linkname)
             if len(folders) >= MOST or names > _LARGEST_NAMES:
                 why = f"more than {MOST} members, or {_LARGEST_NAMES} characters of names"
-                raise UntrustedError("layer-too-many-members", "a layer holds more members than any real one", why=why)
+                raise UntrustedError("layer-too-many-members", "a layer has too many members", why=why)
             if name in folders:
-                raise UntrustedError("layer-member-twice", f"a layer holds {name} twice", why=path.name)
+                raise UntrustedError("layer-member-twice", f"a layer contains {name} twice", why=path.name)
             folders[name] = member.isdir()
             if member.islnk() and _linked(member) not in known:
-                raise UntrustedError("layer-hard-link", f"a hard link in a layer leads nowhere: {name}")
+                raise UntrustedError("layer-hard-link", f"a hard link in a layer has no earlier file as target: {name}")
             if member.isreg() or member.issym() or member.islnk():
                 known.add(name)
                 yield name, member, tar
-        while stream.read(CHUNK):  # so that the decompressor checks its checksums
+        while stream.read(CHUNK):  # read to the end, so that the decompressor verifies its checksums
             pass
         if stream.last > tar.offset:
             raise UntrustedError(
-                "layer-trailing-data", "a layer holds data after its end mark", why=f"{stream.last - tar.offset} bytes"
+                "layer-trailing-data", "a layer has data after its end mark", why=f"{stream.last - tar.offset} bytes"
             )
     _require_folders(folders)
 
 
 def _name(member: tarfile.TarInfo) -> str:
-    """Return the path of a member; refuse names that readers could interpret differently."""
+    """Return the path of a member; raise UntrustedError for a name that programs interpret differently."""
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
-        raise UntrustedError("layer-sparse-file", "a layer holds a sparse file", why="readers disagree about it")
+        raise UntrustedError(
+            "layer-sparse-file", "a layer contains a sparse file", why="programs unpack it differently"
+        )
     if max(len(member.name), len(member.linkname)) > LONGEST_PATH:
         raise UntrustedError(
             "layer-name-too-long",
-            "a layer holds a name that is longer than a path",
+            "a layer contains a name that is longer than a path can be",
             why=f"{shown(member.name[:100])} …",
         )
     name = member.name.removeprefix("./")
     if name not in {"", "."} and not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise UntrustedError(
-            "layer-name-unsafe", f"a layer holds a name that is not a plain path: {shown(member.name)}"
+            "layer-name-unsafe", f"a layer contains a name that is not a plain path: {shown(member.name)}"
         )
     return shown(name)
 
 
 def _require_folders(folders: Mapping[str, bool]) -> None:
-    """Refuse members below anything but a folder, because through a link they would replace another file."""
+    """Raise UntrustedError for a member below a file or link, because a link could let it replace another file."""
     for name in folders:
         above = name.rpartition("/")[0]
         while above:
             if not folders.get(above, True):
-                raise UntrustedError("layer-below-file", f"a layer holds {name} below {above}, which is not a folder")
+                raise UntrustedError(
+                    "layer-below-file", f"a layer contains {name} below {above}, which is not a folder"
+                )
             above = above.rpartition("/")[0]
 
 
 def _linked(member: tarfile.TarInfo) -> str:
-    """Return the path of the file that a hard link names."""
+    """Return the path of a hard link's target."""
     return shown(member.linkname.removeprefix("./"))
 
 
@@ -261,5 +271,5 @@ def _digested(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Layer
 
 
 def shown(name: str) -> str:
-    """Return a name as JSON can hold it: bytes that are not UTF-8 become `\\xNN`."""
+    """Return a name as valid UTF-8; other bytes become `\\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

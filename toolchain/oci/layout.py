@@ -1,4 +1,4 @@
-"""An OCI image layout in a folder."""
+"""Read and write an OCI image layout, which is a folder with index.json and blobs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
 
 
 class Layout(Blobs):
-    """The layout below `root`: its blobs, and index.json, which has a lock because several processes may change it."""
+    """The layout in the folder `root`. Changes of index.json hold a lock, so several processes may make them."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._index = root / "index.json"
 
     def ensure(self) -> Layout:
-        """Make the folder a layout if it is not one yet."""
+        """Create the layout if it does not exist, and return it."""
         marker = self.root / "oci-layout"
         try:
             self._folder().mkdir(parents=True, exist_ok=True)
@@ -50,27 +50,27 @@ class Layout(Blobs):
         except OSError as error:
             raise RegistryError(
                 "layout-unusable",
-                f"{self.root} cannot be an OCI layout",
+                f"cannot create an OCI layout in {self.root}",
                 why=error.strerror or "",
-                fix="name another folder",
+                fix="check its permissions and the free space, or name another folder",
             ) from error
         self._require_version()
         return self
 
     def _require_version(self) -> None:
-        """Refuse a layout of an unknown version, as other programs do."""
+        """Raise RegistryError if the layout has an unknown version."""
         content = self._small("oci-layout", _MARKER_LIMIT)
         version = parse_object(content, str(self.root / "oci-layout"), keys=_MARKER).get("imageLayoutVersion")
         if version != "1.0.0":
             raise RegistryError(
                 "layout-version",
-                f"{self.root} is an OCI layout of version {str(version)[:20]!r}",
-                why="only 1.0.0 is known",
+                f"{self.root} is an OCI layout of the unknown version {str(version)[:20]!r}",
+                why="only version 1.0.0 is supported",
                 fix="name another folder",
             )
 
     def _small(self, name: str, limit: int) -> bytes:
-        """Read a file of the layout itself."""
+        """Return the content of index.json or oci-layout."""
         try:
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:
@@ -78,19 +78,19 @@ class Layout(Blobs):
                 "not-a-layout",
                 f"{self.root} is not an OCI layout",
                 why=f"it has no {name}" if self.root.exists() else "it does not exist",
-                fix=f"name a folder that {_WRITERS} wrote",
+                fix=f"name a folder that was written by {_WRITERS}",
             ) from error
-        except OSError as error:  # such as a loop of symlinks, or a name that is too long
+        except OSError as error:
             raise RegistryError(
                 "layout-unreadable",
                 f"{self.root} cannot be read as an OCI layout",
                 why=f"{name}: {error.strerror}",
-                fix=f"name a folder that {_WRITERS} wrote, and that you may read",
+                fix=f"check its permissions, and name a folder that was written by {_WRITERS}",
             ) from error
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        from filelock import FileLock  # noqa: PLC0415 - readers take no lock
+        from filelock import FileLock  # noqa: PLC0415 - reading a layout needs no lock
 
         try:
             held = FileLock(self.root / ".index.lock").acquire()
@@ -99,7 +99,7 @@ class Layout(Blobs):
                 "layout-unwritable",
                 f"{self.root} cannot be changed",
                 why=f".index.lock: {error.strerror}",
-                fix="check its rights, and remove that file if it is a link",
+                fix="check its permissions, and remove that file if it is a link",
             ) from error
         with held:
             yield
@@ -112,23 +112,26 @@ class Layout(Blobs):
         if not isinstance(content.get("manifests"), list):
             raise self._no_index("it has no list of manifests")
         if str(content.get("mediaType", media.INDEX)) not in media.INDEXES or content.keys() & {"config", "layers"}:
-            raise self._no_index("it could be read as an image too")
+            raise self._no_index("other programs could read it as an image")
         if not all(isinstance(entry, dict) for entry in content["manifests"]):
-            raise self._no_index("its list holds something else than manifests")
+            raise self._no_index("its list of manifests has an entry that is not an object")
         for entry in content["manifests"]:
             notes = entry.get("annotations")
             if not isinstance(notes, dict | None) or not all(isinstance(text, str) for text in (notes or {}).values()):
-                raise self._no_index("an entry has annotations that are not texts")
+                raise self._no_index("an entry has annotations that are not strings")
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
-        """Let `name` point to `descriptor`. Other entries stay."""
+        """Make the tag `name` point to a blob of the layout; other tags are not changed."""
         check_name(name)
         self.blob(descriptor.digest)
         self.retag(name, lambda _: descriptor)
 
     def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
-        """Let `name` point to the result of `make`, which gets its present target; the index stays locked meanwhile."""
+        """Make the tag `name` point to the result of `make`, which is called with the present target or None.
+
+        index.json is locked during the call.
+        """
         with self._changing() as entries:
             now = next((Descriptor.from_json(old) for old in entries if _ref_name(old) == name), None)
             made = make(_untagged(now) if now is not None else None)
@@ -136,24 +139,24 @@ class Layout(Blobs):
             entries.append(made.annotated({media.REF_NAME: name}).as_json())
 
     def add(self, descriptor: Descriptor) -> None:
-        """List `descriptor` once without a name: an artifact that is found by its subject."""
+        """Add an entry without a tag to index.json, for an artifact that is found by its subject."""
         self.blob(descriptor.digest)
         with self._changing() as entries:
             if not any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries):
                 entries.append(_untagged(descriptor).as_json())
 
     def roots(self) -> tuple[Descriptor, ...]:
-        """Return all entries of index.json, with and without a name."""
+        """Return all entries of index.json, also those without a tag."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
-        """Remove `name`; its blobs stay until `gc`."""
+        """Remove the tag `name`; the blobs stay until `gc` is called."""
         with self._changing() as entries:
             entries[:] = [old for old in entries if _ref_name(old) != name]
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Any]]:
-        """Yield the entries of index.json, which are written at the end of the block if they changed."""
+        """Yield the entries of index.json, and write them at the end of the block if they changed."""
         with self._lock():
             content = self._entries()
             before = canonical(content)
@@ -161,12 +164,12 @@ class Layout(Blobs):
             content["manifests"].sort(key=lambda entry: (_ref_name(entry), str(entry.get("digest"))))
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
-                # `gc` only runs on caches. A file that cannot be removed does not concern the new name.
+                # Remove partial files here too, because `gc` only runs on caches. An error does not affect the change.
                 with contextlib.suppress(OSError):
                     self._sweep()
 
     def _sweep(self) -> int:
-        """Remove partial files of killed processes after a day; return the bytes freed."""
+        """Remove partial files that are older than a day; return the number of bytes freed."""
         freed = 0
         for path in self._blobs.glob(".*.partial"):
             with contextlib.suppress(FileNotFoundError):
@@ -177,9 +180,9 @@ class Layout(Blobs):
         return freed
 
     def refs(self) -> dict[str, Descriptor]:
-        """Return the entry of each name, sorted by name.
+        """Return the descriptor of each tag, sorted by tag.
 
-        A name with two targets raises DigestError, because programs choose differently.
+        DigestError is raised for a tag with two targets, because programs choose different ones.
         """
         self._require_version()
         named: dict[str, Descriptor] = {}
@@ -192,35 +195,38 @@ class Layout(Blobs):
             others += [(name.rpartition(":")[2], descriptor) for name in names]
             if name := _ref_name(entry):
                 _require_same(self.root, name, named.setdefault(name, descriptor), descriptor)
-        # containerd also reads an annotation of its own, whose names have a repository in front.
+        # containerd reads its own annotation, in which a repository precedes the tag.
         for name, descriptor in others:
             _require_same(self.root, name, named.get(name, descriptor), descriptor)
         return {name: named[name] for name in sorted(named)}
 
     def require_one_reading(self) -> None:
-        """Refuse a folder that also holds images in another form, which `docker load` would take instead."""
+        """Raise DigestError for a folder that is also in the format of `docker save`.
+
+        `docker load` would read other images from it than other programs do.
+        """
         for name in ("manifest.json", "repositories"):
             if os.path.lexists(self.root / name):
                 raise DigestError(
                     "layout-of-docker",
-                    f"{self.root} is an OCI layout and holds docker's {name} too",
-                    why="`docker load` goes by that file, and other programs by index.json",
+                    f"{self.root} is an OCI layout, but also contains docker's {name}",
+                    why="`docker load` reads that file, and other programs read index.json",
                     fix=f"remove {name}, or copy the image: skopeo copy oci:DIR:TAG oci:OTHER:TAG",
                 )
 
     def images(self) -> dict[str, Descriptor]:
-        """Return `refs` without cosign's tags."""
+        """Return the tags of images, without cosign's tags of signatures."""
         return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
-        # The content is checked too, because an image can have such a name.
+        # The content must be checked too, because an image may have such a tag.
         if media.ABOUT_TAG.fullmatch(name) is None or descriptor.media_type not in media.IMAGES:
             return False
         _, *layers = self.children(descriptor)
         return all(layer.media_type in media.STATEMENTS for layer in layers)
 
     def resolve(self, name: str) -> Descriptor:
-        """Return the descriptor of a tag or digest, without the annotation that holds the tag."""
+        """Return the descriptor for a tag or digest, without the annotation that names the tag."""
         if name.startswith("sha256:"):
             check_digest(name)
             for entry in self._entries()["manifests"]:
@@ -235,21 +241,21 @@ class Layout(Blobs):
             raise RegistryError(
                 "layout-image-missing",
                 f"{self.root} has no image {name!r}",
-                why=f"images there: {known}",
-                fix="name one of these, or publish it there",
+                why=f"it has the images {known}" if refs else "it has no images",
+                fix="name another image or folder",
             )
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        """Return the direct children of a manifest or index: manifests, or config and layers; empty for other blobs."""
+        """Return the entries of an index, or config and layers of a manifest; empty for other blobs."""
         if descriptor.media_type not in media.MANIFESTS:
             return ()
         return children_of(self.read_json(descriptor), descriptor)
 
     def walk(self, descriptor: Descriptor) -> Iterator[Descriptor]:
-        """Yield `descriptor` and everything below it, parents first, each digest once for each media type.
+        """Yield a descriptor and everything that it refers to, parents first, and each blob once.
 
-        Only manifests are read; other blobs may be missing.
+        Only manifests and indexes are read, so other blobs may be missing.
         """
         seen: set[tuple[str, str]] = set()
         waiting = [descriptor]
@@ -262,7 +268,7 @@ class Layout(Blobs):
             waiting.extend(reversed(self.children(this)))
 
     def images_below(self, descriptor: Descriptor) -> list[Descriptor]:
-        """Return the images that a descriptor is or that an index names; artifacts are left out."""
+        """Return the images in an index, or the image itself; artifacts are skipped."""
         return [
             item
             for item in self.walk(descriptor)
@@ -270,13 +276,13 @@ class Layout(Blobs):
         ]
 
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
-        """Remove day-old partial files, and blobs that neither index.json nor `keep` reaches; return the bytes freed.
+        """Remove blobs that index.json does not refer to, and old partial files; return the number of bytes freed.
 
-        Callers with stored blobs that are not yet tagged pass their digests. If a manifest is damaged, it stays, and
-        blobs that only it names are removed.
+        A damaged manifest is kept, but the blobs that only it refers to are removed.
 
         Args:
-            older_than: seconds; younger blobs stay.
+            keep: digests of further manifests and blobs to keep, which are not tagged yet.
+            older_than: the least age in seconds of blobs to remove.
         """
         with self._lock():
             freed = self._sweep()
@@ -300,12 +306,12 @@ class Layout(Blobs):
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be a tag in a layout folder, which has other rules than a registry."""
+    """Raise ConfigError for a name that cannot be a tag in a layout; its rules differ from those of a registry."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "not-a-tag",
-            f"{name!r} cannot be a tag of a folder",
-            why="it is letters and digits, with . _ or - between them",
+            f"{name!r} is not a valid tag in a folder",
+            why="a tag has letters and digits, with . _ or - between them",
             fix="name another tag",
         )
 
@@ -324,7 +330,7 @@ def _require_same(root: Path, name: str, descriptor: Descriptor, again: Descript
             "layout-tag-twice",
             f"{root} lists {name!r} twice",
             why=f"{descriptor.digest} and {again.digest}",
-            fix="name what is meant by its digest, or publish it again",
+            fix="name the image by its digest, or publish it again",
         )
 
 

@@ -1,4 +1,4 @@
-"""A layout folder as a place of images. Artifacts about an image are entries of index.json without a name."""
+"""Implement `Place` for a layout folder; artifacts about an image are entries of index.json without a tag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 class LayoutPlace(Place):
-    """A layout folder, which is made when something is put there."""
+    """A layout folder; it is created when something is stored in it."""
 
     def __init__(self, ref: LayoutRef) -> None:
         self.ref: LayoutRef = ref
@@ -36,7 +36,7 @@ class LayoutPlace(Place):
         into.put_file(with_size(self._layout, blob), digest=blob.digest)
         return into.blob(blob.digest)
 
-    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are in a layout already
+    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - the images are not copied
         if name := self.ref.digest or self.ref.tag:
             return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
         named = [NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in self._layout.images().items()]
@@ -44,7 +44,7 @@ class LayoutPlace(Place):
             NamedImage(image.digest, self.ref.at(digest=image.digest), image) for image in _unnamed(self._layout)
         ]
         if not images:
-            raise ConfigError("place-empty", f"{self.ref} holds no image", fix="publish one there first")
+            raise ConfigError("place-empty", f"{self.ref} contains no image", fix="publish an image to it first")
         return self._layout, tuple(images)
 
     def require_one_reading(self) -> None:
@@ -54,7 +54,7 @@ class LayoutPlace(Place):
         return tuple(self._layout.refs()) if self._layout.root.exists() else ()
 
     def _copy(self, layout: Layout, blob: Descriptor) -> int:
-        """Copy a blob from `layout`; return the bytes written."""
+        """Copy a blob from `layout`, unless it exists already; return the number of bytes written."""
         path = layout.blob(blob.digest)
         if self._layout.holds(blob.digest):
             return 0
@@ -72,7 +72,7 @@ class LayoutPlace(Place):
             pushed += 0 if same else self._copy(layout, item)
             with_size(there, item)
         if there.read(descriptor) != layout.read(descriptor):
-            raise DigestError("publish-changed", f"{self.ref} does not hold what was published", fix="publish again")
+            raise DigestError("publish-changed", f"{self.ref} differs from the published image", fix="publish it again")
         for tag in tags:
             there.tag(descriptor, tag)
         ref, skipped = str(self.ref.at(digest=descriptor.digest)), sum(item.size for item in items) - pushed
@@ -90,7 +90,7 @@ class LayoutPlace(Place):
                 try:
                     value = self._layout.read_json(entry)
                 except (RegistryError, DigestError, DocumentError) as error:
-                    LOG.warning("%s in %s is left out: %s", entry.digest, self._layout.root, error.what)
+                    LOG.warning("ignoring %s in %s: %s", entry.digest, self._layout.root, error.what)
                     continue
                 if subject_of(value) == subject:
                     artifacts.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
@@ -115,7 +115,7 @@ class LayoutPlace(Place):
         def change(now: Descriptor | None) -> Descriptor:
             nonlocal pushed
             value = self._read_again(now, addition.tag)
-            pushed += sum(self._copy(layout, layer) for layer in addition.layers)  # damaged blobs are replaced too
+            pushed += sum(self._copy(layout, layer) for layer in addition.layers)  # also replaces damaged blobs
             missing = addition.missing(value)
             if now is not None and value is not None and not missing:
                 return now
@@ -130,30 +130,32 @@ class LayoutPlace(Place):
         try:
             return read_layers_under(self._layout.read(now), tag) if now is not None else None
         except DigestError as error:
-            LOG.warning("%s: the damaged manifest under %s is replaced: %s", self._layout.root, tag, error.what)
+            LOG.warning("%s: replacing the damaged manifest under the tag %s: %s", self._layout.root, tag, error.what)
             return None
 
 
 def resolve(ref: LayoutRef) -> Descriptor:
-    """Return the image that a reference names; without tag and digest, the only image of the folder."""
+    """Return the image for a reference; without tag and digest, it is the only image of the folder."""
     there = Layout(ref.path)
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # A reference to the folder does not mean the plain files of an image.
+    # Prefer images to artifacts with plain files.
     named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
     digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:
         raise RegistryError(
             "place-ambiguous",
-            f"{ref} holds {'several images' if digests else 'no image'}",
-            why=f"images there: {', '.join(refs or sorted(digests)) or 'none'}",
-            fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if digests else "build or fetch one",
+            f"{ref} contains {'several images' if digests else 'no image'}",
+            why=f"its images are {', '.join(refs or sorted(digests))}" if digests else "",
+            fix=f"name one of them: {ref}{':TAG' if refs else '@DIGEST'}"
+            if digests
+            else "publish an image to it first",
         )
     return there.resolve(next(iter(digests)))
 
 
 def _unnamed(there: Layout) -> list[Descriptor]:
-    """Return the images without a name, which other tools leave; artifacts are left out."""
+    """Return the images without a tag, as other tools may write them; artifacts are skipped."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]

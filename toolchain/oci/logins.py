@@ -1,4 +1,4 @@
-"""The user's logins to registries, from the files and credential helpers of docker and containers."""
+"""Find the user's logins to registries in the login files and credential helpers of docker and podman."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ IDENTITY = "<token>"
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # characters that a header can hold
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # the characters that are allowed in a header
 
 
 @dataclass(frozen=True)
 class _File:
-    """A login file: its logins and helpers by name, and its store for all other names."""
+    """A login file: its logins and helpers by registry, and the helper for all other registries."""
 
     path: Path
     auths: Mapping[str, Any]
@@ -35,10 +35,10 @@ class _File:
 
 
 def credentials(host: str, repository: str = "") -> str | None:
-    """Return the user's login as the text that follows `Basic`; None without one.
+    """Return the user's login to a registry in the form that follows `Basic` in a header; None if there is none.
 
-    The files are `REGISTRY_AUTH_FILE`, `config.json` in `DOCKER_CONFIG`, and docker's own in the home folder; the first
-    one with a login is used. A login for a namespace of the repository is preferred to one for the whole registry.
+    The login files are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` and `~/.docker/config.json`; the first file
+    with a login is used. A login for a namespace of the repository is preferred to a login for the whole registry.
     """
     known = registry_name(host)
     files = list(_login_files())
@@ -60,14 +60,14 @@ def credentials(host: str, repository: str = "") -> str | None:
 
 
 def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, each followed by its other spelling if it is this machine."""
+    """Return the names, and for each loopback name its other spelling (`localhost` or `127.0.0.1`)."""
     spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
     variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
     return tuple(dict.fromkeys(name for group in variants for name in group))
 
 
 def _login(files: list[_File], name: str) -> str:
-    """Return the login under a name, from a file, from its own helper or from the store; empty without one."""
+    """Return the login for a name from the files, from the name's helper, or from the default helper; or empty."""
     for file in files:
         if name in file.auths and (login := _written(file, name)):
             return login
@@ -80,20 +80,20 @@ def _login(files: list[_File], name: str) -> str:
 
 
 def _written(file: _File, name: str) -> str:
-    """Return the login that a file holds under a name.
+    """Return the login for a name from a login file; empty if its entry has none.
 
-    Docker writes base64 of USER:PASSWORD under `auth`. It also reads an identity token, which registries such as ACR
-    give, and plain `username` and `password`.
+    Docker writes base64 of USER:PASSWORD as `auth`. It also accepts an identity token, which registries such as ACR
+    issue, and plain `username` and `password`.
     """
     entry = file.auths[name]
     if not isinstance(entry, dict):
-        raise _unreadable(file.path, f"the login of {name} is not an object")
+        raise _unreadable(file.path, f"the entry of {name} is not an object")
     if isinstance(token := entry.get("identitytoken"), str) and token:
         return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
     if login := entry.get("auth"):
         text = "".join(login.split()) if isinstance(login, str) else ""
         if not _SENDABLE.fullmatch(text):
-            raise _unreadable(file.path, f"`auth` of {name} is not base64")
+            raise _unreadable(file.path, f"`auth` of {name} is not valid base64")
         return text
     user, password = entry.get("username"), entry.get("password")
     if isinstance(user, str) and isinstance(password, str) and user and password:
@@ -106,12 +106,12 @@ def _unreadable(path: Path, why: str) -> RegistryError:
         "login-file-unreadable",
         f"the login file {path} cannot be read",
         why=why,
-        fix="correct that file, or log in again",
+        fix="correct the file, or log in again",
     )
 
 
 def registry_name(text: str) -> str:
-    """Return the host in a name from a login file, in lower case and without scheme, slash and version.
+    """Return the host of a name in a login file, in lower case and without scheme, slash and API version.
 
     All names of Docker Hub become `HUB`. A name with a namespace is returned unchanged.
     """
@@ -121,10 +121,10 @@ def registry_name(text: str) -> str:
 
 
 def _login_files() -> Iterator[_File]:
-    """Yield the login files, most important first."""
+    """Yield the existing login files in the order of their priority."""
     paths = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
     paths += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
-    with contextlib.suppress(RuntimeError):  # the user has no home
+    with contextlib.suppress(RuntimeError):  # the user may have no home folder
         paths.append(Path.home() / ".docker" / "config.json")
     for path in paths:
         if path.is_file():
@@ -140,9 +140,9 @@ def _read_file(path: Path) -> _File:
     except DocumentError as error:
         raise _unreadable(path, error.what) from error
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, "it is not JSON") from error
+        raise _unreadable(path, "it is not valid JSON") from error
     if not isinstance(value, dict):
-        raise _unreadable(path, "it holds no JSON object")
+        raise _unreadable(path, "it is not a JSON object")
     parts = {part: value.get(part) or {} for part in ("auths", "credHelpers")}
     for part, content in parts.items():
         if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""The JSON of manifests, indexes and configs."""
+"""Parse the JSON of manifests, indexes and configs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DESCRIPTOR: Keys = {
     **dict.fromkeys(("mediaType", "digest", "size", "urls", "annotations", "data", "artifactType")),
     "platform": _PLATFORM,
 }
-# index.json and answers about referrers are indexes too.
+# These keys are also for indexes, such as index.json and lists of referrers.
 MANIFEST_KEYS: Keys = {
     **dict.fromkeys(("schemaVersion", "mediaType", "artifactType", "annotations")),
     **dict.fromkeys(("config", "layers", "manifests", "subject"), _DESCRIPTOR),
@@ -30,29 +30,29 @@ CONFIG_KEYS: Keys = {
     "history": dict.fromkeys(("created", "created_by", "author", "comment", "empty_layer")),
 }
 _CONFIGS = frozenset({media.CONFIG, media.DOCKER_CONFIG})
-_OTHER = "check the name; if it is right, publish it again, or report it to its publisher"
+_OTHER = "check the name; if it is right, publish the image again, or report the error to its publisher"
 
 
 def keys_of(media_type: str) -> Keys:
-    """Return the keys that a JSON blob of this type may have."""
+    """Return the keys that a JSON blob of a media type may have."""
     return CONFIG_KEYS if media_type in _CONFIGS else MANIFEST_KEYS
 
 
 def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
-    """Parse JSON bytes that must hold an object; for `keys` see `strict_json.read`."""
+    """Parse bytes as a JSON object, whose keys are checked by `strict_json.read`; `name` is for messages."""
     try:
         value = strict_json.read(content, name, keys=keys)
     except DocumentError:
         raise
     except ValueError as error:
-        raise RegistryError("manifest-malformed", f"{name} is not JSON", fix=_OTHER) from error
+        raise RegistryError("manifest-malformed", f"{name} is not valid JSON", fix=_OTHER) from error
     if not isinstance(value, dict):
         raise RegistryError("manifest-malformed", f"{name} is not a JSON object", fix=_OTHER)
     return value
 
 
 def media_type_of(value: dict[str, Any]) -> str:
-    """Return the media type in a manifest's JSON; without one, derive it from the keys."""
+    """Return the media type of a manifest, index or config; without `mediaType`, it is derived from other keys."""
     if isinstance(own_type := value.get("mediaType"), str):
         return own_type
     if isinstance(value.get("manifests"), list):
@@ -61,20 +61,24 @@ def media_type_of(value: dict[str, Any]) -> str:
 
 
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
-    """Return the direct children in the JSON of a manifest or index, which must have the descriptor's type."""
+    """Return the entries of an index, or config and layers of a manifest.
+
+    RegistryError is raised if the content does not have the media type of the descriptor.
+    """
     own_type = value.get("mediaType")
     if own_type is not None and own_type != descriptor.media_type:
         raise RegistryError(
             "manifest-type-mismatch",
-            f"{descriptor.digest} calls itself {str(own_type)[:100]!r}",
-            why=f"it is listed as {descriptor.media_type!r}, and programs differ in which type they use",
+            f"{descriptor.digest} has the media type {str(own_type)[:100]!r}, but is listed as "
+            f"{descriptor.media_type!r}",
+            why="programs use different ones of the two types",
             fix=_OTHER,
         )
     if "manifests" in value and value.keys() & {"config", "layers"}:
         raise RegistryError(
             "manifest-ambiguous",
-            f"{descriptor.digest} is an image and an index",
-            why="programs differ in what they take it for",
+            f"{descriptor.digest} is both an image and an index",
+            why="some programs would read it as an image, and others as an index",
             fix=_OTHER,
         )
     try:
@@ -83,5 +87,5 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
         return tuple(Descriptor.from_json(entry) for entry in [value["config"], *value["layers"]])
     except (KeyError, TypeError) as error:
         raise RegistryError(
-            "manifest-malformed", f"{descriptor.digest} is not a manifest", why="it lacks a list", fix=_OTHER
+            "manifest-malformed", f"{descriptor.digest} is not a valid manifest", why="a key is missing", fix=_OTHER
         ) from error

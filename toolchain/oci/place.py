@@ -1,4 +1,4 @@
-"""The common interface of layout folders (`layout_place`) and repositories (`repository_place`)."""
+"""Define the common interface of layout folders (`layout_place`) and repositories (`repository_place`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from toolchain.oci.tagged import Tagged
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image or index in a place, and its reference.
+    """An image or index in a folder or repository, and its reference.
 
     Args:
-        name: for messages: the tag if a whole folder was named, else the reference.
+        name: the name in messages: the tag if a whole folder was given, otherwise the reference.
     """
 
     name: str
@@ -37,9 +37,9 @@ class Published:
     Args:
         ref: the reference with a digest, `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
         digest: the digest of the index.
-        tags: the tags that point to it.
-        pushed_bytes: bytes that were sent or written.
-        skipped_bytes: bytes that were there already.
+        tags: the tags that point to the index.
+        pushed_bytes: the number of bytes that were sent or written.
+        skipped_bytes: the number of bytes that existed already.
     """
 
     ref: str
@@ -54,8 +54,9 @@ class Attached:
     """The result of `Place.attach`.
 
     Args:
-        how: `api`, `tag` (the fallback) or `layout`; `none` if there was nothing to do.
-        pushed_bytes: bytes that were sent or written.
+        how: where the artifacts are listed: by the referrers API (`api`), in an index under a tag (`tag`), or in a
+            layout folder (`layout`); `none` if all artifacts were listed already.
+        pushed_bytes: the number of bytes that were sent or written.
     """
 
     how: Literal["api", "tag", "layout", "none"]
@@ -63,74 +64,92 @@ class Attached:
 
 
 class Place(ABC):
-    """A folder or repository.
+    """A folder or repository with images.
 
-    Every method may raise RegistryError (missing or refused) and UnreachableError (no answer). All bytes are compared
-    with their digests; DigestError says that they differ, and nothing wrong is kept.
+    Every method may raise RegistryError if something is missing or refused, and UnreachableError if the registry does
+    not answer. All content is compared with its digest; if it differs, DigestError is raised and nothing is stored.
     """
 
     ref: Target
 
     @abstractmethod
     def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
-        """Return a manifest or index with its bytes.
+        """Return the descriptor and the bytes of a manifest or index.
 
         Args:
-            reference: tag or digest; by default the one in `ref`, else `latest`, or the only image of a folder.
+            reference: a tag or digest; the default is that of `ref`, or `latest` in a repository, or the only image of
+                a folder.
         """
 
     @abstractmethod
     def blob(self, blob: Descriptor, into: Layout) -> Path:
-        """Bring a blob into a layout, and return its file there."""
+        """Copy a blob into a layout, and return its path there."""
 
     @abstractmethod
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
-        """Return the images that `ref` names, and a layout that holds them, which may be below `scratch`."""
+        """Return a layout and the images in it that `ref` names; images of a registry are downloaded into `scratch`."""
 
-    def require_one_reading(self) -> None:  # noqa: B027 - a registry gives only what was requested
-        """Refuse a place in which other programs would find another image under the same name."""
+    def require_one_reading(self) -> None:  # noqa: B027 - a repository needs no check
+        """Raise DigestError if other programs would read other images from this place."""
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
-        """Return all tags, sorted; empty for a place that does not exist yet."""
+        """Return all tags, sorted; empty if the folder or repository does not exist."""
 
     @abstractmethod
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
-        """Store an image index or artifact with everything below it, and read it back. Existing content is skipped.
+        """Store an image index or artifact with everything that it refers to, and read it back.
+
+        Content that exists already is skipped.
 
         Args:
-            tags: the tags that shall point to it.
+            layout: the layout that contains it.
+            tags: the tags to set.
         """
 
     @abstractmethod
     def tag(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> None:
-        """Let tags name an image or artifact that `put` stored; `layout` holds it.
+        """Set tags of an image or artifact that `put` stored and `layout` contains.
 
-        `put` the image without tags first and `attach` its evidence, so that a tag never names an image without it.
+        To publish an image with attestations, call `put` without tags, then `attach`, then `tag`. So a tag never points
+        to an image that lacks them.
         """
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """Return the artifacts about a digest. The list is untrusted: check the subject of each manifest."""
+        """Return the artifacts about a digest.
+
+        The list is not trusted, so the caller must check the subject of each manifest.
+        """
 
     @abstractmethod
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
-        """Store artifacts about a digest, which is here, and have them listed. Listed artifacts are not sent again.
+        """Store artifacts about an image that exists here, so that `referrers` lists them.
+
+        Artifacts that are listed already are skipped.
 
         Args:
-            artifacts: their manifests, in `layout`.
+            layout: the layout that contains the artifacts.
+            subject: the digest of the image.
+            artifacts: the manifests of the artifacts.
         """
 
     @abstractmethod
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        """Add layers to the manifests under cosign's tags, and return the bytes sent. Layers of others stay.
+        """Add layers to the manifests under cosign's tags, and return the number of bytes sent.
+
+        Layers of other publishers are kept.
 
         Args:
-            layout: holds the layers' blobs, and receives the manifests.
+            layout: the layout that contains the blobs of the layers. The new manifests are stored in it too.
         """
 
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:
-        """Return the image or index that `ref` names, or the image for `platform` in that index, with its bytes."""
+        """Return descriptor and bytes of the image or index that `ref` names.
+
+        Args:
+            platform: if `ref` names an index, return its image for this platform.
+        """
         top, content = self.manifest()
         if platform is not None and top.media_type in media.INDEXES:
             top = _choose(children_of(parse_object(content, top.digest), top), platform, str(self.ref))
@@ -138,7 +157,7 @@ class Place(ABC):
         return top, content
 
     def fetch(self, layout: Layout, *, platform: Platform | None = None) -> Descriptor:
-        """Bring the result of `find` with everything below it into `layout`, without a tag."""
+        """Copy the result of `find`, with everything that it refers to, into a layout, without a tag."""
         top, content = self.find(platform)
         self.fetch_below(top, content, layout)
         return top
@@ -152,10 +171,13 @@ class Place(ABC):
         depth: int = 0,
         seen: set[tuple[str, str, int]] | None = None,
     ) -> None:
-        """Bring a manifest or index whose bytes are known into `layout`, after everything below it.
+        """Copy a manifest or index, with everything that it refers to, into a layout.
 
         Args:
-            seen: digests, media types and sizes that were brought, because indexes may name each other many times.
+            item: the descriptor.
+            content: the bytes of the manifest or index.
+            depth: the number of indexes above it.
+            seen: digests, media types and sizes of the content that was copied already.
         """
         require_shallow(item, depth)
         seen = set() if seen is None else seen
@@ -174,7 +196,7 @@ class Place(ABC):
 def children_first(
     layout: Layout, descriptor: Descriptor, seen: set[str] | None = None, depth: int = 0
 ) -> Iterator[Descriptor]:
-    """Yield `descriptor` and everything below it, children first, each digest once."""
+    """Yield a descriptor and everything that it refers to, children first, and each digest once."""
     require_shallow(descriptor, depth)
     seen = set() if seen is None else seen
     if descriptor.digest in seen:
@@ -186,24 +208,24 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Refuse indexes that are nested deeper than any image needs."""
+    """Raise RegistryError if an item is below too many indexes."""
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",
             f"{item.digest} is below more than {media.DEEPEST} indexes",
-            fix="name an image that is less deep",
+            fix="name one of the images in the index",
         )
 
 
 def with_size(layout: Layout, item: Descriptor) -> Path:
-    """Return the file of a blob, and check its size."""
+    """Return the path of a blob; raise DigestError if its size is wrong."""
     path = layout.blob(item.digest)
     if path.stat().st_size != item.size:
         raise DigestError(
             "blob-size-mismatch",
             f"{item.digest} has the wrong size in {layout.root}",
             why=f"expected {item.size} bytes",
-            fix="fetch or build it again",
+            fix="download or build it again",
         )
     return path
 
@@ -219,6 +241,9 @@ def _choose(images: Sequence[Descriptor], platform: Platform, ref: str) -> Descr
     if not fitting:
         known = ", ".join(str(image.platform) for image in images if image.platform) or "none"
         raise RegistryError(
-            "platform-missing", f"{ref} has no image for {platform}", why=f"it has {known}", fix="choose another --arch"
+            "platform-missing",
+            f"{ref} has no image for {platform}",
+            why=f"it has images for {known}",
+            fix="choose another --arch",
         )
     return fitting[0]

@@ -1,4 +1,4 @@
-"""Open references as places."""
+"""Open the folder or repository of a reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.oci.repository_place import RepositoryPlace
 
 @contextlib.contextmanager
 def open_place(ref: Target) -> Iterator[Place]:
-    """Open the place of a reference. The registry is not asked yet."""
+    """Yield the folder or repository of a reference; no request is sent to the registry yet."""
     if isinstance(ref, LayoutRef):
         yield LayoutPlace(ref)
         return

@@ -1,4 +1,4 @@
-"""References to images in layout folders and registries."""
+"""Parse references to images in layout folders and registries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# skopeo copies these into a folder.
+# Schemes of images that `skopeo copy` can copy into a layout folder.
 _UNPACKED = ("oci-archive:", "docker-archive:", "docker-daemon:", "dir:")
 OTHER_SCHEMES = ("docker://", "https://", "http://", *_UNPACKED)
 _FORMS = "oci:DIR[:TAG] or REGISTRY[:PORT]/NS[/NAME][:TAG|@DIGEST]"
@@ -32,7 +32,7 @@ class LayoutRef:
     remote: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        # Records and JSON hold UTF-8 text, which a path need not be.
+        # Records and JSON need valid UTF-8, but a path may have other bytes.
         path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
         return f"oci:{path}{_suffix(self.tag, self.digest)}"
 
@@ -41,20 +41,20 @@ class LayoutRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
-        """Return the reference of the image `name` in a folder of several images: its name is part of the tag."""
+        """Return the reference of the image `name` in a folder with several images; the tag begins with its name."""
         return self.at(tag=f"{name}.{tag}" if tag else name)
 
 
 @dataclass(frozen=True)
 class RegistryRef:
-    """An image in a registry, or a namespace of images."""
+    """An image in a registry, or a namespace with several images."""
 
     host: str
     repository: str
     tag: str | None = None
     digest: str | None = None
     remote: ClassVar[bool] = True
-    path: ClassVar[None] = None  # it is in no folder
+    path: ClassVar[None] = None  # a repository has no folder
 
     def __str__(self) -> str:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
@@ -64,7 +64,7 @@ class RegistryRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """Return the reference of the image `name` in this namespace: a repository of its own."""
+        """Return the reference of the image `name` in this namespace, where each image has its repository."""
         return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 
@@ -78,46 +78,46 @@ def _suffix(tag: str | None, digest: str | None) -> str:
 def _repository(text: str, whole: str) -> str:
     for part in text.split("/"):
         if not _COMPONENT.fullmatch(part):
-            fix = "use lower-case letters, digits and single . _ - between them"
+            fix = "use lower-case letters and digits, with single . _ - between them"
             if _COMPONENT.fullmatch(part.lower()):
                 fix = f"write it in lower case: {whole.lower()}"
             raise _no_reference(whole, f"{part!r} cannot be part of a repository's name", fix)
     if len(text) > 255:
         raise ConfigError(
             "reference-too-long",
-            f"{whole[:60]!r}… is too long",
-            why=f"a repository's name has {len(text)} of 255 characters",
+            f"the reference {whole[:60]!r}… is too long",
+            why=f"the name of the repository has {len(text)} characters, and at most 255 are allowed",
             fix="shorten the name",
         )
     return text
 
 
 def check_tag(tag: str) -> None:
-    """Refuse a text that cannot be a tag in a registry."""
+    """Raise ConfigError if a text is not a valid tag of a registry."""
     if not TAG.fullmatch(tag):
         raise ConfigError(
             "not-a-tag",
-            f"{tag!r} is not a tag",
-            why="at most 128 letters, digits, . _ -, and neither . nor - first",
-            fix="name another",
+            f"{tag!r} is not a valid tag",
+            why="a tag has at most 128 letters, digits, . _ and -, and does not begin with . or -",
+            fix="name another tag",
         )
 
 
 def _no_reference(text: str, why: str, fix: str) -> ConfigError:
-    return ConfigError("not-a-reference", f"{text!r} is not a reference", why=why, fix=fix)
+    return ConfigError("not-a-reference", f"{text!r} is not a valid reference", why=why, fix=fix)
 
 
 def _digest(text: str, whole: str) -> str:
     if not _DIGEST.fullmatch(text):
-        raise _no_reference(whole, f"{text!r} is not a digest", "give sha256: and 64 hexadecimal digits")
+        raise _no_reference(whole, f"{text!r} is not a valid digest", "give sha256: and 64 hexadecimal digits")
     return text
 
 
 def parse(text: str) -> Target:
-    """Read a reference.
+    """Parse a reference to an image or folder.
 
-    In `oci:DIR:TAG` the tag follows the last colon unless a slash follows it. A folder with a colon in its last
-    component is written with a slash at the end (`oci:/a:b/`).
+    In `oci:DIR:TAG`, the text after the last colon is the tag if it has no slash. So a folder with a colon in its last
+    component needs a slash at its end (`oci:/a:b/`).
     """
     if text.startswith("oci:"):
         return _layout(text)
@@ -125,33 +125,33 @@ def parse(text: str) -> Target:
         if text.startswith(scheme):
             fix = f"use {_FORMS}"
             if scheme in _UNPACKED:
-                fix = f"unpack it into a folder, and name that as oci:DIR: skopeo copy {shlex.quote(text)} oci:DIR"
-            raise _no_reference(text, f"{scheme} is not read here", fix)
+                fix = f"copy it into a folder by `skopeo copy {shlex.quote(text)} oci:DIR`, and give oci:DIR"
+            raise _no_reference(text, f"{scheme} is not supported", fix)
     host, slash, rest = text.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost") or not _is_host(host):
-        raise _no_reference(text, "it does not begin with a registry's host", f"use {_FORMS}")
+        raise _no_reference(text, "it does not begin with the host of a registry", f"use {_FORMS}")
     name, at, digest = rest.partition("@")
     name, colon, tag = name.partition(":")
     if colon and not TAG.fullmatch(tag):
-        raise _no_reference(text, f"{tag!r} is not a tag", "use letters, digits, . _ -")
+        raise _no_reference(text, f"{tag!r} is not a valid tag", "use letters, digits, . _ -")
     return RegistryRef(
         host, _repository(name.removesuffix("/"), text), tag if colon else None, _digest(digest, text) if at else None
     )
 
 
 def parse_place(text: str, what: str) -> Target:
-    """Read the reference of a place of several images: a namespace of a registry, or a layout folder.
+    """Parse a reference to a place for several images: a namespace of a registry, or a layout folder.
 
     Args:
-        what: the name of the reference in error messages.
+        what: the option or argument with the reference, for messages.
     """
     place = parse(text)
     if place.tag or place.digest:
         raise ConfigError(
             "place-names-image",
-            f"{what} {text} names one image",
-            why="it is the place of several, by names of their own",
-            fix="name the place alone: REGISTRY/NS or oci:DIR (oci:DIR/ if its name has a colon)",
+            f"{what} {text} names a single image",
+            why="several images are stored there under their own names",
+            fix="leave out the tag or digest: REGISTRY/NS or oci:DIR (oci:DIR/ if its name has a colon)",
         )
     return place
 
@@ -159,7 +159,7 @@ def parse_place(text: str, what: str) -> Target:
 def _is_host(text: str) -> bool:
     try:
         return _HOST.fullmatch(text) is not None and urlsplit(f"//{text}").port != 0
-    except ValueError:  # an invalid address in brackets, a port over 65535
+    except ValueError:  # an invalid address in brackets, or a port over 65535
         return False
 
 
@@ -174,9 +174,9 @@ def _layout(text: str) -> LayoutRef:
     if colon and "/" not in tail:
         if not TAG.fullmatch(tail):
             raise _no_reference(
-                text, f"{tail!r} is not a tag", "end a folder that has a colon in its name with a slash"
+                text, f"{tail!r} is not a valid tag", "if it is part of the folder's name, append a slash"
             )
         place, tag = head, tail
     if not place or "\0" in place:
-        raise _no_reference(text, "it names no folder", "use oci:DIR or oci:DIR:TAG")
+        raise _no_reference(text, "it does not name a folder", "use oci:DIR or oci:DIR:TAG")
     return LayoutRef(Path(place), tag, digest)

@@ -1,4 +1,4 @@
-"""Referrers: artifacts whose `subject` is an image."""
+"""Write and read referrers, which are artifacts whose `subject` is an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG = logging.getLogger(__name__)
 
 
 def fallback_tag(subject: str) -> str:
-    """Return the tag that lists the referrers of a digest if the registry has no API: `sha256-<hex>`."""
+    """Return the tag `sha256-<hex>` of the list of referrers, for registries without the referrers API."""
     return check_digest(subject).replace(":", "-")
 
 
@@ -27,10 +27,14 @@ def write_artifact(
     artifact_type: str,
     annotations: Mapping[str, str] | None = None,
 ) -> Descriptor:
-    """Store the manifest of an artifact about `subject`, whose blob `content` is in the layout.
+    """Store the manifest of an artifact about an image.
+
+    Args:
+        subject: the image.
+        content: the only layer of the artifact, whose blob is in the layout.
 
     Returns:
-        The manifest with artifact type and annotations, as a list of referrers names it.
+        The descriptor of the manifest, as a list of referrers contains it.
     """
     layout.blob(content.digest)
     notes = dict(annotations or {})
@@ -40,16 +44,16 @@ def write_artifact(
 
 
 def subject_of(value: Mapping[str, Any]) -> str | None:
-    """Return the digest of the subject in a manifest's JSON; None without one."""
+    """Return the digest of a manifest's subject; None if it has no subject."""
     subject = value.get("subject")
     digest = subject.get("digest") if isinstance(subject, dict) else None
     return digest if isinstance(digest, str) else None
 
 
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
-    """Yield the valid descriptors of a list, because anyone who may push can add invalid entries."""
+    """Yield the valid descriptors of a list, and log the invalid entries, which anyone with access may have added."""
     for entry in entries:
         try:
             yield Descriptor.from_json(entry)
         except RegistryError as error:
-            LOG.warning("an entry in the list of referrers is left out: %s (%s)", error.what, error.why)
+            LOG.warning("ignoring an entry in the list of referrers: %s (%s)", error.what, error.why)

@@ -1,4 +1,4 @@
-"""A registry client: blobs are streamed, content is compared by digest, failures are retried."""
+"""Read and write blobs, manifests and tags of a registry."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
-# A correct manifest may be refused with these for a moment: while another publisher writes the same blob's link,
-# docker-registry answers 400 DIGEST_INVALID, and others that a blob is unknown. So the PUT is repeated a few times.
+# Statuses for which the PUT of a manifest is repeated. While another publisher uploads the same blob, docker-registry
+# answers 400 DIGEST_INVALID, and other registries answer that a blob is unknown.
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
 _TAGS: Keys = {"name": None, "tags": None}
@@ -34,17 +34,17 @@ _TAGS_A_PAGE, _PAGES = 1000, 1000
 
 
 class Registry(Transport):
-    """A registry (see `Transport` for the arguments)."""
+    """A client of a registry (see `Transport` for the arguments)."""
 
     # Blobs
 
     def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
-        """Upload a blob, continuing after failures; return its size, or 0 if the registry had it."""
+        """Upload a blob; return its size, or 0 if the registry already had it."""
         with self.translated():
             return Upload(self, repository, blob, path).run()
 
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
-        """Bring a blob into `layout`, and check its digest; return its size, or 0 if it was there."""
+        """Download a blob into a layout; return its size, or 0 if the layout already had it."""
         if layout.holds(blob.digest):
             return 0
         actual = ""
@@ -56,8 +56,8 @@ class Registry(Transport):
                         raise ResourceError(
                             "disk-too-small",
                             f"{blob.digest} of {self.host} does not fit on the disk",
-                            why=f"{blob.size} bytes by its manifest, {free} free in {new.path.parent}",
-                            fix="make room, or set TMPDIR to a folder on a larger disk",
+                            why=f"it has {blob.size} bytes, and {free} bytes are free in {new.path.parent}",
+                            fix="free disk space, or set TMPDIR to a folder on a larger disk",
                         )
                     actual = Download(self, repository, blob, new.stream).run()
                     if actual == blob.digest:
@@ -69,19 +69,19 @@ class Registry(Transport):
                 "blob-not-written",
                 f"cannot write {blob.digest} to {layout.root}",
                 why=error.strerror or "",
-                fix="make room, then try again",
+                fix="check the free space and the permissions, and try again",
             ) from error
         raise DigestError(
             "registry-blob-mismatch",
-            f"{self.host} sent other bytes than requested",
+            f"{self.host} sent another blob than requested",
             why=f"expected {blob.digest}, got {actual}",
-            fix="do not use this image; report it to the registry's operator",
+            fix="do not use this image, and report the error to the registry's operator",
         )
 
     # Tags and manifests
 
     def tags(self, repository: str) -> tuple[str, ...]:
-        """Return all tags of a repository, sorted; empty if there is no such repository."""
+        """Return all tags of a repository, sorted; empty if the repository does not exist."""
         names: set[str] = set()
         path = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
         for page in self.pages(path, repository, "tags", none=frozenset({404}), keys=_TAGS, most=_PAGES):
@@ -90,7 +90,7 @@ class Registry(Transport):
                 raise RegistryError(
                     "registry-list-malformed",
                     f"{self.host} returned an invalid list of the tags of {repository}",
-                    fix="is it an OCI registry? try: skopeo list-tags",
+                    fix="check by `skopeo list-tags` that it is an OCI registry",
                 )
             names.update(value or ())
         return tuple(sorted(names))
@@ -106,14 +106,15 @@ class Registry(Transport):
         kind: str = "",
         keys: Keys = MANIFEST_KEYS,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the pages of a list; nothing if the registry does not have that list.
+        """Yield the pages of a list; nothing if the registry does not have the list.
 
         Args:
+            path: the path or URL of the first page.
             name: the name of the list, for messages.
-            none: statuses that mean that there is no such list.
-            most: pages that are read.
-            kind: the expected media type; another one means that there is no such list.
-            keys: the keys of a page, see `strict_json.read`.
+            none: statuses which mean that the list does not exist.
+            most: the largest number of pages.
+            kind: the expected media type; the list does not exist if the first page has another type.
+            keys: the keys of a page (see `strict_json.read`).
         """
         for number in range(most):
             with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:
@@ -121,13 +122,13 @@ class Registry(Transport):
                 if number == 0 and (got.status_code in none or (got.status_code == 200 and not known)):
                     return
                 if got.status_code != 200 or not known:
-                    raise self.failed(got, f"{self.host} does not list the {name} of {repository}")
+                    raise self.failed(got, f"{self.host} cannot list the {name} of {repository}")
                 content = whole_body(got, MANIFEST_LIMIT)
             if content is None:
                 raise RegistryError(
                     "registry-list-too-long",
                     f"the list of {name} of {self.host} is too long",
-                    why=f"over {MANIFEST_LIMIT} bytes",
+                    why=f"a page has more than {MANIFEST_LIMIT} bytes",
                     fix="check the name; if it is right, report it to the registry's operator",
                 )
             page = parse_object(content, f"the list of {name}", keys=keys)
@@ -138,13 +139,13 @@ class Registry(Transport):
             path = further[1]
         raise RegistryError(
             "registry-list-too-long",
-            f"{self.host} lists {name} without an end",
-            why=f"more than {most} pages",
+            f"the list of {name} of {self.host} is too long",
+            why=f"it has more than {most} pages",
             fix="report it to the registry's operator",
         )
 
     def manifest_digest(self, repository: str, reference: str) -> str | None:
-        """Return the digest of a manifest, None if the registry does not have it."""
+        """Return the digest of a manifest; None if the registry does not have it."""
         path = f"/v2/{repository}/manifests/{reference}"
         with self.translated(), self.request("HEAD", path, repository, headers={"Accept": _ACCEPT}) as got:
             if got.status_code == 404:
@@ -155,14 +156,14 @@ class Registry(Transport):
         return digest or self.get_manifest(repository, reference)[0].digest
 
     def get_manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes]:
-        """Return a manifest or index with its bytes."""
+        """Return the descriptor and the bytes of a manifest or index."""
         content, content_type = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
                 "manifest-too-large",
                 f"{repository}:{reference} is too large for a manifest",
-                why=f"over {MANIFEST_LIMIT} bytes",
-                fix="check the name: it is not an image",
+                why=f"it has more than {MANIFEST_LIMIT} bytes",
+                fix="check the name, because it is not an image",
             )
         self.traffic.received += len(content)
         digest = sha256_bytes(content)
@@ -171,7 +172,7 @@ class Registry(Transport):
                 "registry-manifest-mismatch",
                 f"{self.host} sent another manifest than requested",
                 why=f"expected {reference}, got {digest}",
-                fix="do not use it; report it to the registry's operator",
+                fix="do not use this image, and report the error to the registry's operator",
             )
         value = parse_object(content, f"{repository}:{reference}")
         kind = content_type if content_type in media.MANIFESTS else media_type_of(value)
@@ -186,17 +187,21 @@ class Registry(Transport):
                 content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
                 return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
         except requests.RequestException as error:
-            raise self.unreachable(error) from None  # `request` has retried already
+            raise self.unreachable(error) from None  # not retried, because `request` already did
         except HTTPError as error:
             raise TryAgainError(self.unreachable(error)) from None
 
     def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> None:
-        """Put a manifest or index under a digest or a tag, and retry on failure, because a second PUT does no harm."""
+        """Upload a manifest or index under a digest or tag; retry after failures."""
         retries = self.retries()
         retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> None:
-        """Put a manifest once; `failures` is the number of earlier attempts."""
+        """Upload a manifest without retrying; raise TryAgainError for an error that may pass.
+
+        Args:
+            failures: the number of earlier failures.
+        """
         digest = sha256_bytes(content)
         try:
             with self.request(
@@ -211,7 +216,7 @@ class Registry(Transport):
                 stored = got.headers.get("Docker-Content-Digest", digest)
                 if got.status_code in {200, 201, 202} and stored == digest:
                     return
-                problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
+                problem = self.failed(got, f"{self.host} did not accept {repository}:{reference}")
                 if got.status_code in TRANSIENT or (got.status_code in _UNSETTLED and failures < _UNSETTLED_TRIES):
                     raise TryAgainError(problem, got.headers.get("Retry-After"))
                 raise problem

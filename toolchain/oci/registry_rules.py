@@ -1,4 +1,4 @@
-"""Rules of known registries (data/registries.toml): how to upload, limits, names."""
+"""Look up the rules of known registries in data/registries.toml: uploads, limits and names of repositories."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ _DATA = FOLDER / "registries.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A kind of registry.
+    """The rules of a kind of registry.
 
     Args:
-        hosts: patterns of its hosts, without a port; empty if it is self-hosted under any name.
-        location: a part of its upload URLs that identifies it; empty without one.
-        upload: whether blobs go in one piece or in chunks.
-        chunk: bytes of a chunk.
-        position: `range`: answers say how much arrived; `sent`: they do not, so accepted chunks are added up.
-        last: the end of an upload in chunks: an `empty` request, or the last `piece`.
-        layer_limit, manifest_limit: bytes; 0 if unknown.
-        least_parts, most_parts: limits for the number of a name's parts between slashes; 0 without a limit.
-        names: the form of a repository's name, e.g. `OWNER/NAME`.
+        name: the name of the registry in messages.
+        hosts: patterns of its hosts, without a port; empty if users host it under their own names.
+        location: a part of its upload URLs that identifies it; empty if there is none.
+        upload: whether a blob is uploaded as a whole or in chunks.
+        chunk: the size of a chunk in bytes.
+        position: how to find out how much arrived: from the `Range` header (`range`), or by adding up the accepted
+            chunks (`sent`) because the registry does not report it.
+        last: how an upload in chunks ends: by an `empty` request, or by a request with the last `piece`.
+        layer_limit, manifest_limit: the largest sizes in bytes; 0 if unknown.
+        least_parts, most_parts: the least and largest number of components of a repository's name; 0 for no limit.
+        names: the form of a repository's name in messages, e.g. `OWNER/NAME`.
     """
 
     name: str
@@ -48,49 +50,49 @@ class Rules:
     names: str = "unknown"
 
 
-# Every registry accepts a blob in one piece.
+# The rules for all other registries, to which a blob is uploaded as a whole.
 UNKNOWN = Rules(name="unknown")
 
 
 @lru_cache
 def known() -> tuple[Rules, ...]:
-    """Return all rules, in the order of the file."""
+    """Return the rules of all known registries."""
     rows = read_toml(_DATA, error=RegistryError).get("registry", [])
     return tuple(typed_row(Rules, row, f"registry.{at}", _DATA, error=RegistryError) for at, row in enumerate(rows))
 
 
 def for_host(host: str) -> Rules:
-    """Return the rules of a host, with or without a port; `UNKNOWN` if there are none."""
+    """Return the rules for a host, which may have a port; `UNKNOWN` if it is not listed."""
     name = host.partition(":")[0].lower()
     return next((rules for rules in known() if any(fnmatchcase(name, pattern) for pattern in rules.hosts)), UNKNOWN)
 
 
 def for_location(location: str) -> Rules:
-    """Return the rules of the registry with this upload URL; `UNKNOWN` if none fits."""
+    """Return the rules of the registry with an upload URL; `UNKNOWN` if none matches."""
     return next((rules for rules in known() if rules.location and rules.location in location), UNKNOWN)
 
 
 def check_repository(rules: Rules, host: str, repository: str) -> None:
-    """Refuse a repository name that the registry cannot have."""
+    """Raise ConfigError if the registry does not allow the name of a repository."""
     parts = repository.count("/") + 1
     if parts < rules.least_parts or 0 < rules.most_parts < parts:
         raise ConfigError(
             "repository-name-refused",
-            f"{rules.name} has no repository {repository!r}",
-            why=f"the name has {parts} parts; there it is {rules.names}",
+            f"{rules.name} does not allow the repository {repository!r}",
+            why=f"the name has {parts} components, but its form must be {rules.names}",
             fix=f"publish to {host}/{rules.names}",
         )
 
 
 def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
-    """Refuse blobs and manifests that are larger than the registry accepts."""
+    """Raise RegistryError if a blob or manifest is larger than the registry accepts."""
     for item in items:
         is_manifest = item.media_type in media.MANIFESTS
         kind, limit = ("manifest", rules.manifest_limit) if is_manifest else ("layer", rules.layer_limit)
         if 0 < limit < item.size:
             raise RegistryError(
                 "registry-size-limit",
-                f"{rules.name} takes no {kind} as large as {item.digest}",
-                why=f"{item.size} bytes; its limit is {limit}",
+                f"the {kind} {item.digest} is too large for {rules.name}",
+                why=f"it has {item.size} bytes, and the limit is {limit}",
                 fix="publish to another registry, or to oci:DIR",
             )

@@ -1,7 +1,7 @@
-"""A repository of a registry as a place of images. Everything is read back, and the index goes last.
+"""Implement `Place` for a repository of a registry.
 
-A registry with the referrers API lists the artifacts about an image itself. Otherwise publishers keep the list in an
-index under a tag (`referrers.fallback_tag`, see `shared_tag`).
+A registry with the referrers API lists the artifacts about an image. In other registries, publishers keep the list in
+an index under a tag (see `referrers.fallback_tag` and `shared_tag`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag, add_to_all
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
-# Statuses with which registries without the referrers API answer.
+# The statuses by which registries without the referrers API answer requests for it.
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _PAGES = 100
 
 
 class RepositoryPlace(Place):
-    """A repository, reached by an open connection to its registry."""
+    """A repository, which is used through an open connection to its registry."""
 
     def __init__(self, ref: RegistryRef, registry: Registry) -> None:
         self.ref: RegistryRef = ref
@@ -57,7 +57,7 @@ class RepositoryPlace(Place):
         before = registry.traffic.sent
         skipped = 0
         items = tuple(children_first(layout, descriptor))
-        # Known limits are checked now, not after an hour of uploading.
+        # Check the known limits before an upload that may take an hour.
         rules.check_repository(registry.rules, registry.host, repository)
         rules.check_sizes(registry.rules, items)
         for tag in tags:
@@ -70,8 +70,8 @@ class RepositoryPlace(Place):
             elif registry.blob_size(repository, item.digest) is None:
                 raise RegistryError(
                     "registry-lost-blob",
-                    f"{registry.host} took {item.digest} but does not have it",
-                    fix="publish again",
+                    f"{registry.host} accepted {item.digest}, but does not have it",
+                    fix="publish the image again",
                 )
         for tag in tags:
             self._put_manifest(layout, descriptor, tag)
@@ -85,7 +85,7 @@ class RepositoryPlace(Place):
             self._put_manifest(layout, descriptor, tag)
 
     def _put_manifest(self, layout: Layout, manifest: Descriptor, reference: str) -> bool:
-        """Put a manifest under a digest or tag, and read it back; return whether it was sent."""
+        """Upload a manifest unless it exists, and read it back; return whether it was uploaded."""
         content, repository = layout.read(manifest), self.ref.repository
         missing = self._registry.manifest_digest(repository, reference) != manifest.digest
         if missing:
@@ -93,9 +93,9 @@ class RepositoryPlace(Place):
         if self._registry.get_manifest(repository, reference)[1] != content:
             raise DigestError(
                 "publish-changed",
-                f"{self.ref.at()}: {reference} is not what was published",
-                why="the registry holds other bytes, or another publisher wrote at the same time",
-                fix="publish again",
+                f"{self.ref.at()}: {reference} differs from the published image",
+                why="the registry changed the manifest, or another publisher replaced it at the same time",
+                fix="publish the image again",
             )
         return missing
 
@@ -103,7 +103,7 @@ class RepositoryPlace(Place):
         return tuple(dict.fromkeys(readable(self._listed(subject))))
 
     def _listed(self, subject: str) -> list[Any]:
-        # An empty list decides nothing, because some registries have the API and list nothing.
+        # After an empty list, also read the tag, because the API of some registries lists nothing.
         if known := self._by_api(subject):
             return known
         index = self._read_tag(subject)
@@ -124,10 +124,11 @@ class RepositoryPlace(Place):
             if registry.get_manifest(repository, artifact.digest)[1] != content:
                 raise DigestError(
                     "publish-changed",
-                    f"{registry.host} does not hold the artifact that was published",
-                    fix="publish again",
+                    f"{registry.host} returned another artifact than the published one",
+                    fix="publish the image again",
                 )
-        # The header OCI-Subject is ignored, because registries send it and list nothing, or list without sending it.
+        # The list is read because the header OCI-Subject is not reliable: some registries send it and list nothing, and
+        # others do not send it and list the artifact.
         by_api = self._listed_by_api(subject, missing)
         if not by_api:
             self._add_to_tag(subject, missing)
@@ -144,7 +145,7 @@ class RepositoryPlace(Place):
         return False
 
     def _by_api(self, subject: str) -> list[Any] | None:
-        """Return the registry's own list; None if it does not have the API."""
+        """Return the list from the referrers API; None if the registry does not have the API."""
         path = f"/v2/{self.ref.repository}/referrers/{check_digest(subject)}"
         pages = self._registry.pages(
             path, self.ref.repository, "referrers", none=_NO_API, kind=media.INDEX, most=_PAGES
@@ -153,19 +154,19 @@ class RepositoryPlace(Place):
         return [entry for entries in lists for entry in entries] if lists else None
 
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
-        """Return the index of referrers under the fallback tag; None if there is none.
+        """Return the list of referrers under the fallback tag; None if the tag does not exist.
 
-        GitLab's registry takes `sha256-HEX` for a digest, and answers with the subject itself, which is no list.
+        GitLab's registry reads the tag `sha256-HEX` as a digest, and returns the subject itself. The result is None.
         """
         tag, repository = fallback_tag(subject), self.ref.repository
         if self._registry.manifest_digest(repository, tag) in {None, subject}:
             return None
         index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
-        _entries(index, f"{repository}:{tag}")  # refuse an unrelated image with this name
+        _entries(index, f"{repository}:{tag}")  # raises RegistryError if the tag is that of an image
         return index
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
-        """List artifacts in the index under the fallback tag."""
+        """Add artifacts to the list of referrers under the fallback tag."""
 
         tag, written = fallback_tag(subject), False
 
@@ -173,9 +174,9 @@ class RepositoryPlace(Place):
             if written and self._registry.manifest_digest(self.ref.repository, tag) == subject:
                 raise RegistryError(
                     "registry-tag-for-digest",
-                    f"{self._registry.host} takes the tag {tag} for a digest, so nothing can be attached to an image",
-                    why="it has no referrers API, and answers with the image where the list of referrers was written",
-                    fix="publish to a registry that lists referrers, or to a folder: oci:DIR",
+                    f"{self._registry.host} reads the tag {tag} as a digest, so nothing can be attached to an image",
+                    why="it has no referrers API, and returns the image instead of the list under that tag",
+                    fix="publish to a registry with the referrers API, or to a folder: oci:DIR",
                 )
             return self._read_tag(subject)
 

@@ -1,7 +1,8 @@
-"""A tag whose content several publishers add to: each reads it, adds its own and writes.
+"""Add entries to the content of a tag that several publishers may change at the same time.
 
-No known registry can do that in one step. So a publisher reads back what it wrote until it has stayed whole for a
-while, and never writes content that it read long ago.
+A publisher reads the content, adds its entries and writes it. No known registry can do this atomically. So the
+publisher reads the tag several times after writing, and adds its entries again if another publisher replaced them.
+Before each write the content is read again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from toolchain.core.web import Retries, TryAgainError
 from toolchain.oci.registry import Registry
 
 LOG = logging.getLogger(__name__)
-# Seconds after which the content is read again; it must be complete each time. Together they are longer than any
-# publisher takes between reading and writing.
+# The waits in seconds before the content is read again. Their sum is longer than any publisher takes between reading
+# and writing the content.
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
@@ -29,12 +30,12 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True)
 class SharedTag:
-    """A tag, and what to add to it.
+    """A tag, and the functions that read its content and add to it.
 
     Args:
         media_type: the media type of the content.
-        read: returns the content; None if the tag does not exist.
-        change: returns the content with the additions; None if they are there.
+        read: returns the content, or None if the tag does not exist.
+        change: returns the content with the additions, or None if it has them already.
     """
 
     registry: Registry
@@ -49,9 +50,9 @@ class SharedTag:
         return self.change(self.read())
 
     def add(self, retries: Retries) -> bool:
-        """Write what is missing, and return whether anything was.
+        """Write the additions if they are missing; return whether they were missing.
 
-        After a transient failure it only waits, because the content may be stale by the next attempt.
+        After a transient failure the function waits and returns, so that the caller reads the content again.
         """
         value = self.missing()
         if value is None:
@@ -66,7 +67,7 @@ class SharedTag:
 
 
 def add_to_all(tags: Sequence[SharedTag]) -> None:
-    """Add to each tag what it lacks, and read all back until they stay; what others overwrote is added again."""
+    """Add to each tag until its additions stay for the time of `CALM`; raise RegistryError after `_ROUNDS` retries."""
     retries = {tag.tag: tag.registry.retries() for tag in tags}
     for attempt in range(_ROUNDS + 1):
         written = [tag for tag in tags if tag.add(retries[tag.tag])]
@@ -78,12 +79,12 @@ def add_to_all(tags: Sequence[SharedTag]) -> None:
         if not tags:
             return
         for tag in tags:
-            LOG.info("%s: another publisher replaced %s; adding again", tag.registry.host, tag.tag)
-        # A random wait, so that publishers do not stay in step. The content is read again after it.
-        time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - no secret
+            LOG.info("%s: another publisher replaced %s; adding the entries again", tag.registry.host, tag.tag)
+        # The wait is random, so that publishers do not stay synchronized.
+        time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - not used for a secret
     raise RegistryError(
         "tag-keeps-changing",
         f"{tags[0].repository}:{tags[0].tag} keeps changing",
         why=f"other publishers replaced it in each of {_ROUNDS} rounds",
-        fix="publish again when no other publisher is at this image",
+        fix="publish again when no other publisher changes this image",
     )

@@ -1,7 +1,7 @@
-"""Statements about an image under cosign's tags: `sha256-<hex>.sig` and `.att`.
+"""Read and write cosign's signatures and attestations under the tags `sha256-<hex>.sig` and `sha256-<hex>.att`.
 
-Under the tag is a manifest with one layer for each statement. Its config lists the layers like an image's, because
-some readers require it.
+The tag points to a manifest with a layer for each signature. Its config lists the layers like that of an image, because
+some programs require this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolchain.oci.referrers import readable
 
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
-_NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes
+_NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes into these configs
 _TAKEN = "publish to your own repository, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
@@ -31,16 +31,17 @@ def about_tag(subject: str, kind: Kind) -> str:
 
 
 def _same(wanted: Descriptor, there: Descriptor) -> bool:
-    """Return whether a layer is there with the digest and the annotations that are wanted."""
+    """Return whether a stored layer has the digest and all annotations of the wanted layer."""
     return wanted.digest == there.digest and dict(wanted.annotations).items() <= dict(there.annotations).items()
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """Layers to add under a tag of an image.
+    """Layers to add to the manifest under cosign's tag for an image.
 
     Args:
-        subject: digest of the image or index.
+        subject: the digest of the image or index.
+        kind: `sig` for signatures, `att` for attestations.
         layers: the layers with their annotations.
     """
 
@@ -50,37 +51,37 @@ class Tagged:
 
     @property
     def tag(self) -> str:
-        """Return the tag that they are stored under."""
+        """Return the tag to which the layers are added."""
         return about_tag(self.subject, self.kind)
 
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
-        """Return the layers that a manifest under the tag lacks."""
+        """Return the layers that the manifest under the tag lacks; None stands for a missing manifest."""
         there = list(readable((value or {}).get("layers", ())))
         return [layer for layer in self.layers if not any(_same(layer, present) for present in there)]
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """Read the manifest under a tag of cosign; refuse anything else, which must not be overwritten."""
+    """Parse the manifest under cosign's tag; raise RegistryError if it is an image, which must not be overwritten."""
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         raise RegistryError(
-            "statements-tag-taken", f"{name} is not a list of statements", why="it has no list of layers", fix=_TAKEN
+            "statements-tag-taken", f"{name} is not a list of signatures", why="it has no list of layers", fix=_TAKEN
         )
     if any(str(layer.get("mediaType", "")).startswith(_OF_IMAGES) for layer in layers):
         raise RegistryError(
             "statements-tag-taken",
             f"{name} is an image",
-            why="under this tag cosign keeps signatures of an image",
+            why="cosign stores the signatures of an image under this tag",
             fix=_TAKEN,
         )
     return value
 
 
 def manifest_with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
-    """Return a manifest with the layers of `value` and further ones; its config is put into `layout`.
+    """Return a manifest with the layers of `value` and the missing layers; store its config in the layout.
 
-    The subject, artifact type and annotations of `value` are dropped, because another publisher may have written them.
+    Subject, artifact type and annotations of `value` are dropped, because another publisher may have written them.
     """
     layers = [*(value or {}).get("layers", ()), *(layer.as_json() for layer in missing)]
     config = {

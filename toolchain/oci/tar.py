@@ -1,7 +1,7 @@
-"""Tar members as bytes that do not depend on the version of Python or tar.
+"""Write headers of tar members whose bytes do not depend on the version of Python or tar.
 
-Headers are plain ustar. A PAX record is added only for what ustar cannot express: names over 100 bytes or outside
-ASCII, sizes over 8 GiB, large ids, extended attributes. All readers of layers know that form.
+Headers are in the ustar format. PAX records are added only for values that ustar cannot express: names over 100 bytes
+or outside of ASCII, sizes from 8 GiB, large ids, and extended attributes. All container engines support this format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CAPABILITY = "security.capability"
 
 
 class Sink(Protocol):
-    """A destination of bytes."""
+    """An object to which bytes can be written."""
 
     def write(self, data: bytes, /) -> object:
         """Write `data`."""
@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """An entry of a tar; names are bytes without a leading slash, `size` is of the content of a regular file."""
+    """A member of a tar. Names are bytes without a leading slash, and `size` is the size of a regular file."""
 
     name: bytes
     kind: bytes
@@ -41,7 +41,7 @@ class Member:
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
 
     def header(self) -> bytes:
-        """Return the header blocks, PAX records first if there are any."""
+        """Return the header of the member, with the PAX records that it needs before it."""
         name = self.name + b"/" if self.kind == DIRECTORY else self.name
         records: list[tuple[bytes, bytes]] = []
         for key, text in ((b"path", name), (b"linkpath", self.link)):
@@ -72,18 +72,18 @@ class Member:
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that fill the last block after `size` bytes."""
+    """Return the zeros that fill the last block of a content of `size` bytes."""
     return b"\0" * (-size % BLOCK)
 
 
 def copy_content(source: IO[bytes], sink: Sink, size: int, *, name: str) -> None:
-    """Copy exactly `size` bytes and pad them to a block; raise BuildError if the file became shorter."""
+    """Copy `size` bytes and the padding after them; raise BuildError if the source has fewer bytes."""
     left = size
     while left:
         piece = source.read(min(left, CHUNK))
         if not piece:
             raise BuildError(
-                "file-shrank", f"{name} became shorter while it was read", fix="leave the tree alone, then try again"
+                "file-shrank", f"{name} became shorter while it was read", fix="do not change the tree, and try again"
             )
         sink.write(piece)
         left -= len(piece)
@@ -102,7 +102,7 @@ def _utf8(text: bytes) -> bool:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    # The length includes its own digits.
+    # The length of a record includes the digits of the length.
     body = b" " + key + b"=" + value + b"\n"
     size = len(body)
     while len(text := b"%d" % size + body) != size:
@@ -112,7 +112,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _octal(number: int, width: int) -> bytes:
     if number >= 8 ** (width - 1):
-        number = 0  # a PAX record has the number
+        number = 0  # a PAX record contains the number
     return b"%0*o\0" % (width - 1, number)
 
 

@@ -1,4 +1,4 @@
-"""HTTP to a registry: challenges are answered, errors hold no secrets, reads are retried."""
+"""Send HTTP requests to a registry, with authentication, retries of reads, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.registry_rules import for_host
 
 LOG = logging.getLogger(__name__)
-_WORDS = 16 << 10  # bytes of an unexpected answer
-# Error codes that pass, for content that another publisher is removing or writing.
+_WORDS = 16 << 10  # bytes of an error response that are read
+# Error codes that a registry sends temporarily, while another publisher removes or writes the same content.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
-QUESTION = 60.0  # seconds without a byte after which a read is retried
+QUESTION = 60.0  # timeout in seconds of reading a response, after which a GET or HEAD is retried
 
 
 class _Quiet(logging.Filter):
-    """Redacts what urllib3 logs, because signed URLs are secrets."""
+    """A filter that redacts URLs in urllib3's log, because signed URLs are secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = auth.redact(record.getMessage(), ()), None
@@ -46,7 +46,7 @@ _QUIET = _Quiet()
 
 @dataclass
 class Traffic:
-    """Bytes of bodies in each direction, and the number of repeated requests."""
+    """The number of bytes of bodies that were sent and received, and the number of repeated requests."""
 
     sent: int = 0
     received: int = 0
@@ -54,12 +54,12 @@ class Traffic:
 
 
 class Body:
-    """A part of a file as the body of a request to `host`, read while it is sent."""
+    """The body of a request to `host`, which is read from a part of a file while it is sent."""
 
     def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic, host: str) -> None:
         self._stream = stream
         self._pace = Pace(host)
-        self._given, self._last = 0.0, 0  # time on the monotonic clock, and bytes, of the last piece
+        self._given, self._last = 0.0, 0  # time on the monotonic clock, and size, of the last piece
         self._size = self._left = end - start
         self._traffic = traffic
         self._what, self._whole = f"sending to {host}", stream.seek(0, os.SEEK_END)
@@ -73,7 +73,7 @@ class Body:
             yield piece
 
     def read(self, count: int = -1) -> bytes:
-        """Return the next bytes of the part; raise TooSlowError if the host accepts them too slowly."""
+        """Return at most `count` bytes of the part; raise TooSlowError if the host accepts them too slowly."""
         now = time.monotonic()
         if self._given:
             self._pace.add(now - self._given, self._last)
@@ -87,17 +87,19 @@ class Body:
 
 
 class Transport:
-    """The connection to one registry. A context manager; not for several threads.
+    """A connection to a registry, which is a context manager and not thread-safe.
 
     Args:
-        host: name or address, with a port if necessary; this machine's loopback is reached by http.
-        chunk: bytes of one PATCH; smaller blobs go in one PUT. By default the rules of the registry decide.
-        attempts: how often a failed request is retried, and an upload restarted.
-        backoff: seconds of the first wait; each further one is twice as long, at most 30.
-        timeout: seconds to connect and to wait for an answer; at most `QUESTION` for reads.
-        login: the text that follows `Basic`; by default the user's login (see `logins.credentials`).
-        repository: whose namespace's login is preferred.
-        pause: waits before another attempt at a broken transfer.
+        host: the name or address, with an optional port. http is used for a loopback address, and https for others.
+        chunk: the size of a chunk in bytes; smaller blobs are uploaded as a whole. The default depends on the rules of
+            the registry.
+        attempts: the number of retries of a request, and of restarts of an upload.
+        backoff: the first wait between attempts in seconds. Each further wait is twice as long, up to 30 seconds.
+        timeout: the timeouts in seconds of connecting and of waiting for a response. The latter is at most `QUESTION`
+            for GET and HEAD.
+        login: the login in the form that follows `Basic`; the default is the user's login (`logins.credentials`).
+        repository: the repository for which a login is searched.
+        pause: the function that waits between attempts.
     """
 
     def __init__(
@@ -116,16 +118,16 @@ class Transport:
         self.host = host
         self.chunk = chunk
         self.rules = for_host(host)
-        self.largest = 0  # bytes of a chunk after the registry refused larger requests; 0 if it did not
+        self.largest = 0  # size of chunks in bytes after the registry refused a larger request; 0 before
         self.attempts = attempts
         self.backoff = backoff
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        named = logins.registry_name(host)  # in lower case, because URLs in answers are compared with it
+        named = logins.registry_name(host)  # in lower case, because URLs in responses are compared with it
         self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
-        # A proxy from the environment cannot reach this machine's loopback.
+        # A proxy cannot connect to the loopback address of this machine.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
@@ -145,10 +147,10 @@ class Transport:
     # Requests
 
     def url(self, path: str) -> str:
-        """Return the URL of `path`, which may be a URL already (a `Location`).
+        """Return the URL of a path of the registry; a URL from a `Location` header is also accepted.
 
-        Registries behind a proxy that ends TLS name themselves by http. The scheme is corrected, because a token must
-        not be sent unencrypted.
+        A registry behind a TLS proxy may send http URLs of itself. They are changed to https, because a token must not
+        be sent without encryption.
         """
         try:
             url = urljoin(self._base + "/", path)
@@ -169,18 +171,18 @@ class Transport:
         body: Callable[[], Body | bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[requests.Response]:
-        """Send a request, and yield the answer before its body is read. GET and HEAD are retried.
+        """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
         Args:
-            path: the path of the registry, or a URL that it named.
-            actions: the necessary rights in the repository.
-            body: makes the body each time that it is sent.
-            headers: besides those for access.
+            path: a path of the registry, or a URL from one of its responses.
+            actions: the required access to the repository: `pull` or `pull,push`.
+            body: a function that returns the body, which is called for each attempt.
+            headers: further headers.
         """
         url = self.url(path)
         scopes = (f"repository:{repository}:{actions}",)
         for last in (False, True):
-            # The registry may redirect to another host, which must not see the token.
+            # The URL may be on another host, which must not get the token.
             access = self._auth.header(scopes) if self._is_own(url) else {}
             try:
                 response = self._session.request(
@@ -194,22 +196,22 @@ class Transport:
                 )
             except requests.exceptions.InvalidProxyURL:
                 raise
-            except ValueError:  # requests raises it for a redirect to an invalid URL
+            except ValueError:  # requests raises this for a redirect to an invalid URL
                 raise self._unreadable() from None
             with response:
                 if response.raw.retries is not None:
                     self.traffic.repeated += len(response.raw.retries.history)
-                # Only the registry itself may name the token service that gets the login.
+                # A challenge is only accepted from the registry, because its token service gets the login.
                 if response.status_code == 401 and self._is_own(response.url) and not last:
                     self._auth.answer(response, scopes)
                     continue
                 if response.status_code in {401, 403}:
-                    raise self.failed(response, f"{self.host} refuses {method} in {repository}")
+                    raise self.failed(response, f"{self.host} refused {method} in {repository}")
                 yield response
                 return
 
     def blob_size(self, repository: str, digest: str) -> int | None:
-        """Return the size of a blob, 0 if the registry does not tell it; None without the blob."""
+        """Return the size of a blob; 0 if the registry does not send the size, None if it does not have the blob."""
         path = f"/v2/{repository}/blobs/{check_digest(digest)}"
         with self.translated(), self.request("HEAD", path, repository) as got:
             if got.status_code == 404:
@@ -222,15 +224,15 @@ class Transport:
         return urlsplit(url).netloc == urlsplit(self._base).netloc
 
     def _patience(self, method: str) -> tuple[float, float]:
-        """Return the timeouts; shorter for reads, because a registry may process an upload for minutes."""
+        """Return the timeouts of a request; they are longer for writes, which a registry may process for minutes."""
         connect, read = self._timeout
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
     def error_of(self, response: requests.Response) -> tuple[str, str]:
-        """Return code (empty without one) and text of the error in an unexpected answer, without secrets."""
+        """Return code and text of the error in a response, without secrets; the code is empty if there is none."""
         code = ""
         try:
-            # Long enough for a whole token, because a part of one cannot be recognised as a secret.
+            # Enough bytes are read for a whole token, because a part of it would not be redacted.
             words = next(response.iter_content(_WORDS), b"").decode("utf-8", "replace")
         except requests.RequestException:
             words = ""
@@ -240,7 +242,12 @@ class Transport:
         return code, " ".join(self._auth.redact(words).split())[:300]
 
     def failed(self, response: requests.Response, what: str, error: tuple[str, str] | None = None) -> RegistryError:
-        """Return the exception for an unexpected answer; `error` is the result of `error_of` if it was called."""
+        """Return the error to raise for an unexpected response.
+
+        Args:
+            what: the title of the error.
+            error: the result of `error_of`, if the caller has it.
+        """
         code, text = error or self.error_of(response)
         sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
@@ -253,31 +260,31 @@ class Transport:
     def _unreadable(self) -> RegistryError:
         return RegistryError(
             "redirect-invalid",
-            f"{self.host} redirects to an address that cannot be used",
-            why="the address in its answer is not a valid URL",
+            f"{self.host} redirects to an invalid URL",
+            why="the Location header of its response is not a valid URL",
             fix="check the name; if it is right, report it to the registry's operator",
         )
 
     def unreachable(self, error: Exception) -> UnreachableError:
-        """Return the error for no answer."""
+        """Return the error to raise for a failed connection."""
         return UnreachableError(
             "registry-unreachable",
             f"{self.host} does not answer",
             why=self._auth.redact(getattr(root := _root(error), "strerror", None) or str(root))[:300],
-            fix="check the name, the network and whether the registry runs",
+            fix="check the name, the network and the registry",
         )
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn exceptions of requests into the error for no answer."""
+        """Replace exceptions of requests by UnreachableError."""
         try:
             yield
         except requests.RequestException as error:
-            # Not chained, because the exception of requests holds the request with its token.
+            # The errors are not chained, because the exception of requests contains the request with its token.
             raise self.unreachable(error) from None
 
     def retries(self) -> web.Retries:
-        """Return a counter of attempts at one operation."""
+        """Return the retries of an operation, which count its failures."""
         return web.Retries(self.attempts, self.backoff, self.host, self._again)
 
     def _again(self, seconds: float) -> None:
@@ -286,7 +293,7 @@ class Transport:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the innermost reason; requests and urllib3 wrap it in text that names objects and whole URLs."""
+    """Return the innermost exception, because requests and urllib3 wrap it in texts with objects and whole URLs."""
     for _ in range(8):
         inner = getattr(error, "reason", None) or next((arg for arg in error.args if isinstance(arg, Exception)), None)
         if not isinstance(inner, BaseException):
@@ -296,41 +303,41 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """Return the remedy for an unexpected answer.
+    """Return the advice for an error response.
 
     Args:
-        code: the registry's name of the error, e.g. `NAME_UNKNOWN`; empty without one.
-        sending: whether it answers a write.
+        code: the registry's code of the error, e.g. `NAME_UNKNOWN`; empty if there is none.
+        sending: whether the request was a write.
     """
     login = auth.login_command(host)
     known = (
         (
             status in {401, 403} or code in {"DENIED", "UNAUTHORIZED"},
-            f"log in{' with the right to push' if sending else ''}: {login}",
+            f"log in{' as a user who may push' if sending else ''}: {login}",
         ),
         (
             status == 429 or code == "TOOMANYREQUESTS",
-            f"wait, then try again; with a login the limit may be higher: {login}",
+            f"wait and try again, or log in, because the limit may be higher then: {login}",
         ),
         (
             status == 413,
-            "raise the limit of the registry, or of the server in front of it (in nginx client_max_body_size); see "
+            "raise the limit of the registry, or of its reverse proxy (client_max_body_size in nginx); see "
             + page(_PAGE),
         ),
         (
             code in _GONE or status in web.TRANSIENT or status >= 500,
-            "try again later, or report it to the registry's operator",
+            "try again later, or report the error to the registry's operator",
         ),
         (
             status == 404 and code == "BLOB_UNKNOWN",
-            "the image there is incomplete: publish it again, or report it to its publisher",
+            "publish the image again, or report the error to its publisher, because the image is incomplete",
         ),
         (
             status == 404 or code == "NAME_UNKNOWN",
-            f"create the repository or project there, or log in with the right to push: {login}"
+            f"create the repository or project, or log in as a user who may push: {login}"
             if sending
-            else f"check the name and the tag; a private image needs a login: {login}",
+            else f"check the name and the tag; for a private image log in: {login}",
         ),
-        (True, f"report it to the registry's operator; {page(_PAGE)} describes the requests"),
+        (True, f"report the error to the registry's operator; {page(_PAGE)} describes the requests"),
     )
     return next(text for fits, text in known if fits)

@@ -1,7 +1,7 @@
-"""Upload one blob: continue after a failure, and send smaller requests if the registry refuses large ones.
+"""Upload a blob: resume after a failure, and send smaller requests if the registry refuses large ones.
 
-`skopeo copy` is not used (docs/measurements/tool.md) because it waits forever on a silent connection, and because
-some registries refuse its only way to send a blob.
+`skopeo copy` is not used, because it waits forever if a connection stalls, and because some registries refuse the only
+kind of request by which it uploads a blob (docs/measurements/tool.md).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from toolchain.oci.registry_rules import CHUNK, UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 
 LOG = logging.getLogger(__name__)
-# The smallest chunk that is tried. A server in front of a registry accepts at least a megabyte by default.
+# The smallest chunk that is tried. By default, reverse proxies accept requests of at least a megabyte.
 LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})
-# Statuses with which registries refuse a blob in one piece.
+# Statuses by which registries refuse the upload of a whole blob in one request.
 _NO_WHOLE = frozenset({405, 411, 413, 415, 501})
-# Error codes that do not concern the way of sending.
+# Error codes that another kind of request would get too.
 _NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
-# Attempts at a blob that the registry calls wrong although its file is right.
+# The number of retries after the registry reported a wrong digest although the file has the right digest.
 _WRONG_TRIES = 2
-# Connections that break before the registry accepts anything, after which smaller requests are tried.
+# The number of broken connections without an accepted chunk after which smaller requests are tried.
 _BREAKS = 2
 
 
 class _RefusedError(Exception):
-    """The registry does not accept a request of this kind or size; waiting does not help."""
+    """An error for a request whose kind or size the registry does not accept."""
 
     def __init__(self, problem: ToolchainError, status: int) -> None:
         super().__init__(problem.what)
@@ -48,7 +48,7 @@ class _RefusedError(Exception):
 
 
 class Upload:
-    """The upload of one blob from its file; `run` once."""
+    """An upload of a blob from its file; `run` may be called once."""
 
     def __init__(self, registry: Transport, repository: str, blob: Descriptor, path: Path) -> None:
         self._registry = registry
@@ -58,16 +58,16 @@ class Upload:
         self._location = ""
         self._offset = 0
         self._rules = registry.rules
-        self._chunk: int | None = None  # bytes of a chunk; None for one piece
-        self._largest = registry.largest  # bytes of a chunk after larger requests failed; 0 if none did
-        self._accepted = False  # a chunk of this upload
+        self._chunk: int | None = None  # size of a chunk in bytes; None to send the whole blob in one request
+        self._largest = registry.largest  # size of chunks in bytes after a larger request failed; 0 before
+        self._accepted = False  # whether the registry accepted a chunk of this upload
         self._failed = self._anew = False  # whether the last attempt failed, and whether to start from the beginning
         self._restarts = self._wrong = self._breaks = 0
         self._retries = registry.retries()
         self._request = partial(registry.request, repository=repository, actions="pull,push")
 
     def run(self) -> int:
-        """Upload the blob, and return the number of its bytes; 0 if the registry has it already."""
+        """Upload the blob; return its size, or 0 if the registry already has it."""
         if self._there():
             return 0
         with self._path.open("rb", buffering=0) as stream:
@@ -75,24 +75,24 @@ class Upload:
         return self._blob.size
 
     def _go_on(self, stream: IO[bytes]) -> None:
-        """Send what is missing since the last attempt."""
+        """Send the rest of the blob, from the position that the last attempt reached."""
         if self._failed:
             self._resume()
             if not self._location and self._there():
-                return  # only the answer was lost
+                return  # the last attempt succeeded, but its response was lost
         try:
             while not self._sent(stream):
                 pass
         except requests.RequestException as error:
             self._breaks += not self._accepted
             if self._rules is UNKNOWN and self._breaks >= _BREAKS:
-                self._shrink()  # a server in front that closes the connection on large requests
+                self._shrink()  # a reverse proxy may close the connection when a request is too large
             self._fail(TryAgainError(self._registry.unreachable(error)))
         except TryAgainError as failure:
             self._fail(failure)
 
     def _sent(self, stream: IO[bytes]) -> bool:
-        """Send the blob; return False if the registry refused the request and a smaller one is left to try."""
+        """Send the blob; return False if the registry refused the request, and a smaller one can be tried."""
         try:
             if not self._location:
                 self._start()
@@ -101,17 +101,17 @@ class Upload:
             self._finish(stream)
         except _RefusedError as refusal:
             if refusal.status not in _TOO_LARGE:
-                self._largest = CHUNK  # it does not accept one piece of any size
+                self._largest = CHUNK  # the registry does not accept whole blobs of any size
             elif not self._shrink():
                 raise refusal.problem from None
-            LOG.info("%s: HTTP %d, so chunks of %d", self._registry.host, refusal.status, self._largest)
+            LOG.info("%s: HTTP %d; sending chunks of %d bytes", self._registry.host, refusal.status, self._largest)
             self._registry.largest = self._largest
             self._location, self._offset = "", 0
             return False
         return True
 
     def _shrink(self) -> bool:
-        """Send smaller requests from now on; return whether that is possible."""
+        """Choose a smaller size for further requests; return False if the size is already the smallest."""
         tried = self._chunk or self._blob.size
         smaller = min(max(tried // 4, LEAST), CHUNK)
         if smaller >= tried and self._chunk is not None:
@@ -130,9 +130,9 @@ class Upload:
         if size is not None and size not in {0, self._blob.size}:
             raise RegistryError(
                 "registry-size-mismatch",
-                f"{self._registry.host} has {self._blob.digest} with another size",
-                why=f"{size} bytes there, {self._blob.size} here",
-                fix="report it to the registry's operator",
+                f"{self._registry.host} has {self._blob.digest} with a wrong size",
+                why=f"expected {self._blob.size} bytes, found {size}",
+                fix="report the error to the registry's operator",
             )
         return size is not None
 
@@ -140,7 +140,7 @@ class Upload:
         path = f"/v2/{self._repository}/blobs/uploads/"
         with self._request("POST", path, body=lambda: b"") as got:
             if got.status_code != 202 or "Location" not in got.headers:
-                raise self._problem(got, "does not begin an upload")
+                raise self._problem(got, "refused to begin an upload")
             self._location = self._registry.url(got.headers["Location"])
             self._offset, self._accepted = 0, False
             if self._registry.rules is UNKNOWN:
@@ -148,7 +148,11 @@ class Upload:
             self._chunk = self._choose_chunk(got)
 
     def _choose_chunk(self, begun: requests.Response) -> int | None:
-        """Return the bytes of a chunk by the rules and the answer that began the upload; None for one piece."""
+        """Return the size of a chunk in bytes; None to send the whole blob in one request.
+
+        Args:
+            begun: the response that began the upload, which may limit the size.
+        """
         least, most = (header_number(begun.headers.get(f"OCI-Chunk-{which}-Length")) or 0 for which in ("Min", "Max"))
         chunk = self._largest or self._registry.chunk or (self._rules.chunk if self._rules.upload == "chunks" else most)
         if not chunk:
@@ -158,7 +162,7 @@ class Upload:
         return None if self._blob.size <= chunk and not self._largest else chunk
 
     def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
-        """Send all chunks, except the last one if it ends the upload."""
+        """Send all chunks, except the last one if the request that ends the upload contains it."""
         while self._offset < self._blob.size:
             start, end = self._offset, min(self._offset + chunk, self._blob.size)
             if end == self._blob.size and self._rules.last == "piece":
@@ -166,19 +170,21 @@ class Upload:
             body = partial(self._body, stream, start, end)
             with self._request("PATCH", self._location, headers=_part(start, end), body=body) as got:
                 if got.status_code not in _TAKEN:
-                    raise self._problem(got, "breaks off an upload", frozenset() if self._accepted else _TOO_LARGE)
+                    raise self._problem(got, "aborted an upload", frozenset() if self._accepted else _TOO_LARGE)
                 self._location = self._registry.url(got.headers.get("Location", self._location))
                 reached = end if self._rules.position == "sent" else _reached(got.headers.get("Range"), end)
                 self._offset = min(reached, end)
                 if self._offset <= start:
                     problem = RegistryError(
                         "upload-stuck",
-                        f"{self._registry.host} keeps {self._offset} of {end} bytes of an upload to {self._repository}",
-                        fix="try again later, or report it to the registry's operator",
+                        f"an upload to {self._repository} on {self._registry.host} makes no progress",
+                        why=f"the registry has {self._offset} of the {end} bytes that were sent",
+                        fix="try again later, or report the error to the registry's operator",
                     )
                     raise TryAgainError(problem)
                 self._accepted = True
-                # Only bytes beyond the furthest position are progress, else a registry that loses bytes loops forever.
+                # Only a position beyond all earlier ones is progress, so a registry that loses bytes cannot cause an
+                # endless loop.
                 self._retries.reached(self._offset)
 
     def _body(self, stream: IO[bytes], start: int, end: int) -> Body | bytes:
@@ -193,10 +199,15 @@ class Upload:
         with self._request("PUT", url, headers=headers, body=partial(self._body, stream, start, size)) as got:
             if got.status_code not in _TAKEN:
                 refusals = _NO_WHOLE if whole and size else frozenset()
-                raise self._problem(got, "does not complete an upload", refusals)
+                raise self._problem(got, "refused to complete an upload", refusals)
 
     def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
-        """Return the exception for an answer; the statuses in `refusals` refuse this kind or size of request."""
+        """Return the exception to raise for a response.
+
+        Args:
+            what: what the registry did, for the title of the error.
+            refusals: the statuses which mean that the registry refuses requests of this kind or size.
+        """
         code, text = self._registry.error_of(got)
         problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", (code, text))
         status = got.status_code
@@ -211,7 +222,7 @@ class Upload:
             return _RefusedError(problem, status)
         if status in TRANSIENT or status == 416:
             return TryAgainError(problem, got.headers.get("Retry-After"))
-        # 404: the registry lost the upload. 400: other bytes arrived, or a chunk arrived at a wrong position.
+        # 404 means that the registry lost the upload, and 400 that it got wrong bytes or a chunk at a wrong position.
         self._wrong += status == 400
         if status in {400, 404} and self._location and code not in _NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
             self._anew = True
@@ -219,14 +230,14 @@ class Upload:
         return problem
 
     def _resume(self) -> None:
-        """Find the position at which the upload continues; start again if the registry cannot continue it."""
+        """Ask the registry for the position of the upload; start again if the upload cannot continue."""
         if self._anew or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
         self._failed = self._anew = False
 
     def _ask(self) -> bool:
-        """Ask how many bytes arrived, and return whether the upload can continue there."""
+        """Ask the registry how many bytes arrived; return whether the upload can continue."""
         with (
             contextlib.suppress(requests.RequestException, RegistryError),
             self._request("GET", self._location) as got,
@@ -240,7 +251,10 @@ class Upload:
         return False
 
     def _goes_on(self) -> bool:
-        """Return whether the upload can continue; a blob in one piece continues in chunks if some of it arrived."""
+        """Return whether the upload can continue.
+
+        If a part of a whole blob arrived, the rest is sent in chunks.
+        """
         if self._offset == 0:
             return self._chunk is not None and self._breaks < _BREAKS
         if self._chunk is None:
@@ -254,7 +268,7 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 
 def _reached(header: str | None, otherwise: int) -> int:
-    """Return the offset after a `Range: 0-n`; registries write `0-0` if nothing arrived."""
+    """Return the position after the bytes in a `Range: 0-N` header; `0-0` means that nothing arrived."""
     match = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", header.strip()) if header else None
     last = header_number(match[1]) if match else None
     if last is None:
