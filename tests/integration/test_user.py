@@ -67,7 +67,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     try:
         who = pwd.getpwnam(NAME)
         made = User(Path(who.pw_dir))
-        left_out = shutil.ignore_patterns(".venv", ".git", "out", "__pycache__")
+        left_out = shutil.ignore_patterns(".venv", ".git", "out", "__pycache__", ".*_cache")
         shutil.copytree(TOP, made.source, symlinks=True, ignore=left_out)
         subprocess.run(["chown", "-R", f"{NAME}:", made.source], check=True)
         made.run(PYTHON, "-m", "venv", ".venv")
