@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 # A test with one of these waits for, or works on, what the quickstart builds in the user's cache.
@@ -21,6 +23,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for item in items if builds(item) != (part == "building")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if builds(item) == (part == "building")]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_flush_to_disk() -> Iterator[None]:
+    """Leave out flushes to the disk, which take milliseconds each, because no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: None)
+        patch.setattr("toolchain.kernels.ledger.DURABILITY", "OFF")
+        yield
 
 
 def builds(item: pytest.Item) -> bool:

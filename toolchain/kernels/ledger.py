@@ -29,6 +29,8 @@ _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
 _LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million bytes
 _LARGEST_VALUE = 16 << 20
+# A committed entry must be on disk even if the process is killed or the machine fails.
+DURABILITY = "FULL"
 _PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
 # The statement counts entries by a part of their canonical JSON. A value cannot hold it, because JSON escapes quotes.
@@ -147,8 +149,7 @@ class Ledger:
 
     def _prepare(self) -> None:
         _restrict(self._db, self.path)
-        # A committed entry must be on disk even if the process is killed or the machine fails.
-        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA synchronous={DURABILITY}")
         self._db.executescript(_SCHEMA)
         known = dict(self._db.execute("SELECT name, value FROM about"))
         if known.get("format") != FORMAT:
