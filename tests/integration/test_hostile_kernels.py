@@ -68,7 +68,7 @@ def objects(said: Said, folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.hsaco")}
 
 
-@pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
+@pytest.mark.parametrize("signed", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["unsigned", "signed"])
 def test_an_honest_tree_gets_no_byte_of_a_hostile_one(quickstart: Quickstart, tmp_path: Path, signed: bool) -> None:
     hostile, honest = tree(tmp_path / "hostile"), tree(tmp_path / "honest")
     (hostile / "sitecustomize.py").write_text(POISON)

@@ -224,6 +224,13 @@ def test_what_was_tried_has_its_figures() -> None:
     assert anchor("A part of gfx942") == "a-part-of-gfx942"
 
 
+def test_develop_names_each_file_of_the_nightly_run() -> None:
+    files = [path for top in ("tests", "lab/tests") for path in (TOP / top).glob("*/test_*.py")]
+    marked = {path.name for path in files if path != Path(__file__) and "mark.nightly" in path.read_text()}
+    table = (DOCS / "develop.md").read_text().partition("| only at night |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"test_\w+\.py", table)) == marked
+
+
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
     program = shutil.which("zensical", path=str(Path(sys.executable).parent))
     if program is None:
