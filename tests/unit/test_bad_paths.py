@@ -180,7 +180,7 @@ def test_a_path_that_is_no_file_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel.json").write_text("{}")
     cache = ("--cache", os.fspath(tmp_path / "cache"))
-    fails(["kernels", "try", ".", "--source", ".", *cache], 3, "has no JSON beside it")
+    fails(["kernels", "try", ".", "--source", ".", *cache], 3, "there is no JSON file next to")
     fails(["emulate", "x.hsaco", "--objdump", "/nowhere/objdump"], 8, "/nowhere/objdump is not an executable file")
     with pytest.raises(IsADirectoryError):
         write_atomically(Path(), b"")

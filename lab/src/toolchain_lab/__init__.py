@@ -1,1 +1,1 @@
-"""Analysis of compiled kernels for `toolchain`: emulation, checks of results, comparison, audits and reports."""
+"""A plugin of `toolchain` that analyses compiled kernels: emulation, checks, comparison, audits and reports."""

@@ -1,5 +1,8 @@
-"""What the emulator gets from the tool, because it imports nothing of it: programs, GPUs, JSON; and its errors as those
-of the tool."""
+"""The connection between the emulator, which does not import the tool, and the tool.
+
+The functions here give the emulator what it needs of the tool, such as a runner of programs and a reader of JSON, and
+convert the emulator's errors to those of the tool.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,13 @@ CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
 
 
 def translated(error: EmulatorError) -> errors.ToolchainError:
-    """Return the tool's error for one of the emulator, which has an exit code."""
+    """Convert an error of the emulator to an error of the tool, which has an exit code."""
     return CLASSES[type(error)](error.id, error.what, why=error.why, fix=error.fix)
 
 
 @contextlib.contextmanager
 def translation() -> Iterator[None]:
-    """Raise errors of the emulator as those of the tool; a decorator too."""
+    """Convert errors of the emulator to errors of the tool; usable as a context manager and as a decorator."""
     try:
         yield
     except EmulatorError as error:
@@ -60,11 +63,11 @@ def run_program(command: Sequence[str | Path], timeout: float) -> str:
     """Run a program for the emulator and return its output.
 
     Args:
-        timeout: in seconds.
+        timeout: the time limit in seconds.
 
     Raises:
-        ProgramError: it failed.
-        EngineError: it is not installed.
+        ProgramError: the program failed, or exceeded the time limit.
+        EngineError: the program is not installed.
     """
     try:
         return process.run(command, capture=True, timeout=timeout).stdout
@@ -74,29 +77,29 @@ def run_program(command: Sequence[str | Path], timeout: float) -> str:
 
 @translation()
 def disassembler(given: Path | None = None) -> Disassembler:
-    """Return the disassembler to use, see `find_disassembler`.
+    """Find llvm-objdump, see `find_disassembler`.
 
     Raises:
-        EngineError: there is none, or it is too old or another program.
+        EngineError: llvm-objdump is not found, does not run, or is too old.
     """
     return find_disassembler(run_program, given)
 
 
 def load(path: Path, kernel: str | None = None) -> CodeObject:
-    """Load a code object of a GPU that the tool knows, see `codeobject.load`."""
+    """Read a code object of a GPU that the tool knows, see `codeobject.load`."""
     return codeobject.load(path, gpu_of_flag, kernel, opened=_opened)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a code object, which may be hostile; a link to it may lead anywhere, as the user named it."""
+    """Open a code object, which may be malicious. Links are followed, because the user gave the path."""
     real = Path(os.path.realpath(path))
     with filesystem.open_regular(real) as stream:
         yield metered(stream)
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read the JSON beside a code object, see `metadata.read_metadata`."""
+    """Read the JSON file next to a code object, see `metadata.read_metadata`."""
     from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
 
     return metadata.read_metadata(path, _json)
@@ -106,7 +109,7 @@ def described(path: Path, code: CodeObject, signature: str = "") -> Metadata:
     """Return the metadata of any code object, see `metadata.described`.
 
     Args:
-        path: the file that the user named, which may be a bundle; other files are looked for beside it.
+        path: the file that the user gave, which may be a bundle. The files with metadata are next to it.
     """
     from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
 
@@ -125,17 +128,17 @@ def _json(path: Path) -> Any:
 
 
 def require_numpy(user: str = "the emulator") -> Path:
-    """Return the folder that numpy is imported from; the modules of the emulator import it.
+    """Return the folder that numpy is imported from.
 
     Args:
-        user: what needs it, for display.
+        user: the feature that needs numpy, for the message.
 
     Raises:
         ConfigError: numpy is not installed.
     """
     spec = find_spec("numpy")
     if spec is None or spec.origin is None:
-        # By a path: the Python index does not have the lab, and another project may take the name there.
+        # The fix gives a path, because the lab is not on PyPI, where another project could take its name.
         raise errors.ConfigError(
             "numpy-missing", f"{user} needs numpy", fix="pip install './lab[emulator]' in a checkout of the tool"
         )

@@ -1,4 +1,4 @@
-"""A stream that limits how often and how much is read, because pyelftools follows any table of a hostile file."""
+"""A stream that limits the number of reads and of bytes, because pyelftools follows any table of a malicious file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TIMES = 4
 
 
 def metered(stream: BinaryIO, *, reads: int = _MOST_READS) -> BinaryIO:
-    """Return a stream that may be read a limited number of times, and for a limited number of bytes.
+    """Return a stream that raises ValueError after too many reads or bytes.
 
-    A complete file needs far fewer reads. The tables of a hostile one overlap or repeat, so that a small file would be
-    read for hours. A read beyond the limit raises ValueError.
+    The limits are far above what a valid file needs. In a malicious file tables can overlap or repeat, so that a small
+    file would be read for hours. The number of bytes is limited to 16 MiB and four times the size of the file.
 
     Args:
-        stream: a seekable file, which is not closed with the new one.
-        reads: how many reads are allowed.
+        stream: a seekable file. It stays open when the new stream is closed.
+        reads: the number of allowed reads.
     """
     return cast("BinaryIO", _Metered(stream, reads))
 
@@ -39,7 +39,7 @@ class _Metered(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        # Python allocates as many bytes as it is asked for.
+        # A read allocates all requested bytes, even if the file has fewer.
         left = max(0, self._size - self._stream.tell())
         content = self._stream.read(left if size < 0 else min(size, left))
         self._reads -= 1

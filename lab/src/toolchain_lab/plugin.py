@@ -1,4 +1,4 @@
-"""What this package adds to `toolchain`: its entry point names `PLUGIN`."""
+"""The verbs and functions that this package registers with `toolchain`, by an entry point that names `PLUGIN`."""
 
 from __future__ import annotations
 

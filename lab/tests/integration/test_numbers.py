@@ -154,7 +154,7 @@ def test_a_planted_fault_is_noticed(folder: Path, fault: str) -> None:
     code, told = check(folder / fault)
     assert code == 24
     assert told["wrong"] == 1
-    assert {"scale": "error", "mask": "not this launch's", "bounds": "outside"}[fault] in told["kernels"][0]["reason"]
+    assert {"scale": "error", "mask": "must not write", "bounds": "outside"}[fault] in told["kernels"][0]["reason"]
     # Without a result there is no error that could be small.
     assert (told["kernels"][0]["share"] is None) == (fault == "bounds")
 

@@ -336,7 +336,7 @@ def test_inspect_of_another_llvm(tmp_path: Path) -> None:
     assert done.exit_code == PinError.code
     said = " ".join(done.stderr.split())
     assert all(text in said for text in (CORE, OLD.llvm, NEW.llvm, "AMDGPU is missing"))
-    assert "NOT the pinned one" in done.stdout
+    assert "NOT the pinned revision" in done.stdout
     assert "the LLVM of Triton 3.7.1" in done.stdout
 
 

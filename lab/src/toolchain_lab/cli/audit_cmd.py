@@ -82,8 +82,8 @@ def audit(
     if (key is None) if statement is not None else (key is not None and (Path(what).exists() or is_image_name(what))):
         raise ConfigError(
             "option-needs-option",
-            "--statement and --key belong together",
-            fix="--key FILE --statement FILE; for an image reference only --key",
+            "--statement and --key must be given together",
+            fix="give --key FILE --statement FILE; for an image reference give only --key",
         )
     if not rebuild and any(option is not None for option in (source, triton_wheel, with_python)):
         raise ConfigError(
@@ -91,7 +91,7 @@ def audit(
         )
     if rebuild and source is None:
         raise ConfigError(
-            "option-needs-option", "--rebuild needs the kernels' source", fix="--source DIR --triton-wheel VERSION"
+            "option-needs-option", "--rebuild needs the kernels' source", fix="give --source DIR --triton-wheel VERSION"
         )
     where = cache_of(cache)
     result = look(what, where, gpus=gpus, plan=plan)
@@ -122,7 +122,7 @@ def audit(
             "audit-failed",
             f"{what} failed the audit",
             why="\n".join(problems),
-            fix="compile what is missing, or ask its publisher; --json lists everything",
+            fix="compile the missing kernels, or ask the publisher; --json lists everything",
         )
 
 
@@ -158,7 +158,7 @@ def screen(result: Audit) -> Iterator[str]:
             yield f"  {name}: {len(keys) - 5} more"
     yield from _remarks(result)
     if result.partial:
-        yield f"  marked as partial by its maker: {', '.join(result.partial)}"
+        yield f"  marked as partial by its builder: {', '.join(result.partial)}"
     if result.prebuilt:
         yield f"  prebuilt by name: {', '.join(result.prebuilt)}"
     if result.glibc:
@@ -172,7 +172,7 @@ def screen(result: Audit) -> Iterator[str]:
 
 
 def _remarks(result: Audit) -> Iterator[str]:
-    """Yield the lines about things that are no faults."""
+    """Yield the lines about things that are not faults."""
     if result.sealed:
         yield f"  {result.sealed_note()}"
     for text in result.differing[:5]:

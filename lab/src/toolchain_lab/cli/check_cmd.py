@@ -72,7 +72,9 @@ def kernels_check(
     """
     count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):
-        raise ConfigError("option-needs-option", "--plan and --source need each other", fix="give both, or neither")
+        raise ConfigError(
+            "option-needs-option", "--plan and --source must be given together", fix="give both, or neither"
+        )
     disassembler = decoder(objdump)
     from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
     from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - numpy
@@ -93,7 +95,7 @@ def kernels_check(
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.Report((), collected.available, disassembler.label)
 
-        # Results with other rounding, or decoded otherwise, are not continued.
+        # A check only continues from results with the same rounding and the same disassembler.
         decoder_label = f"{disassembler.label}, --fast" if fast else disassembler.label
 
         def take(row: Checked, done: int, total: int) -> None:
@@ -167,5 +169,5 @@ def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> No
             "kernels-not-checked",
             f"{len(skipped)} kernels or packs were not checked",
             why=listed(skipped),
-            fix="--allow-skipped to accept them, or `toolchain emulate --expect` with results of your own",
+            fix="accept them with --allow-skipped, or compare them by `toolchain emulate --expect`",
         )

@@ -1,4 +1,4 @@
-"""`kernels diff`: compare kernels of two Tritons or LLVMs, without a GPU."""
+"""`kernels diff`: compare the compiled kernels of two places, without a GPU."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def kernels_diff(
         sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
     if not all(sides):
         raise ConfigError(
-            "no-kernel-for-gpu", f"{a if not sides[0] else b} has no kernel for {gpu}", fix="leave --gpu out to see all"
+            "no-kernel-for-gpu", f"{a if not sides[0] else b} has no kernel for {gpu}", fix="omit --gpu to compare all"
         )
     difference, unseen = compare_instructions(compare(sides[0], sides[1]), (a, b), where)
     if unseen:
         console.note(
-            f"{unseen} kernels have the same code size but different bytes; llvm-objdump would compare instructions"
+            f"{unseen} kernels have the same code size but different bytes; install llvm-objdump to compare them"
         )
     if json_:
         console.data({"a": a, "b": b, **difference.as_json()})
@@ -84,17 +84,13 @@ def conditions_of(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if odd := [name for name in names if name not in CONDITIONS]:
         raise ConfigError(
-            "unknown-condition", f"--fail-on {', '.join(odd)} is unknown", fix=f"one or more of {', '.join(CONDITIONS)}"
+            "unknown-condition", f"--fail-on {', '.join(odd)} is unknown", fix=f"choose among {', '.join(CONDITIONS)}"
         )
     return names
 
 
 def fail(difference: Difference, conditions: Sequence[str]) -> None:
-    """Check a difference against conditions.
-
-    Raises:
-        RegressionError: a condition holds for a kernel.
-    """
+    """Raise RegressionError if one of the conditions holds for a kernel."""
     bad = {name: difference.failing(name) for name in conditions}
     if any(bad.values()):
         counts = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)
@@ -129,7 +125,7 @@ def screen(difference: Difference, most: int) -> Iterator[str]:
         yield f"{row.gpu} {row.key}"
         yield f"  {_words(row, change_texts(row))}"
     if len(changed) > most:
-        yield f"… and {len(changed) - most} more: --rows, or --json"
+        yield f"… and {len(changed) - most} more; use --rows or --json"
     counts = [f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count]
     count = len(difference.rows)
     yield f"{count} kernel{'' if count == 1 else 's'}: {', '.join(counts)}"

@@ -43,7 +43,7 @@ SignatureOpt = Annotated[
     typer.Option(
         "--signature",
         metavar="NAME=TYPE,…",
-        help="Types of the arguments, as `x=*fp16,n=i32`; by default from the files beside the code object.",
+        help="Types of the arguments, such as `x=*fp16,n=i32`; by default from the files next to the code object.",
         show_default=False,
     ),
 ]
@@ -59,12 +59,14 @@ RtolOpt = Annotated[float, typer.Option("--rtol", min=0, help="Tolerance of --ex
 OutOpt = Annotated[Path | None, typer.Option("--out", help="Write the resulting buffers to this folder, as NAME.npy.")]
 ObjdumpOpt = Annotated[
     Path | None,
-    typer.Option("--objdump", envvar="TOOLCHAIN_LLVM_OBJDUMP", help="llvm-objdump to decode with.", show_default=False),
+    typer.Option(
+        "--objdump", envvar="TOOLCHAIN_LLVM_OBJDUMP", help="The llvm-objdump that disassembles.", show_default=False
+    ),
 ]
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random arguments and of uninitialized registers.")]
 GpuOpt = Annotated[
     str,
-    typer.Option("--gpu", metavar="GPU", help="GPU whose code object is taken from a bundle.", show_default=False),
+    typer.Option("--gpu", metavar="GPU", help="GPU whose code object is read from a bundle.", show_default=False),
 ]
 FastOpt = Annotated[
     bool, typer.Option("--fast", help="Round each matrix product once, instead of exactly as hardware does.")
@@ -94,11 +96,11 @@ def emulate(
     """Run an AMD code object on the CPU, without a GPU, and compare its buffers with expected ones.
 
     Without --grid, list the instructions of the code objects, and those that the emulator does not support. Exits
-    with 24 if a result differs from --expect, with 27 if the kernel leaves the buffers of --arg.
+    with 24 if a result differs from --expect, and with 27 if the kernel accesses memory outside of its buffers.
     """
     if grid is None and (workgroup or arg or out is not None or reverse or signature or kernel or expect):
         what = "--arg, --expect, --kernel, --out, --reverse, --signature and --workgroup need --grid"
-        raise ConfigError("grid-missing", what, why="without it no kernel runs", fix="add --grid X,Y,Z")
+        raise ConfigError("grid-missing", what, why="no kernel runs without --grid", fix="add --grid X,Y,Z")
     tool = decoder(objdump)
     with tempfile.TemporaryDirectory(prefix="toolchain-emulate-") as scratch:
         unpacked = [found for path in objects for found in _code_objects(path, gpu, Path(scratch))]
@@ -110,7 +112,7 @@ def emulate(
                 "grid-for-several",
                 f"--grid with {len(unpacked)} code objects",
                 why=", ".join(name for name, _ in unpacked[:9]),
-                fix="give one, with --gpu GPU if it is a bundle; or leave --grid out",
+                fix="give one code object, with --gpu GPU if it is in a bundle, or omit --grid",
             )
         from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT  # noqa: PLC0415
         from toolchain_lab.emulator.given import compare_with  # noqa: PLC0415 - numpy, for a verb that runs
@@ -120,12 +122,15 @@ def emulate(
         code = load(unpacked[0][1], kernel)
         metadata = described(objects[0], code, signature)
         if not metadata.lds_known:
-            console.note(f"no JSON says how much LDS {code.kernel} uses: {metadata.lds} bytes are assumed")
+            console.note(f"{metadata.lds} bytes of LDS are assumed, because there is no JSON file of {code.kernel}")
         parameters, values = _arguments(metadata, _pairs("--arg", arg or []), seed)
         expected = _pairs("--expect", expect or [])
         if odd := sorted(name for name in expected if getattr(values.get(name), "size", 0) == 0):
             raise ConfigError(
-                "unknown-buffer", f"--expect names {', '.join(odd)}", why="no such buffer is given", fix="name a buffer"
+                "unknown-buffer",
+                f"--expect names {', '.join(odd)}",
+                why="--arg gives no such buffer",
+                fix="name a buffer that --arg gives",
             )
         program = Program.of(code, tool, exact=not fast)
         launch = Launch(
@@ -161,7 +166,7 @@ def emulate(
         if wrong := [f"{name}: {one}" for name, one in compared.items() if one.differing]:
             raise NumbersError(
                 "wrong-numbers",
-                f"{code.kernel} computes other numbers than expected",
+                f"the results of {code.kernel} differ from the expected ones",
                 why="\n".join(wrong),
                 fix="check the arguments and the tolerance; if they are right, the kernel is wrong",
             )
@@ -171,7 +176,7 @@ def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     count, decoder_ = document["instructions"], document["decoder"]
     console.text(f"{document['kernel']} for {document['gpu']}: {count} wave instructions, decoded by {decoder_}")
     if document["approximate"]:
-        console.text("  approximate: on hardware these instructions may differ by")
+        console.text("  approximate: on hardware the results of these instructions may differ by")
         for name, text in document["approximate"].items():
             console.text(f"    {name}: {text}")
     else:
@@ -222,7 +227,7 @@ def decoder(path: Path | None) -> Disassembler:
 
 
 def place(text: str, option: str) -> tuple[int, int, int]:
-    """Return the three numbers of an option; missing numbers get the defaults of CUDA and HIP.
+    """Return the three numbers of an option; a missing number is 1 for a grid and 0 for a workgroup.
 
     Raises:
         ConfigError: the text is not X,Y,Z.
@@ -243,7 +248,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
         if not sign:
             raise ConfigError("not-name-value", f"{option} {pair!r} has no value", fix=f"{option} NAME=VALUE")
         if name in texts:
-            raise ConfigError("option-twice", f"{option} gives {name} twice", fix="leave one of them out")
+            raise ConfigError("option-twice", f"{option} gives {name} twice", fix="remove one of them")
         texts[name] = text
     return texts
 
@@ -263,7 +268,10 @@ def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple
     missing = [f"{name} ({one.type})" for name, one in known.items() if name not in texts and not one.optional]
     if missing:
         raise ConfigError(
-            "arguments-missing", "missing kernel arguments", why=", ".join(missing), fix="--arg NAME=VALUE for each"
+            "arguments-missing",
+            "kernel arguments are missing",
+            why=", ".join(missing),
+            fix="give --arg NAME=VALUE for each",
         )
     values: dict[str, Any] = {}
     for name, text in texts.items():

@@ -16,7 +16,7 @@ from toolchain.core.cache import Cache, cache_of
 from toolchain.core.errors import ConfigError, KernelError
 
 KernelArg = Annotated[
-    Path, typer.Argument(metavar="KERNEL", help="Code object of a campaign, with its JSON beside it.")
+    Path, typer.Argument(metavar="KERNEL", help="Code object of a campaign, with its JSON file next to it.")
 ]
 SourceOpt = Annotated[Path, typer.Option("--source", metavar="DIR", help="Source tree of the kernels.")]
 WheelOpt = Annotated[
@@ -63,7 +63,7 @@ def kernels_try(
         raise ConfigError(
             "kernel-object-missing",
             f"there is no {kernel}",
-            why="its JSON alone is there",
+            why="there is only its JSON file",
             fix="keep both files together",
         )
     triton = chosen_triton(triton_wheel, with_python, where)
@@ -106,10 +106,10 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
 
     if wheel is not None and python is not None:
         raise ConfigError(
-            "options-exclude", "--triton-wheel and --with-python exclude each other", fix="leave one of them out"
+            "options-exclude", "--triton-wheel and --with-python exclude each other", fix="remove one of them"
         )
     if python == "":
-        raise ConfigError("option-empty", "--with-python is empty", fix="--with-python PATH, or leave it out")
+        raise ConfigError("option-empty", "--with-python is empty", fix="give --with-python PATH, or omit it")
     if wheel is not None:
         return triton_of_wheel(wheel, cache)
     return Triton(python or sys.executable)

@@ -11,7 +11,7 @@ from toolchain_lab.examine.wheel_llvm import Library, WheelLlvm, read_wheel, rep
 
 _WORDS = {
     "pinned": "as pinned",
-    "other": "NOT the pinned one",
+    "other": "NOT the pinned revision",
     "contradictory": "CONTRADICTORY",
     "missing": "MISSING",
     "untold": "revision not found",
@@ -41,7 +41,7 @@ def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
             "wheel-other-llvm",
             f"{wheel.file} is not built with the LLVM that Triton {wheel.version} pins",
             why="; ".join(_fault(library) for library in wheel.wrong),
-            fix="do not use it as that Triton; `toolchain pins` lists the pins",
+            fix="do not use this wheel; `toolchain pins` lists the pins",
         )
 
 
@@ -53,8 +53,8 @@ def _fault(library: Library) -> str:
         revisions = dict.fromkeys(f"{text.revision} ({text.kind})" for text in library.told if text.kind != "compiler")
         return f"{where} names several revisions: {', '.join(revisions)}"
     if not library.revision:
-        return f"{where} contains LLVM {library.llvm_version}, Triton's is LLVM {library.pin_version}"
-    return f"{where} contains {library.revision}, the pin is {library.pin}"
+        return f"{where} contains LLVM {library.llvm_version}, and Triton pins LLVM {library.pin_version}"
+    return f"{where} contains {library.revision}, and the pin is {library.pin}"
 
 
 def _lines(wheel: WheelLlvm) -> Iterator[str]:

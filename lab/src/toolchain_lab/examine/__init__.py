@@ -1,1 +1,1 @@
-"""Analysis of compiled kernels: code objects in files, archives and images; comparison, audit of a release, report."""
+"""Analysis of the compiled kernels in files, archives and images: listing, comparison, audit, recompilation."""

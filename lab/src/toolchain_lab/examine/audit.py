@@ -37,12 +37,12 @@ class Audit:
         unknown: requested GPUs that have no visible kernel, but may have some in a compressed bundle.
         sealed: the number of compressed bundles that cannot be unpacked here.
         uneven: kernels and functions that a GPU lacks and another GPU of the place has, which is a fault.
-        differing: the same for differences that may be intended; see `uneven.uneven`.
-        notes: a line for each kind of file that was left out.
+        differing: such differences that may be intended, see `uneven.uneven`.
+        notes: a line for each kind of file that was skipped.
         partial: packs of AOTriton that are marked as lacking kernels.
         prebuilt: files with the names of known prebuilt files, see data/prebuilt.toml.
         rebuilt: whether a second compilation gave the same bytes, by the key of the kernel.
-        images: digests of the images that were read; none for files and folders.
+        images: digests of the images that were read; empty for files and folders.
     """
 
     what: str
@@ -101,8 +101,8 @@ class Audit:
         if not self.sealed:
             return ""
         if self.sealed == 1:
-            return "1 bundle is compressed, its GPUs are unknown"
-        return f"{self.sealed} bundles are compressed, their GPUs are unknown"
+            return "1 bundle is compressed, and its GPUs are unknown"
+        return f"{self.sealed} bundles are compressed, and their GPUs are unknown"
 
     def as_json(self) -> dict[str, Any]:
         """Return the audit as `audit --json` prints it."""
@@ -158,14 +158,14 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         raise ConfigError(
             "nothing-compiled",
             f"{what} holds no compiled code",
-            why="\n".join(["neither kernels nor libraries are in it", *result.notes]),
-            fix="name an image, a prefix, an archive, a wheel or a folder that has some",
+            why="\n".join(["it has neither kernels nor libraries", *result.notes]),
+            fix="name an image, a prefix, an archive, a wheel or a folder with compiled code",
         )
     result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
     there = result.gpus()
     loadable = {kernel.gpu for kernel in result.kernels if kernel.facts is not None and not kernel.facts.xnack}
     for gpu in sorted({kernel.gpu for kernel in result.kernels if kernel.facts is not None} - loadable):
-        result.notes.append(f"{gpu}: its kernels only load where XNACK is on, which it is not by default")
+        result.notes.append(f"{gpu}: its kernels can only be loaded if XNACK is on, and it is off by default")
     result.sealed += sum(library.sealed for library in result.libraries)
     without = [gpu for gpu in gpus if gpu not in there]
     result.unknown, result.absent = (without, []) if result.sealed else ([], without)
@@ -229,6 +229,6 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
         raise ConfigError(
             "plan-without-kernel",
             f"{folder} plans no kernel{wanted}",
-            fix="name another folder, or the GPUs that it is for",
+            fix="name another folder, or the GPUs of this plan",
         )
     return objects

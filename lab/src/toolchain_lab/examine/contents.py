@@ -1,4 +1,4 @@
-"""Find compiled kernels in files: code objects, bundles, packs, results of kernel stores, and the JSON beside them."""
+"""Find compiled kernels in files: code objects, bundles, packs, results of kernel stores, and their JSON files."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ IMAGES = "aotriton.images/"
 _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _OBJECTS = (".hsaco", ".co")
-_LARGEST_PTX = 16 << 20  # bytes; each kernel of a large model has less than one million bytes
-_LARGEST_BESIDE = 1 << 20  # bytes of the JSON beside a code object; usually it has some thousands
+_LARGEST_PTX = 16 << 20  # bytes; kernels of large models have less than one million bytes
+_LARGEST_BESIDE = 1 << 20  # bytes of the JSON file next to a code object, which usually has a few thousand
 _AGAIN = "get it again, or build it again"
-# A function that gets the error of a damaged file. If it returns, the file is skipped.
+# A function that is called with the error of a damaged file. If it returns, the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
 FAULTS = (KernelError, SourceError, HostileInputError)
 
@@ -39,13 +39,13 @@ class Code:
 
     Args:
         name: the path in the place; in a pack the path of the pack and the name inside.
-        file: the file that holds it, with the entry if it is in a .zip.
+        file: the path of the file that contains it, followed by the name of the entry if that file is a .zip.
         size: bytes of the content.
         read: returns the content; it must be called before the next code object is taken.
         shared: bytes of LDS that a launch adds, if the file has this number.
         gpu: the GPU of a code object in a bundle.
-        stem: the name of a JSON beside it without the suffix; empty if there can be no JSON.
-        launch: the JSON of a result of a kernel store.
+        stem: the path of its JSON file without the suffix; empty if it cannot have one.
+        launch: the JSON in a result of a kernel store.
         inputs: the inputs of a result of a kernel store.
     """
 
@@ -70,7 +70,7 @@ class SealedError(KernelError):
 
 @dataclass(frozen=True)
 class Beside:
-    """A JSON object that may belong to the code object beside it."""
+    """A JSON file that may belong to the code object next to it."""
 
     stem: str
     raw: bytes = field(repr=False)
@@ -94,7 +94,7 @@ class Pack:
     _budget: UnpackBudget = field(repr=False)
 
     def codes(self, on_fault: OnFault) -> Iterator[Code]:
-        """Return the code objects. A damaged entry does not hide the others."""
+        """Return the code objects. Damaged entries are reported by `on_fault`, and the others are still returned."""
         self._budget.add(self._file.size)
         is_zip = self.path.endswith(".zip")
         codes = _zipped(self._file, self._budget, on_fault) if is_zip else _packed(self._file, self._budget)
@@ -134,7 +134,7 @@ def _items(file: StoredFile, budget: UnpackBudget) -> Iterator[Code | Beside | L
 
 
 def bundled(path: Path) -> Iterator[Code]:
-    """Yield the code objects of a file if it is a bundle; nothing for another file.
+    """Yield the code objects of a file if it is a bundle, and nothing otherwise.
 
     Raises:
         KernelError: the file is damaged, or cannot be read or unpacked.
@@ -168,7 +168,7 @@ def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudg
                 "offload-bundle-sealed",
                 f"{file.path} is a compressed bundle, and its GPUs are unknown",
                 why=part.why,
-                fix="install it: pip install backports.zstd; or unpack the file: clang-offload-bundler --unbundle",
+                fix="pip install backports.zstd, or unpack the file: clang-offload-bundler --unbundle",
             )
         if part.size and part.gpu:
             found = True
@@ -208,7 +208,7 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """Return the path of a .zip's entry; if the entry's own path names the GPU, it is not prefixed by the .zip."""
+    """Return the path of an entry of a .zip: its name, prefixed by the path of the .zip if it does not name a GPU."""
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
@@ -248,8 +248,8 @@ def _launches(file: StoredFile) -> Launches:
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise KernelError(
             "launches-malformed",
-            f"{file.path} does not say how the kernels of its pack are launched",
-            why=error.what if isinstance(error, DocumentError) else "it is not a list of launches of a known format",
+            f"{file.path} is not a valid list of launches",
+            why=error.what if isinstance(error, DocumentError) else "its format is unknown",
             fix="build the image again with this version of the tool",
         ) from error
 
@@ -273,7 +273,7 @@ def _result(file: StoredFile) -> Code:
 
 
 def key_of(path: str) -> str:
-    """Return a path from the folder that names the GPU on, which is equal in an image, a prefix and a build folder."""
+    """Return the part of a path from the GPU on, which is the same in an image, a prefix and a build folder."""
     parts_ = path.split("/")
     start = next((at for at, part in enumerate(parts_) if _GPU.fullmatch(part)), 0)
     return "/".join(parts_[start:]).removeprefix("amd-").removesuffix(".hsaco")

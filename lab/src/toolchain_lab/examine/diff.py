@@ -1,4 +1,4 @@
-"""Compare two collections of compiled kernels, and list the differences, the worst first."""
+"""Compare two collections of compiled kernels, and list the differences, beginning with the worst."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel on both sides, or on one side. An empty kernel, which AOTriton treats as known bad, has no facts.
+    """A kernel of A, of B or of both. An empty kernel, which AOTriton treats as known bad, has no facts.
 
     Args:
         files: digests of the objects on the sides that have the kernel.
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """All rows, the worst first: lost waves, new spills, more scratch and registers, then kernels only in A."""
+    """The differences between A and B, as rows that are sorted by `ranked`."""
 
     rows: tuple[Row, ...]
 
@@ -116,7 +116,7 @@ class Difference:
 
 
 def ranked(rows: Iterable[Row]) -> Difference:
-    """Return the difference with these rows, sorted."""
+    """Sort rows: lost waves come first, then new spills, more scratch memory and registers, and kernels only in A."""
     return Difference(tuple(sorted(rows, key=_rank)))
 
 
@@ -147,7 +147,7 @@ def _named(kernels: Sequence[Kernel], *, by_launch: bool) -> dict[str, Kernel]:
 
 def _row(a: Kernel | None, b: Kernel | None) -> Row:
     named = a if a is not None and (a.facts is not None or b is None) else b
-    assert named is not None  # noqa: S101 - a key comes from a side
+    assert named is not None  # noqa: S101 - each key comes from A or B
     before = a.facts if a is not None else None
     after = b.facts if b is not None else None
     if a is None or b is None:

@@ -15,9 +15,9 @@ from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.emulator.codeobject import metadata_in
 from toolchain_lab.examine.occupancy import Occupancy, allocated, occupancy
 
-_RSRC1 = 48  # bytes into a kernel's descriptor
+_RSRC1 = 48  # the offset of compute_pgm_rsrc1 in a kernel descriptor
 
-# PTX is read line by line, because patterns over several lines would take hours on a hostile file.
+# PTX is read line by line, because patterns over several lines would take hours on a malicious file.
 _LONGEST_LINE = 1 << 16
 _TARGET = re.compile(r"\s*\.target\s+(\w+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -28,21 +28,21 @@ _SIZE = re.compile(r"\[(\d{1,9})\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A kernel. A value is None if the file does not have it; for example, PTX has no registers yet.
+    """The facts about a compiled kernel. A value is None if the file does not have it, such as the registers of PTX.
 
     Args:
         gpu: LLVM's name of the GPU; for PTX the target.
         wave: the number of lanes of a wave.
         threads: the largest number of threads of a workgroup.
-        vgpr: vector registers of a wave, including accumulation registers.
+        vgpr: vector registers of a wave, including AGPRs.
         vgpr_spills, sgpr_spills: the number of spilled registers.
         lds: bytes of LDS of a workgroup, including the LDS of the launch if it is known.
         scratch: bytes of scratch memory of a lane.
         code: bytes of instructions; for PTX the number of instructions.
         digest: a digest of the instructions.
         two_units: whether it runs in workgroup processor mode.
-        allocated: vector registers that its descriptor reserves, which limit the waves.
-        xnack: whether it only loads on a GPU on which XNACK is on, such as `gfx90a:xnack+`.
+        allocated: vector registers that its descriptor reserves, which limit the number of waves.
+        xnack: whether it can only be loaded if XNACK is on, as with the target `gfx90a:xnack+`.
     """
 
     name: str
@@ -98,7 +98,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     try:
         kernels = tuple(_kernels(ElfTables(content), len(content), shared or 0))
         if not kernels:
-            raise ValueError("it holds no kernel")
+            raise ValueError("it has no kernel")
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise KernelError(
             "object-damaged",
@@ -122,7 +122,7 @@ def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
         place, size = elf.symbols[name]
         left -= size
         if name in names or left < 0:
-            raise ValueError("its kernels overlap")  # a hostile file could make this function digest code many times
+            raise ValueError("its kernels overlap")  # otherwise a malicious file could repeat large kernels
         names.add(name)
         code = elf.loaded(place, size)
         descriptor, _ = elf.symbols[str(row.get(".symbol", f"{name}.kd"))]
@@ -158,15 +158,15 @@ def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int
 
 
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
-    """Return the kernels of a PTX file, without registers, which are allocated later.
+    """Return the kernels of a PTX file. They have no registers, because the driver allocates those later.
 
     Raises:
-        KernelError: the file names no target, holds no kernel, or has a line that no compiler would write.
+        KernelError: the file has no target, no complete kernel, or a line of more than 65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():
         if len(line) > _LONGEST_LINE:
-            raise _not_ptx(where, f"a line has {len(line)} characters; {_LONGEST_LINE} are read")
+            raise _not_ptx(where, f"a line has {len(line)} characters, and the limit is {_LONGEST_LINE}")
         if not target and (match := _TARGET.match(line)):
             target = match[1]
         if match := _ENTRY.search(line):
@@ -176,7 +176,7 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
         elif (space := _space(line)) is not None and space[0] == "shared":
             above += space[1]
     if not target or not kernels or not kernels[-1].closed:
-        why = "it holds no whole .entry" if target else "it names no .target"
+        why = "it has no complete .entry" if target else "it has no .target"
         raise _not_ptx(where, why)
     return tuple(
         Facts(
@@ -193,7 +193,7 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
 
 
 def _not_ptx(where: str, why: str) -> KernelError:
-    return KernelError("ptx-damaged", f"{where} is not a complete PTX", why=why, fix="compile it again")
+    return KernelError("ptx-damaged", f"{where} is not a complete PTX file", why=why, fix="compile it again")
 
 
 class _Entry:
@@ -208,7 +208,7 @@ class _Entry:
         self.closed = False
 
     def take(self, line: str) -> None:
-        """Read a line of the kernel; the first line is the one with the name."""
+        """Read a line of the kernel, beginning with the line of its name."""
         self.closed = self.closed or "}" in line
         if not self.threads and (match := _THREADS.search(line)):
             self.threads = int(match[1])

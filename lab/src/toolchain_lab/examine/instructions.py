@@ -19,20 +19,20 @@ from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, r
 from toolchain_lab.examine.kernels import kernels_in
 from toolchain_lab.metered import metered
 
-# Code computes the address of data from its own address, to which it adds a low and a high half.
+# Code computes the address of data from the program counter, to which it adds the low and the high half of an offset.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
 _ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
-_REACH = 8  # the most instructions from the first to the last one of this computation
+_REACH = 8  # the largest number of instructions from the first to the last one of this computation
 
 
 def compare_instructions(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
     """Compare the instructions of changed kernels whose code has the same size.
 
     Args:
-        places: the places A and B, which are read once more.
+        places: the places A and B, which are read again.
 
     Returns:
-        the difference, and the number of kernels that could not be compared because there is no disassembler.
+        The difference, and the number of kernels that could not be compared because there is no disassembler.
     """
     open_ = [row for row in difference.rows if _may_be_same(row)]
     if not open_:
@@ -53,7 +53,7 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
 
 
 def _may_be_same(row: Row) -> bool:
-    """Return whether a changed kernel may have the same instructions. PTX has been compared by its text already."""
+    """Return whether a changed kernel may have the same instructions. PTX was already compared as text."""
     objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
     return row.status == CHANGED and objects and "code" not in row.changes()
 
@@ -62,7 +62,7 @@ def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
     try:
         a, b = (instructions(contents[digest], row.kernel, row.gpu, tool) for digest in row.files)
     except (NotEmulatedError, LookupError, ValueError):
-        return False  # a kernel that cannot be decoded counts as changed
+        return False  # a kernel that cannot be decoded is reported as changed
     return a == b
 
 
@@ -73,7 +73,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
         NotEmulatedError: the code object cannot be decoded.
         LookupError: the code object has no such kernel.
     """
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - only where bytes differ
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - imported only if kernels differ
 
     with tempfile.TemporaryDirectory(prefix="toolchain-instructions-") as scratch:
         path = Path(scratch, "kernel.hsaco")
@@ -93,7 +93,13 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Replace half of an address by a name. The half is added to the address of the instruction at `at`."""
+    """Replace the constant that an instruction adds to one half of the program counter by a name.
+
+    Args:
+        at: the index of the instruction that reads the program counter.
+        register: the scalar register with the half.
+        name: the name of the half.
+    """
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
             texts[place] = f"{match[1]} s{register} {name}"

@@ -1,7 +1,7 @@
 """Find an interpreter and the Triton installed for it, without running either on the host.
 
-Triton is untrusted code. So this module finds the folder that the interpreter would import Triton from by reading
-files, and the interpreter itself only runs inside namespaces.
+Triton is untrusted code. Therefore this module reads files to find the folder that the interpreter would import Triton
+from, and the interpreter itself only runs in namespaces.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Interpreter:
     environment: Path | None = None
 
     def files(self) -> list[Path]:
-        """Return the files that the interpreter needs besides the system's folders such as `/usr`."""
+        """Return the files that the interpreter needs in addition to the system's folders such as `/usr`."""
         if self.prefix.parts[1] in launcher.SYSTEM:
             return []
         return [self.file, *(folder for name in _LIBRARIES if (folder := self.prefix / name).is_dir())]
@@ -50,11 +50,11 @@ def interpreter_at(named: str) -> Interpreter:
 
     Raises:
         EngineError: there is no such program.
-        KernelError: no standard library belongs to it.
+        KernelError: the program has no standard library.
     """
     path = Path(process.which(named)).absolute()
     file = path.resolve()
-    # Python itself looks for this file beside the path by which it was called.
+    # Python also looks for pyvenv.cfg in these two folders, without resolving links first.
     environment = next((at for at in (path.parent.parent, path.parent) if (at / "pyvenv.cfg").is_file()), None)
     prefix = file.parent.parent
     if file == Path(sys.executable).resolve():
@@ -92,7 +92,7 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
             "python-without-triton",
             f"{interpreter.named} has no Triton",
             why="looked for a folder `triton` in its site-packages and in the folders that .pth files there name",
-            fix="--triton-wheel VERSION, or install Triton for that Python, not as editable",
+            fix="give --triton-wheel VERSION, or install Triton for that Python, but not in editable mode",
         )
     found = {"triton": package}
     for info in (info for at in folders for end in ("dist-info", "egg-info") for info in sorted(at.glob(f"*.{end}"))):
@@ -139,7 +139,7 @@ def _added(site: Path, file: Path) -> Iterator[Path]:
 
 
 def _names_backends(info: Path) -> bool:
-    """Return whether installed metadata names backends of Triton, all of them inside its package."""
+    """Return whether installed metadata names backends of Triton, all of which are in Triton's package."""
     if not _text(info / "entry_points.txt"):
         return False
     named = [entry.value for entry in PathDistribution(info).entry_points if entry.group == "triton.backends"]

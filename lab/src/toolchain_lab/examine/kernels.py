@@ -1,4 +1,4 @@
-"""List the compiled kernels of a place, with their facts and with keys that are the same in other places."""
+"""List the compiled kernels of a place, which is a file, folder, archive, store or image, with facts about each."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Kernel:
         path: the path of its file in the place.
         sha256: the SHA-256 of its file, in hex.
         facts: the facts; None for an empty kernel, which AOTriton's loader treats as known bad.
-        launch: a digest of the compilation inputs in the JSON beside it; empty if there is no JSON.
-        content: the code object, if the caller wants it.
+        launch: a digest of the compilation inputs in the JSON file next to it; empty if there is no such file.
+        content: the code object, if its digest is among those that the caller keeps.
         packed: whether it is in a pack of AOTriton.
     """
 
@@ -65,7 +65,7 @@ def kernels_in(
     Args:
         what: the place, see `places.opened`.
         keep: digests of the objects whose content is kept.
-        note: called with a line for each kind of file that was left out.
+        note: called with a line for each kind of file that was skipped.
 
     Raises:
         ConfigError: there is no such place, or it has no compiled kernel.
@@ -106,7 +106,7 @@ def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collecti
         elif not isinstance(item, LaunchList):
             codes = item.codes(on_fault) if isinstance(item, Pack) else [item]
             for kernel in (kernel for code in codes for kernel in _sound(code, on_fault)):
-                if kernel.sha256 not in keep:  # the contents of thousands of kernels would fill the memory
+                if kernel.sha256 not in keep:  # because the contents of thousands of kernels would fill the memory
                     kernel = replace(kernel, content=b"")  # noqa: PLW2901
                 if isinstance(item, Code) and item.stem:
                     waiting.append((item.stem, kernel))  # the JSON may come later

@@ -1,4 +1,4 @@
-"""Read the facts of a host library: its name, the libraries and glibc that it needs, and the GPU code inside."""
+"""Read facts about a host library: its name, the libraries and the glibc that it needs, and the GPU code in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain_lab.metered import metered
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
 _MOST = 100_000  # the largest number of sections, dynamic tags and versions that are read
-_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # the largest library of PyTorch has some 100,000 entries
+_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # the largest library of PyTorch has about 100,000 entries
 _CHUNK = 1 << 20
 _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
 
@@ -30,12 +30,12 @@ class Library:
     """An ELF file for a host.
 
     Args:
-        glibc: the oldest glibc that it runs on, from the symbol versions that it needs; empty if it needs none.
-        targets: GPUs of the code inside, such as `gfx942` or `sm_90`.
-        llvms: revisions of the LLVMs inside, from texts in the library.
+        glibc: the oldest glibc that it runs on, from the symbol versions that it needs; empty if it needs no glibc.
+        targets: the GPUs of the code in it, such as `gfx942` or `sm_90`.
+        llvms: the revisions of the LLVMs in it, from texts in the library.
         sealed: the number of compressed bundles of AMD code whose GPUs are unknown, because they cannot be unpacked
             here.
-        fault: the fault of a bundle inside; empty if all bundles are complete.
+        fault: the fault of a damaged bundle in it; empty if all bundles are complete.
     """
 
     path: str
@@ -52,7 +52,7 @@ def read_library(file: StoredFile) -> Library | None:
     """Read a library or program of a host; return None for other files and for damaged ELF files.
 
     Raises:
-        HostileInputError: the file names more LLVMs than any library does.
+        HostileInputError: the file contains the revisions of more than 64 LLVMs.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no library
     from elftools.construct import ConstructError  # noqa: PLC0415
@@ -122,7 +122,7 @@ class _Found:
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
 
     def _take(self, size: int, path: str) -> None:
-        """Refuse sections of device code that overlap, because with them a small file could take hours to read."""
+        """Raise HostileInputError if sections of device code overlap, because such a file could take hours to read."""
         self._left -= size
         self._budget.add(size)
         if self._left < 0:
@@ -143,15 +143,18 @@ class _Found:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """Return the highest of some versions of glibc; empty if there are none."""
+    """Return the highest version of glibc; empty if there are none."""
     return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
-    """Yield the architecture of each entry of CUDA's fat binaries in a section; PTX gives `compute_90` and the like.
+    """Yield the architecture of each entry of CUDA's fat binaries in a section: `sm_90`, or `compute_90` for PTX.
+
+    Args:
+        start, size: the offset and the size of the section in bytes.
 
     Raises:
-        HostileInputError: the section has more entries, or more words between them, than any library has.
+        HostileInputError: the section has too many entries, or too many words between them.
     """
     place, last = start, start + size
     entries, words = _MOST_ENTRIES, _MOST_WORDS
@@ -160,7 +163,7 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
         entries, words = (entries, words - 1) if magic != _FATBIN or head < 16 else (entries - 1, words)
         if entries < 0 or words < 0:
             raise HostileInputError(
-                "fat-binary-too-many", "a section of CUDA's fat binaries has too many of them", fix="get the file again"
+                "fat-binary-too-many", "a section of CUDA's fat binaries has too many entries", fix="get the file again"
             )
         if magic != _FATBIN or head < 16:
             place += 8

@@ -20,9 +20,9 @@ class Occupancy:
 
 
 def allocated(gpu: str, rsrc1: int, wave: int) -> int:
-    """Return the vector registers that a kernel's descriptor reserves; 0 for a GPU without a row.
+    """Return the number of vector registers that a kernel's descriptor reserves; 0 for an unknown GPU.
 
-    They may be more than the kernel uses. With `waves_per_eu` LLVM reserves more, so that fewer waves run at once.
+    It may be more than the kernel uses. With `waves_per_eu` LLVM reserves more, so that fewer waves run at once.
 
     Args:
         rsrc1: `compute_pgm_rsrc1` of the descriptor.
@@ -33,17 +33,19 @@ def allocated(gpu: str, rsrc1: int, wave: int) -> int:
 
 
 def _half(row: Limits, wave: int) -> int:
-    """Return 2 if a wave is twice as wide as the row assumes, else 1."""
+    """Return 2 if a wave is twice as wide as the limits assume, and otherwise 1."""
     return 2 if row.sgprs == 0 and wave == 64 else 1
 
 
 def occupancy(
     gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
 ) -> Occupancy | None:
-    """Return the waves that fit on a SIMD; None for a GPU without a row.
+    """Return the waves that fit on a SIMD; None for an unknown GPU.
 
     Args:
-        vgpr: vector registers, including accumulation registers: the used ones, or `allocated` if that is more.
+        gpu: LLVM's name of the GPU.
+        vgpr: vector registers of a wave, including AGPRs: the used ones, or `allocated` if that is more.
+        sgpr: scalar registers of a wave.
         lds: bytes of LDS of a workgroup.
         wave: lanes of a wave, 32 or 64.
         threads: threads of a workgroup.

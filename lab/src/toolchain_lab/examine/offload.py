@@ -23,11 +23,12 @@ from toolchain.kernels.result_store import LARGEST_OBJECT
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 MAGIC_BYTES = len(PLAIN)
 _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
-# The fields behind the magic, by version. `packed` counts all bytes of the bundle; version 1 lacks it.
+# The fields after the magic, by version: version, method, size of the bundle (not in version 1), size of its content,
+# and a hash.
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
-_MOST_BUNDLES = 100_000  # a library has a bundle for each object file that it was linked from
+_MOST_BUNDLES = 100_000  # a library has a bundle for each object file that was linked into it
 _LARGEST = 8 << 30
 _WINDOW = 27  # log2 of the largest zstd window that clang's compressor uses
 _IN_MEMORY = 16 << 20
@@ -92,7 +93,7 @@ def parts(
 
     Raises:
         KernelError: a bundle is damaged.
-        HostileInputError: a bundle unpacks to more bytes than any real bundle, or its code objects overlap.
+        HostileInputError: a bundle unpacks to too many bytes, or its code objects overlap.
     """
     at, end = start, start + size
     left, budget = _MOST_BUNDLES, budget or UnpackBudget(size)
@@ -110,7 +111,7 @@ def parts(
         elif head.startswith(PACKED):
             used = yield from _packed(stream, at, end - at, where, budget)
         else:
-            raise _damaged(where, f"at byte {at} no bundle begins")
+            raise _damaged(where, f"no bundle begins at byte {at}")
         at += used
 
 
@@ -145,7 +146,7 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
         for _ in range(count):
             offset, length, name = _ROW.unpack(stream.read(_ROW.size))
             if name > _LONGEST_TARGET or offset + length > size:
-                raise _damaged(where, f"it has {size} bytes and lists {offset + length}")
+                raise _damaged(where, f"it has {size} bytes, and its list needs {offset + length}")
             target = stream.read(name)
             place += _ROW.size + len(target)
             found.append(Part(target.decode("ascii", "backslashreplace"), length, at + offset, stream))
@@ -199,7 +200,7 @@ def _packed(
             raise _damaged(where, f"it unpacks to {made} bytes, and {unpacked} by its header")
         content.seek(0)
         if content.read(MAGIC_BYTES) != PLAIN:
-            raise _damaged(where, "what it packs is no bundle")
+            raise _damaged(where, "its content is not a bundle")
         yield from _rows(content, 0, unpacked, where)[0]
     return start + used - at if version == 1 else packed
 
@@ -229,7 +230,7 @@ def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]
     if method != _ZSTD:
         raise _damaged(where, f"its compression {method} is unknown")
     if sys.version_info >= (3, 14):
-        from compression import zstd  # noqa: PLC0415 - few files are packed by it
+        from compression import zstd  # noqa: PLC0415 - few files need it
     else:
         from backports import zstd  # noqa: PLC0415
     options = {int(zstd.DecompressionParameter.window_log_max): _WINDOW}

@@ -39,11 +39,11 @@ _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
 # The temporary folder to which Triton writes the files of a kernel; it is renamed at the end.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes of a long name
-_AGAIN = "get it again from whoever made it"
+_AGAIN = "get it again from its publisher"
 
 
 class _Member(CheckedHeader):
-    """A header that raises an error if it is damaged. tarfile takes a damaged header for the end of the archive."""
+    """A header that raises an error if it is damaged, because tarfile mistakes it for the end of the archive."""
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
@@ -53,7 +53,7 @@ class _Member(CheckedHeader):
             if any(block):
                 raise tarfile.ReadError("a header is damaged") from error
             raise
-        # tarfile reads long names and attributes at once.
+        # tarfile reads long names and attributes into memory.
         if member.size < 0 or (member.size > _LARGEST_HEADER and member.type not in tarfile.REGULAR_TYPES):
             raise tarfile.ReadError(f"a header has an impossible size: {member.size} bytes")
         return member
@@ -63,8 +63,8 @@ class Files:
     """The files of a place, which can be iterated several times.
 
     Args:
-        start: starts an iteration, and adds the files that it leaves out to the notes.
-        images: digests of the images that hold the files; none for files and folders.
+        start: starts an iteration, and adds the files that it skips to the notes.
+        images: digests of the images that hold the files; empty for files and folders.
     """
 
     def __init__(self, start: Callable[[Notes], Iterator[StoredFile]], images: Sequence[str] = ()) -> None:
@@ -77,12 +77,12 @@ class Files:
         return self._start(self._notes)
 
     def notes(self) -> list[str]:
-        """Return a line for each kind of file that the last iteration left out."""
+        """Return a line for each kind of file that the last iteration skipped."""
         return self._notes.lines()
 
 
 class Notes:
-    """The files of a place that are left out."""
+    """The files of a place that were skipped."""
 
     def __init__(self) -> None:
         self._unfinished: set[str] = set()
@@ -100,7 +100,7 @@ class Notes:
         self._links.add(path)
 
     def lines(self) -> list[str]:
-        """Return the notes as texts."""
+        """Return a line for each kind of skipped file."""
         kinds = (
             ("unfinished folder of Triton's cache was left out", "unfinished folders of Triton's cache were left out",
              self._unfinished),
@@ -116,14 +116,14 @@ class Notes:
 
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Files]:
-    """Yield the files of a place. Images are first compared with their digests, layer by layer, as `verify` does.
+    """Yield the files of a place. Images are first checked against their digests, layer by layer, as by `verify`.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
 
     Raises:
         ConfigError: there is no such place.
-        UntrustedError: an image has other bytes than its digests say.
+        UntrustedError: the content of an image does not match its digests.
         SourceError, HostileInputError: the place cannot be read.
     """
     path = Path(what)
@@ -154,7 +154,7 @@ def reading(what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
         elif isinstance(error, tarfile.TarError | EOFError):
-            why = "it is cut off, or no archive"
+            why = "it is truncated, or is not an archive"
         elif isinstance(error, CommandError):
             why = str(error)
         raise SourceError("archive-unreadable", f"{what} cannot be read", why=why, fix=_AGAIN) from error
@@ -165,7 +165,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
     Args:
         name: the name that decides the kind of the file.
-        notes: gets the files that are left out.
+        notes: gets the files that are skipped.
     """
     notes = notes or Notes()
     if path.is_dir():
@@ -201,7 +201,7 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 
 
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
-    """Yield the files of a folder. Links to files in the folder are followed; links to its folders need not be."""
+    """Yield the files of a folder. Links to files inside it are followed, and links to folders inside it are not."""
     real = root.resolve()
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -210,21 +210,21 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
             within = str(path.relative_to(root))
             if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(real)):
                 notes.link(within)
-            elif path.is_file() and not notes.is_unfinished(within):  # pipes and devices are left out
+            elif path.is_file() and not notes.is_unfinished(within):  # this skips pipes and devices
                 yield on_disk(path, within, root)
 
 
 class _Budgeted:
-    """A decompressed archive for tarfile, which raises an error if a small file unpacks to gigabytes."""
+    """A stream of a decompressed archive, which raises an error if a small file unpacks to gigabytes."""
 
     def __init__(self, stream: Any, budget: UnpackBudget, name: str) -> None:
         self._stream, self._budget, self._name = stream, budget, name
 
     def read(self, size: int) -> bytes:
-        """Read bytes.
+        """Read at most `size` bytes.
 
         Raises:
-            HostileInputError: the budget is used up.
+            HostileInputError: the archive unpacks to more bytes than its budget allows.
         """
         content: bytes = self._stream.read(size)
         if not self._budget.takes(len(content)):
@@ -261,7 +261,7 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
     with open_place(parse(what)) as place:
         layout, named = place.images(scratch)
     images = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
-    # An image may have several tags.
+    # Duplicates are removed, because an image may have several tags.
     return layout, list({image.digest: image for image in images}.values())
 
 

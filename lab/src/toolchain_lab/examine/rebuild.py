@@ -33,7 +33,7 @@ def rebuild(
     """Compile random kernels again, and return by key whether they have the same bytes.
 
     Args:
-        plan: folder of AOTriton's generator; without it the JSON beside each object names the compilation inputs.
+        plan: the folder of AOTriton's generator; without it the JSON file of each object has the compilation inputs.
         timeout: seconds for each kernel.
 
     Raises:
@@ -46,9 +46,9 @@ def rebuild(
     if not usable:
         raise ConfigError(
             "origin-unknown",
-            "it is unknown what these kernels were compiled from",
-            why="packs of AOTriton need its generator's plan; objects need their JSON beside them, in a folder",
-            fix="--plan DIR, or name a folder of a campaign",
+            "the compilation inputs of these kernels are unknown",
+            why="packs of AOTriton need the plan of its generator, and code objects need their JSON files",
+            fix="give --plan DIR, or name the folder of a campaign",
         )
     chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - a reproducible sample
     result = {}
@@ -82,8 +82,8 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
         with (plan / "Bare.compile").open(encoding="utf-8") as stream:
             file = stream.readline().split(";")[3]
     except (OSError, IndexError, UnicodeDecodeError) as error:
-        why = error.strerror or "it cannot be read" if isinstance(error, OSError) else "its first line is no rule"
-        fix = "name the folder that AOTriton's generator wrote: --plan"
+        why = error.strerror or "it cannot be read" if isinstance(error, OSError) else "its first line is not a rule"
+        fix = "give the folder that AOTriton's generator wrote: --plan"
         raise SourceError("plan-missing", f"{plan} holds no plan of AOTriton", why=why, fix=fix) from error
     tree = file.partition("/modules/")[0]
     return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}

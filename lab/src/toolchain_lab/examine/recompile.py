@@ -1,4 +1,4 @@
-"""Compile single kernels again with a Triton that the user names, by the worker that also compiles campaigns."""
+"""Compile single kernels again with another Triton, by the worker that also compiles campaigns."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from toolchain_lab.examine.interpreter import Interpreter, interpreter_at, trito
 from toolchain_lab.examine.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
-_NEWEST = 20  # CPythons with this minor version or a higher one are not looked for
-# The paths that the compiler sees.
+_NEWEST = 20  # the search for a CPython ends before this minor version
+# The paths of the folders in the namespaces.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 _MINOR = re.compile(r"\d+\.\d+")
@@ -58,7 +58,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
 
     Raises:
         SourceError, HostileInputError: there is no such wheel, or the wheel is damaged.
-        ConfigError: this machine has no CPython that fits the wheel.
+        ConfigError: this machine has no CPython for which the wheel was built.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
     with wheel_named(named, cache) as wheel, in_use(cache, make=True):
@@ -68,9 +68,9 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         if python is None:
             raise ConfigError(
                 "python-missing",
-                f"there is no CPython 3.{oldest} here",
-                why=f"{wheel.name} is for it",
-                fix="install it, give a wheel for another, or a Python that imports this Triton: --with-python PATH",
+                f"CPython 3.{oldest} is not installed",
+                why=f"{wheel.name} needs it",
+                fix="install it, give a wheel for another CPython, or a Python with Triton: --with-python PATH",
             )
         folder = cache.work / f"triton-{sha256_file(wheel).removeprefix('sha256:')[:16]}"
         if not folder.is_dir():
@@ -79,7 +79,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
 
 
 def _python(minors: Sequence[int]) -> str | None:
-    """Return a CPython of one of these minor versions. No program is run, so a version manager's shim is skipped."""
+    """Return a CPython of one of these minor versions; shims, which have no standard library, are skipped."""
     if sys.version_info[1] in minors:
         return sys.executable
     for python in filter(None, (process.find(f"python3.{minor}") for minor in minors)):
@@ -99,7 +99,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
                 Path(partial).chmod(0o755)
                 Path(partial).rename(folder)
             except OSError:
-                if not folder.is_dir():  # otherwise another process was first
+                if not folder.is_dir():  # otherwise another process has unpacked the wheel
                     raise
             Path(partial).mkdir(exist_ok=True)  # the end of the block removes this folder
     except OSError as error:
@@ -107,20 +107,20 @@ def _unpack(wheel: Path, folder: Path) -> None:
             "wheel-not-unpacked",
             f"cannot unpack {wheel.name}",
             why=error.strerror or "it cannot be written",
-            fix="free room, or --cache DIR",
+            fix="free disk space, or give another --cache DIR",
         ) from error
 
 
 def rule_of(path: Path, source: Path) -> dict[str, Any]:
-    """Return the worker's rule from the JSON beside a code object; the caller must add `out`.
+    """Return the worker's rule from the JSON file next to a code object; the caller must add `out`.
 
     Args:
-        path: the path of the object or of the JSON.
+        path: the path of the object or of the JSON file.
         source: the root of the kernels' source, or a folder above it.
 
     Raises:
-        ConfigError: there is no such JSON, or it does not say what the kernel was compiled from.
-        SourceError: the source does not have the file.
+        ConfigError: there is no such file, or it lacks the compilation inputs of the kernel.
+        SourceError: the source does not have the kernel's file, or has it in several folders.
     """
     beside = path.with_suffix(".json")
     try:
@@ -138,20 +138,22 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             "kernel-json-missing",
-            f"{path.name} has no JSON beside it",
+            f"there is no JSON file next to {path.name}",
             why=f"{beside}: {error.strerror}",
-            fix="name a kernel of a campaign",
+            fix="give the code object of a campaign",
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             "kernel-json-malformed",
-            f"{beside} does not say what the kernel was compiled from",
-            why="a value in it is missing, or has another form",
-            fix="name a kernel that a campaign of this tool compiled",
+            f"{beside} lacks the compilation inputs of the kernel",
+            why="a value is missing, or has an unexpected type",
+            fix="give a code object that a campaign of this tool compiled",
         ) from error
     if file.startswith("/") or ".." in Path(file).parts:
         raise ConfigError(
-            "kernel-json-malformed", f"{beside} names the source {file}", fix="name a kernel of a campaign"
+            "kernel-json-malformed",
+            f"{beside} names a source outside of its root: {file}",
+            fix="give the code object of a campaign",
         )
     roots = (
         [source] if (source / file).is_file() else [at.parents[len(Path(file).parts) - 1] for at in source.rglob(file)]
@@ -161,7 +163,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
             "kernel-source-ambiguous",
             f"{source} has {len(roots)} files {file}",
             why="; ".join(map(str, roots[:3])),
-            fix="give the folder that it is below: --source",
+            fix="give the root of the kernels' source: --source",
         )
     root = roots[0].resolve()
     return {**rule, "root": str(root), "source": str(root / file), "precision": precision}
@@ -170,7 +172,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
 def compile_rules(
     rules: Sequence[Mapping[str, Any]], triton: Triton, cache: Cache, *, timeout: float
 ) -> list[dict[str, Any]]:
-    """Compile rules one after the other; return for each its `status`, `reason`, `seconds`, and `sha256` if done.
+    """Compile rules one after the other, and return the `status`, `reason` and `seconds` of each, and `sha256` if done.
 
     Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces without a network
     and without the caller's files.
@@ -179,8 +181,8 @@ def compile_rules(
         timeout: seconds for all rules together.
 
     Raises:
-        KernelError: the worker does not start, died, or answered in another form than aotriton/worker.py.
-        ConfigError: the Python imports no Triton.
+        KernelError: the worker does not start, dies, or gives an invalid answer.
+        ConfigError: the Python has no Triton.
         EngineError: this machine cannot create the namespaces.
     """
     namespace.enter()
@@ -199,9 +201,9 @@ def compile_rules(
         roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
         show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
         tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
-        # Some kernels import PyTorch, for which campaigns have the same stand-in.
+        # Some kernels import PyTorch, which is replaced by the same stub as in campaigns.
         environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}:{_RECIPES}/standin"]
-        # A campaign sets Triton's default precision for dots of float32 by this variable.
+        # Campaigns also set Triton's default precision for dots of float32 by this variable.
         environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
         words = ["env", *environment, str(python.file), f"{_RECIPES}/worker.py"]
         try:
@@ -211,7 +213,7 @@ def compile_rules(
             )  # fmt: skip
         except process.CommandError as error:
             raise KernelError(
-                "kernel-not-compiled", "the kernel did not compile", why=error.why, fix="see what Triton says of it"
+                "kernel-not-compiled", "the kernel did not compile", why=error.why, fix="see the message of Triton"
             ) from error
         answers = _answers(done.stdout, rules)
         return [
@@ -245,7 +247,7 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, Any]:
-    """Copy the object of an answer and the JSON beside it, and return the answer with the digest of the copy.
+    """Copy the object of an answer and its JSON file, and return the answer with the digest of the object.
 
     Raises:
         KernelError: a file is missing, too large or not regular.
@@ -256,7 +258,7 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
         try:
             content = read_regular(made / f"kernel{suffix}", limit, within=made.parent)
         except OSError as error:
-            why = f"the compiler left no kernel{suffix} that can be read: {error.strerror or error}"
+            why = f"the compiler wrote no readable kernel{suffix}: {error.strerror or error}"
             raise KernelError(
                 "kernel-not-compiled", "the kernel did not compile", why=why, fix="try another Triton"
             ) from error
@@ -276,7 +278,7 @@ def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) ->
     if done.returncode != 0 or not _MINOR.fullmatch(done.stdout.strip()):
         why = "\n".join(done.tail[-3:])
         raise KernelError(
-            "not-a-python", f"{python.named} is not a Python", why=why, fix="name another: --with-python PATH"
+            "not-a-python", f"{python.named} is not a Python", why=why, fix="give a Python: --with-python PATH"
         )
     return done.stdout.strip()
 

@@ -1,6 +1,6 @@
-"""Find out which LLVM is in a library from texts in the library: LLVM compiles its revision into itself.
+"""Find the revisions of the LLVMs in a library by texts in it, because LLVM compiles its revision into itself.
 
-The same 40 digits appear for several reasons, which prove different things. `KINDS` says what each kind proves.
+The 40 digits of a revision can come from several parts of LLVM and prove different things, see `KINDS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from toolchain.core.errors import HostileInputError
 
-# The origin of each kind of text, which decides what the text proves.
+# The origin of each kind of text, and what the text proves.
 KINDS = {
     "lld": "the version that lld prints: this lld is linked in, and where its source was checked out from",
     "asm-printer": "what LLVM's AsmPrinter writes into a file directive: this LLVM's code generator is linked in",
@@ -78,7 +78,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
         pieces: the bytes of the file in order. Little more than one piece is in memory at a time.
 
     Raises:
-        HostileInputError: the file names more revisions than any library does.
+        HostileInputError: the file names more than 64 revisions.
     """
     by_content: dict[tuple[str, str, str, str, int | None], Revision] = {}
     held, start = b"", 0

@@ -18,12 +18,17 @@ from toolchain.trust.keys import Signer
 from toolchain_lab.examine.audit import Audit
 from toolchain_lab.examine.places import opened
 
-# The predicate type is a name and not an address; docs/lab/audit.md explains it.
+# The type of the predicate is a URN; docs/lab/audit.md describes it.
 PREDICATE = "urn:toolchain:audit:v1"
 
 
 def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
-    """Return the statement, which has the result without the path of the place."""
+    """Return the in-toto statement of an audit, which omits the path of the audited place.
+
+    Args:
+        name, digests: the subjects of the statement.
+        result_json: the result as `audit --json` prints it.
+    """
     result = {key: value for key, value in result_json.items() if key not in {"what", "attested"}}
     return {
         "_type": attest.STATEMENT,

@@ -62,7 +62,7 @@ def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Ite
     lacking: dict[str, bool] = {}
     for other in others:
         if own.keys().isdisjoint(other):
-            continue  # no name is on both sides, so names say nothing
+            continue  # without a common name the kernels cannot be compared
         same = own.keys() < other.keys() and all(kernel.launch for kernel in own.values())
         for variant in other.keys() - own.keys():
             lacking[variant] = lacking.get(variant, False) or (same and bool(other[variant].launch))

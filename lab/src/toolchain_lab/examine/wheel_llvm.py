@@ -1,6 +1,6 @@
 """Find the LLVMs inside a wheel of Triton, and compare them with the pins in the data.
 
-The wheel is untrusted. Texts in it can show a mistake, but do not prove that nobody has changed the wheel on purpose.
+The wheel is untrusted. Texts in it can reveal a mistake, but cannot prove that nobody tampered with the wheel.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A file of the wheel that names a compiler, and how it compares with the pins.
+    """A file of the wheel that contains an LLVM or names a compiler, and its comparison with the pins.
 
     Args:
         file: its name in the wheel; empty if the wheel lacks a file that the data has.
@@ -213,7 +213,7 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Return a text if it can be a name, else an empty text."""
+    """Return a text if it is a valid name, and otherwise an empty text."""
     return text if len(text) <= 100 and re.fullmatch(r"[\w.+!-]*", text, re.ASCII) else ""
 
 
@@ -252,7 +252,7 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
         clash = len(inside) > 1
         revision = "" if clash else next(iter(inside), "")
     else:
-        # The build of the library was given a name, and LLVM's own text may name another commit.
+        # The name that the build of the library was given takes precedence, but LLVM's text may contradict it.
         clash = len(named) > 1 or len(inside) > 1 or bool(named and inside - {text.partition("-")[0] for text in named})
         revision = "" if clash else next(iter(named or inside), "")
         pin = pin if named else pin.partition("-")[0]

@@ -1,1 +1,1 @@
-"""Check the results of attention kernels: inputs, emulated workgroups, and references in float64."""
+"""Checks of the results of attention kernels, which are emulated and compared with references in float64."""

@@ -1,7 +1,7 @@
-"""Cases for AOTriton's flash kernels: lengths that are not multiples of a block, grouped heads, windows, dropout, bias.
+"""Cases for AOTriton's attention kernels: lengths that are not multiples of a block, grouped heads, bias, dropout.
 
-Each kernel runs on one sequence and, if it can, on packed sequences of different lengths. Heads of kernels for padded
-heads are 8 columns narrower than their block.
+Each kernel runs on one sequence and, if it supports them, on packed sequences of different lengths with a window. If a
+kernel is compiled for padded heads, its heads are 8 columns narrower than their block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain_lab.numbers.problem import Dropout, Problem, Shape, Triple
 
 Array = NDArray[Any]
 HEADS, KEY_HEADS = 2, 1
-# The values with which the kernels end a window at the diagonal of the last query and key, or of the first ones.
+# Window sizes with which the kernels end a window at the diagonal of the last query and key, or of the first ones.
 _LAST, _FIRST = -2147483646, -2147483647
 _DROPOUT = Dropout(probability=0.4, seed=0x1BADF00D12345678, offset=0x123456789)
 _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_output", "encoded_softmax")
@@ -30,11 +30,13 @@ _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_out
 
 @dataclass(frozen=True)
 class _Form:
-    """The constants that are compiled into a kernel.
+    """The compile-time arguments of a kernel.
 
     Args:
-        block_m, block_n: the sizes of a block of queries and of a block of keys.
-        swapped: whether heads are along the grid's x and blocks along its y.
+        block: the columns of a head in the kernel, which may be padded.
+        head: the columns of a head that hold values.
+        block_m, block_n: the number of queries and of keys in a block.
+        swapped: whether heads are along x of the grid and blocks along y.
     """
 
     arguments: Arguments
@@ -49,7 +51,7 @@ class _Form:
     swapped: bool
 
     def place(self, block: int, head: int, sequence: int) -> Place:
-        """Return the workgroup of a block."""
+        """Return the ids of the workgroup for a block of a head of a sequence."""
         return (head, block, sequence) if self.swapped else (block, head, sequence)
 
 
@@ -76,7 +78,7 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
     shape = Shape(
         tuple(lengths), heads=HEADS, key_heads=KEY_HEADS, head=form.head, pitch=-(-form.block // 16) * 16, packed=packed
     )
-    # Packed sequences have a window. Other causal problems have the whole triangle that ends at the last query and key.
+    # Packed causal problems have a window. Others have the full causal mask, aligned at the last query and key.
     window = ((19, 3) if packed else (None, None)) if form.causal else None
     return Problem(
         form.element, shape, form.head**-0.5, seed, window, with_bias=form.bias,
@@ -117,10 +119,10 @@ def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
 
 
 def _lengths(form: _Form) -> Iterator[tuple[tuple[tuple[int, int], ...], bool]]:
-    """Yield lengths of sequences, and whether they are packed. There are never fewer keys than queries."""
+    """Yield the lengths of sequences, (queries, keys), and whether they are packed."""
     long = max(form.block_m, form.block_n)
     yield ((long + 13, long + 21),), False
-    # The layout of a bias does not fit packed sequences.
+    # A bias cannot be laid out for packed sequences.
     if not form.bias:
         yield ((form.block_m // 2 + 5, form.block_n + 7), (form.block_m + 3, max(form.block_m, form.block_n) + 9)), True
 
@@ -135,14 +137,17 @@ def _label(form: _Form, problem: Problem, sequence: int) -> str:
 
 
 def _lse(problem: Problem) -> Tensor:
-    """Return a tensor with a number for each row; it is [head, row] if sequences are packed."""
+    """Return a tensor for the LSE, a number for each row; its batch is 1 if sequences are packed."""
     shape = problem.shape
     rows = sum(queries for queries, _ in shape.lengths) if shape.packed else shape.most_queries
     return rows_tensor(1 if shape.packed else len(shape.lengths), HEADS, rows)
 
 
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
-    """Return the expected LSE. It is in float32, but no more exact than a bias in its own type, or scores in xf32."""
+    """Return the expected LSE.
+
+    It is stored in float32, but its error is judged by the type of the bias, or by xf32 if scores are computed in that.
+    """
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
     element, plain = (XF32, results.plain) if form.element is XF32 else (FP32, results.single)
@@ -150,7 +155,7 @@ def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
 
 
 def _blocks(rows: int, block: int) -> list[int]:
-    """Return the numbers of the first block of some rows and of the last block, which is not full."""
+    """Return the indices of the first and of the last block of the rows; the last one is not full."""
     return sorted({0, (rows - 1) // block})
 
 
@@ -159,7 +164,7 @@ def _slice(block: int, size: int, rows: int) -> slice:
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of attn_fwd. A kernel that takes its tiles from a counter gets a counter with two tiles left."""
+    """Yield cases of attn_fwd. If a kernel takes its tiles from a counter, the counter starts with two tiles left."""
     form = _form(metadata)
     for lengths, packed in _lengths(form):
         arguments = Arguments(metadata)
@@ -218,7 +223,7 @@ def _gradients(
 def _keys_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, blocks: Sequence[int]
 ) -> list[Expected]:
-    """Return the expected gradients of keys and values in some blocks: sums over the heads that share these keys."""
+    """Return the expected gradients of keys and values in some blocks, summed over the heads that share the keys."""
     dk, dv = (problem.empty(name, keys=True, heads=KEY_HEADS) for name in ("dk", "dv"))
     arguments.tensors(DK=dk, DV=dv)
     arguments.strides(dk=dk.strides, dv=dv.strides)
@@ -294,7 +299,7 @@ def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of bwd_kernel_fuse, whose grid has the blocks of keys, and then the blocks of each head's queries."""
+    """Yield cases of bwd_kernel_fuse, whose grid has the blocks of keys, and then those of the queries of each head."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -342,7 +347,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def random_numbers(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of debug_simulate_encoded_softmax, whose signs show which elements dropout keeps."""
+    """Yield cases of debug_simulate_encoded_softmax, where the sign of a result shows if dropout keeps the element."""
     arguments = Arguments(metadata)
     element = element_of(metadata, "R")
     block_m, block_n = int(arguments.constant("BLOCK_M")), int(arguments.constant("BLOCK_N"))
@@ -374,5 +379,5 @@ _CASES: Mapping[tuple[str, str], Callable[[Metadata, int], Iterator[Case]]] = {
     ("bwd_preprocess.py", "bwd_preprocess_varlen"): preprocess,
     ("dropout_rng.py", "debug_simulate_encoded_softmax"): random_numbers,
 }
-# Up to 0.12b the kernels are compiled from one file that imports them all.
+# AOTriton up to 0.12b compiles the kernels from one file that imports the others.
 CASES = {**_CASES, **{("flash.py", kernel): cases for (_, kernel), cases in _CASES.items()}}

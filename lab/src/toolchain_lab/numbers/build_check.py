@@ -39,7 +39,13 @@ def check_objects(
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> dict[str, Any]:
-    """Check a sample of code objects below a folder."""
+    """Check a sample of code objects below a folder, and return the published result.
+
+    Args:
+        count: the size of the sample; 0 for all objects.
+        jobs: the number of processes.
+        note: called with the name and the result of each kernel.
+    """
     chosen = sample(objects, count or None, SEED)
     return _checked(chosen, folder, cache, available=len(objects), jobs=jobs, progress=progress, note=note)
 
@@ -47,7 +53,12 @@ def check_objects(
 def check_files(
     files: Iterable[StoredFile], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files.
+    """Check a sample of the code objects among files, and return the published result.
+
+    Args:
+        count: the size of the sample; 0 for all objects.
+        jobs: the number of processes.
+        label: the name of the place, for messages.
 
     Raises:
         ConfigError: there is no code object.

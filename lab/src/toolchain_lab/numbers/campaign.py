@@ -79,7 +79,7 @@ class Report:
         require_right(self.published())
 
     def published(self) -> dict[str, Any]:
-        """Return the facts for a record or a statement, which are the same for the same kernels."""
+        """Return the facts for a record or a statement. They are reproducible, so they have no durations."""
         kernels = [
             {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
              "exactness": row.exactness, "share": finite(round(row.share, 4)), "reason": row.reason}
@@ -140,7 +140,7 @@ def run(
 
 def _begin_worker() -> None:
     process.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches workers too; the parent ends them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the workers, but their parent ends them
 
 
 def results(
@@ -151,7 +151,7 @@ def results(
         for each in objects:
             yield check_object(each.path, each.name, disassembler, exact=exact)
         return
-    # A fork would copy locks that threads of numpy's library may hold.
+    # Processes are spawned, because a fork would copy locks that threads of numpy's library may hold.
     context = multiprocessing.get_context("spawn")
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with (
@@ -163,7 +163,7 @@ def results(
             for future in as_completed(waiting):
                 yield future.result()
         except BaseException:
-            # The pool would wait until all kernels are checked.
+            # The workers are killed, because the pool would wait until all kernels are checked.
             for worker in multiprocessing.active_children():
                 worker.kill()
             raise

@@ -32,8 +32,9 @@ class Expected:
         places: indices of elements in the buffer, of any shape.
         exact: the exact values, `float64` of the same shape.
         plain: the values of a plain implementation in the kernel's type.
-        stored: the type of the buffer, if it is finer than `element`, by which the error is judged.
-        summed: whether the first dimension of `places` has parts that a later kernel would sum.
+        element: the type whose precision the bound of the error uses.
+        stored: the type of the buffer, if it is not `element`.
+        summed: whether the first dimension of `places` has parts that a later kernel would add.
     """
 
     argument: str
@@ -68,13 +69,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """One launch.
+    """A launch and its expected results.
 
     Args:
         label: the description for display.
         values: the values of the arguments, by name.
+        grid: the number of workgroups along x, y and z.
         only: the workgroups that run.
-        free: elements that a kernel may write but that have no meaning, by argument.
+        free: the indices of elements that a kernel may write but that have no meaning, by argument.
     """
 
     label: str
@@ -97,7 +99,7 @@ class Arguments:
         return any(parameter.name == name for parameter in self.metadata.parameters)
 
     def constant(self, name: str, default: Any = None) -> Any:
-        """Return the value of an argument that is compiled in."""
+        """Return the value of a compile-time argument."""
         return self.metadata.constants.get(name, default)
 
     def tensors(self, **given: Tensor | Array | None) -> None:
@@ -107,24 +109,24 @@ class Arguments:
                 self.values[name] = value.data if isinstance(value, Tensor) else value
 
     def numbers(self, **given: float) -> None:
-        """Set numbers by argument. A number that is compiled in must have the same value.
+        """Set numbers by argument. A compile-time argument must have the same value.
 
         Raises:
-            NotCheckedError: a number that is compiled in differs.
+            NotCheckedError: a compile-time argument has another value.
         """
         for name, value in given.items():
             if self.has(name):
                 self.values[name] = value
             elif name in self.metadata.constants and self.metadata.constants[name] not in (value, None):
                 raise NotCheckedError(
-                    "no-case", f"{name} is compiled in as {self.metadata.constants[name]}, not {value}"
+                    "no-case", f"the compile-time argument {name} is {self.metadata.constants[name]}, not {value}"
                 )
 
     def strides(self, **given: Sequence[int]) -> None:
         """Set the strides of tensors, which are the arguments `stride_NAME…` in the function's order.
 
         Raises:
-            NotCheckedError: a stride is compiled in with another value.
+            NotCheckedError: a compile-time stride has another value.
         """
         for name, strides in given.items():
             names = [
@@ -134,11 +136,11 @@ class Arguments:
                 and len(argument.removeprefix(f"stride_{name}").strip("_")) == 1
             ]
             if names and len(names) != len(strides):
-                raise NotCheckedError("no-case", f"{len(names)} strides of {name}: {', '.join(names)}")
+                raise NotCheckedError("no-case", f"{name} has {len(names)} strides: {', '.join(names)}")
             self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
-        """Set arguments on which no result depends to 0, by name or glob."""
+        """Set unset arguments whose names match a pattern to 0 or null, because no result depends on them."""
         for parameter in self.metadata.parameters:
             if parameter.name not in self.values and any(fnmatch.fnmatchcase(parameter.name, p) for p in patterns):
                 self.values[parameter.name] = None if parameter.pointer else 0

@@ -1,4 +1,4 @@
-"""Check one kernel: run its cases in both orders of the waves and with two kinds of garbage, and compare results."""
+"""Check one kernel: run each case with two orders of waves and two initial contents, and compare the results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Checked:
         share: the largest error as a share of the allowed error; infinite if the kernel could not continue.
         errors: the largest error and the bound of each result, by label.
         cases: the labels of the launches.
-        unknown: instructions that did not run and that the emulator does not know.
+        unknown: instructions that were not executed and that the emulator does not support.
         exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if nothing ran.
         approximate: executed instructions that are not exact, with the bounds of their errors.
         sha256: the SHA-256 of the code object, in hex.
@@ -92,7 +92,7 @@ def digest_of(path: Path) -> str:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Pause Python's collection of cycles, which would visit all decoded instructions again and again."""
+    """Disable the cyclic garbage collector in a block, because it would visit all decoded instructions repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,11 +104,12 @@ def _without_collection() -> Iterator[None]:
 
 @_without_collection()
 def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED, exact: bool = True) -> Checked:
-    """Check a code object with its JSON beside it.
+    """Check a code object that has a JSON file next to it.
 
     Args:
         name: the name of the kernel in the result.
-        exact: whether matrix instructions round as hardware does, if the rounding is published.
+        seed: the seed of the inputs and of the initial contents of registers and memory.
+        exact: whether matrix instructions follow the published rounding rules of the GPU.
     """
     gpu = kernel = ""
     began = time.process_time()
@@ -123,7 +124,7 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
     except (NotEmulatedError, CodeObjectError, FaultyKernelError) as error:
-        # The file may be a copy, so messages get the original name.
+        # The file may be a copy, so its name is replaced by the original one.
         reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
         if isinstance(error, FaultyKernelError):
             return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
@@ -164,7 +165,8 @@ def check_program(
         workgroups += len(case.only)
         differences = [*_compare(case, done, errors)]
         if differing := _differing(done, again):
-            # The second run changed the order and the garbage at once. A third run tells which one matters.
+            # The second run changed both the order of the waves and the initial contents. A third run changes only the
+            # order, and so finds the cause.
             same = run(program, launch, reverse=True, seed=seed)
             cause = "the order of the waves" if _differing(done, same) else "registers or LDS that were never written"
             differences.append(f"{', '.join(differing)} depends on {cause}")
@@ -215,7 +217,7 @@ def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]])
         raw = np.uint8 if buffer.itemsize == 1 else f"u{buffer.itemsize}"
         changed = np.ravel(buffer).view(raw)[rest] != np.ravel(before).view(raw)[rest]
         if changed.any():
-            yield f"{name}: {int(changed.sum())} elements that are not this launch's were changed"
+            yield f"{name}: {int(changed.sum())} elements changed that this launch must not write"
 
 
 def _since(began: float) -> float:

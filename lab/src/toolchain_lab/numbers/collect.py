@@ -1,6 +1,6 @@
-"""Write a sample of the code objects of any place to a folder, with their launch data.
+"""Write a sample of the code objects of a place to a folder, with their launch data.
 
-The files are read twice: to list the code objects, and to read the chosen ones. So only the chosen ones are written.
+The files are read twice, first to list the code objects, and then to read the chosen ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from toolchain_lab.numbers.objects import SUFFIX, sample
 
 # A function that returns the launch values of a kernel by its path and its bytes of LDS, for packs without launch data.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_LAUNCH = ".launch"  # suffix of launch data in a Triton cache, in which the JSON beside an object is Triton's own
+_LAUNCH = ".launch"  # the suffix of launch data in a Triton cache, where NAME.json is Triton's own file
 
 
 @dataclass(kw_only=True)
 class Collected:
-    """The content of a place.
+    """The code objects that `collect` found.
 
     Args:
         objects: the chosen code objects.
@@ -50,9 +50,9 @@ def collect(
     label: str = "",
     planned: Planned | None = None,
 ) -> Collected:
-    """Choose code objects of a place, and write them to a folder, each with its JSON.
+    """Choose code objects of a place, and write them to a folder, each with its JSON file.
 
-    Empty code objects, which mark kernels as known bad, are left out.
+    Empty code objects, which mark kernels as known bad, are skipped.
 
     Args:
         files: the files, which can be iterated several times.
@@ -97,9 +97,9 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
     if known.unknown:
         return ConfigError(
             "launches-missing",
-            f"{label} does not say how its kernels are launched{wanted}",
-            why=f"{known.unknown[0]} is a pack of AOTriton, and no {NAME} is beside it",
-            fix="--plan DIR and --source DIR: the folder of AOTriton's generator, and its source",
+            f"{label} does not record how its kernels are launched{wanted}",
+            why=f"{known.unknown[0]} is a pack of AOTriton without a file {NAME}",
+            fix="give the folder of AOTriton's generator and its source: --plan DIR --source DIR",
         )
     if there:
         fix = "name one of these, or leave --gpu out"
@@ -112,10 +112,10 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
     return ConfigError(
         "no-code-objects",
         f"{label} holds no code objects{wanted}",
-        why=f"there is no file {SUFFIX}, no pack of AOTriton and no result of a kernel store",
+        why=f"it has no {SUFFIX} file, no pack of AOTriton and no result of a kernel store",
         fix=f"for the images in this folder: oci:{label}"
         if (Path(label) / "oci-layout").is_file()
-        else "name a folder, image, pack or kernel store that has some",
+        else "name a folder, image, pack or kernel store with code objects",
     )
 
 
@@ -139,7 +139,7 @@ class _Known:
             elif isinstance(item, LaunchList):
                 self._launches[item.folder] = item.launches
             elif isinstance(item, Pack):
-                # The pack's launch data may come later.
+                # Packs are handled at the end, because their launch data may follow them.
                 packs.append((item.path, [] if self._planned is None else list(_keys(item))))
             elif item.launch is not None:
                 yield item.name, _metadata(item.launch)
@@ -178,7 +178,7 @@ class _Known:
     ) -> Iterator[tuple[str, bytes | None, bytes | None]]:
         """Yield (name, code object, JSON) of the wanted objects.
 
-        The JSON of an object may come later, with None instead of the code object.
+        A JSON file may be yielded after its object, with None in place of the code object.
         """
         stems = {name.partition(f"{SUFFIX}#")[0].removesuffix(SUFFIX) for name in wanted}
         loose: dict[str, str] = {}

@@ -44,7 +44,7 @@ def check_contained(
         folder: the folder above all objects.
 
     Raises:
-        EngineError: this machine cannot create the namespaces, or the check died.
+        EngineError: this machine cannot create the namespaces, or the check ended early.
     """
     namespace.enter()
     checked: dict[str, Checked] = {}
@@ -85,7 +85,7 @@ def check_contained(
                 "check-died",
                 "the check of kernels died",
                 why=error.why,
-                fix="free memory, or give fewer --jobs; report it otherwise",
+                fix="free memory, or give fewer --jobs; if that does not help, report it",
             ) from error
     lacking = [each.name for each in objects if each.name not in checked]
     if lacking:
@@ -93,6 +93,6 @@ def check_contained(
             "check-died",
             "the check of kernels ended early",
             why=f"{lacking[0]}: no answer; {done.stdout[-300:]}",
-            fix="give fewer --jobs; report it otherwise",
+            fix="give fewer --jobs; if that does not help, report it",
         )
     return Report(tuple(checked[each.name] for each in objects), available, disassembler.label)

@@ -19,7 +19,9 @@ class Element:
     """A floating-point type.
 
     Args:
-        precision: a unit of the type at 1. The rule of a check allows this error in addition to twice the plain error.
+        name: Triton's name of the type.
+        storage: the numpy type of the stored elements.
+        precision: the relative error that a check allows in addition to twice the error of a plain implementation.
     """
 
     name: str
@@ -27,7 +29,7 @@ class Element:
     precision: float
 
     def encode(self, values: Array) -> Array:
-        """Return float values in their stored form, rounded to nearest."""
+        """Round numbers to the type, and return their stored form."""
         if self.name == "bf16":
             return round_bf16(np.asarray(values, np.float32))
         return np.asarray(values).astype(self.storage)
@@ -38,17 +40,17 @@ class Element:
         return np.asarray(wide).astype(np.float64)
 
     def rounded(self, values: Array) -> Array:
-        """Return `float64` values, each rounded to a value of the type."""
+        """Round numbers to the type, and return them as `float64`."""
         return self.decode(self.encode(values))
 
 
-# The precisions of fp16 and bf16 are one unit, as in scripts/gpu/run.py. That of fp32 is eight units, because exp2 and
-# log2 are approximate.
+# The precisions of fp16 and bf16 are one unit in the last place, as in scripts/gpu/run.py. That of fp32 is eight units,
+# because exp2 and log2 are approximate.
 FP16 = Element("fp16", np.float16, 2.0**-10)
 BF16 = Element("bf16", np.uint16, 2.0**-7)
 FP32 = Element("fp32", np.float32, 2.0**-20)
-# gfx942's matrix instructions cut fp32 off to 10 bits of mantissa. fp16 has as many bits, but cutting off has twice the
-# error of rounding.
+# The matrix instructions of gfx942 truncate fp32 to 10 bits of mantissa. fp16 has as many bits, but truncation has
+# twice the error of rounding.
 XF32 = Element("xf32", np.float32, 2.0**-9)
 ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 
@@ -57,7 +59,7 @@ ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 class Tensor:
     """A tensor [batch, head, row, column] in memory.
 
-    The elements between its rows and after its last row are NaN. No kernel may use or change them.
+    The elements between the rows and after the last row are NaN, so that a kernel that uses them has wrong results.
 
     Args:
         data: the whole memory, one-dimensional.
@@ -83,10 +85,10 @@ def tensor(
     pitch: int = 0,
     guard: int = 8,
 ) -> Tensor:
-    """Lay a tensor out as [batch, row, head, pitch], with guard rows after each batch.
+    """Return a tensor that is stored as [batch, row, head, pitch], with guard rows after each batch.
 
     Args:
-        shape: the numbers of batches, heads, rows and columns.
+        shape: the number of batches, heads, rows and columns.
         fill: returns the values for a shape.
         pitch: elements from one head to the next; at least the number of columns.
         guard: the number of guard rows.
@@ -102,7 +104,7 @@ def tensor(
 
 
 def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None) -> Tensor:
-    """Lay a float32 number for each row out as [batch, head, row], with 16 guard elements at the end.
+    """Return a tensor with a float32 number for each row, stored as [batch, head, row], with 16 guard elements.
 
     Args:
         values: `[batch, heads, rows]`; NaN by default.

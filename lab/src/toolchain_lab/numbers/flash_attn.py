@@ -1,6 +1,6 @@
-"""Cases for AMD's kernels of the flash-attn sdist, with the sizes that are compiled in.
+"""Cases for the AMD kernels in the sdist of flash-attn, with the sizes that they are compiled for.
 
-The kernels assume that lengths passed at run time are multiples of 16. The lengths here are not multiples of a block.
+Lengths that are passed at run time are multiples of 16, as the kernels assume, but not multiples of a block.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from toolchain_lab.numbers.problem import Problem, Shape
 
 Array = NDArray[Any]
 _LOG2E = 1.44269504
-# Arguments of features that are switched off, such as strides of tensors that do not exist.
+# Arguments of disabled features, such as strides of tensors that do not exist.
 _UNUSED = ("stride_b*", "stride_a*", "stride_s*", "stride_dropout*", "dropout_p", "philox_*")
 _ROWS = 144  # rows of a backward pass; blocks have 32, 64 and 128 rows
 
 
 def element_of(metadata: Metadata, *names: str) -> Element:
-    """Return the type of the first of some tensors that the kernel takes.
+    """Return the element type of the first of the named tensors that the kernel takes.
 
     Raises:
         NotCheckedError: the kernel takes none of them, or the type is unknown.
@@ -35,22 +35,22 @@ def element_of(metadata: Metadata, *names: str) -> Element:
             if types[name] not in ELEMENTS:
                 raise NotCheckedError("no-case", f"{name} has elements of type {types[name]}")
             return ELEMENTS[types[name]]
-    raise NotCheckedError("no-case", f"it takes none of {', '.join(names)}")
+    raise NotCheckedError("no-case", f"the kernel takes none of {', '.join(names)}")
 
 
 def refuse_forms(arguments: Arguments, **off: Any) -> None:
-    """Check that features without a case are switched off.
+    """Raise NotCheckedError if a compile-time argument has another value than in `off`.
 
-    Raises:
-        NotCheckedError: a constant has another value than in `off`.
+    Args:
+        off: the values with which features without a case are disabled.
     """
     for name, value in off.items():
         if arguments.constant(name, value) != value:
-            raise NotCheckedError("no-case", f"no case for {name} = {arguments.constant(name)}")
+            raise NotCheckedError("no-case", f"there is no case for {name} = {arguments.constant(name)}")
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of attn_fwd with one block of queries, or with two if the first block sees few keys."""
+    """Yield a case of attn_fwd, which runs one block of queries, or two blocks if the mask is causal."""
     arguments = Arguments(metadata)
     refuse_forms(
         arguments, USE_BIAS=False, ENABLE_DROPOUT=False, RETURN_SCORES=False, USE_ALIBI=False, IS_VARLEN=False,
@@ -87,7 +87,7 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of _bwd_preprocess, which computes the products of output and its gradient by row."""
+    """Yield a case of _bwd_preprocess, which computes for each row the product of the output and its gradient."""
     arguments = Arguments(metadata)
     refuse_forms(arguments, IS_VARLEN=False, IS_FP8=False)
     element = element_of(metadata, "Out", "O")
@@ -101,7 +101,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
     arguments.numbers(max_seqlen_q=rows, max_seqlen_k=rows)
     arguments.zero(*_UNUSED)
     blocks = -(-rows // block)
-    # Two kernels have this name: one has heads along x, the other along z.
+    # Two kernels have this name. One has heads along x of the grid, and the other along z.
     along_x = "N_CTX_Q" in metadata.constants
     only = [(at, k, 0) if along_x else (k, 0, at) for k in range(blocks)]
     products = o.read()[0, at] * problem.do.read()[0, at]
@@ -135,7 +135,7 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
     lse, delta = problem.row_numbers("lse"), problem.row_numbers("delta")
     arguments.tensors(
         Q=problem.q, K=problem.k, V=problem.v, DO=problem.do, DK=dk, DV=dv, L=lse, M=lse, Delta=delta,
-        # The kernel adds its parts to the buffer.
+        # The buffer is zeroed, because the kernel adds to it.
         DQ=np.zeros(part * parts, dq.data.dtype) if in_parts else dq, Out=problem.output(),
     )  # fmt: skip
     arguments.strides(
@@ -163,7 +163,7 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def _other_block(arguments: Arguments) -> int:
-    """Return the block size along the grid of a kernel that computes gradients of queries only, or all gradients."""
+    """Return the rows of a block in the grid of a kernel that computes the gradients of queries, or all gradients."""
     return int(arguments.constant("BLOCK_M") or max(arguments.constant("BLOCK_N1"), arguments.constant("BLOCK_M2")))
 
 
@@ -182,7 +182,7 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     parts = 2
     out = np.full((heads, parts, block, head), np.nan, np.float32)
     numbers = np.full((heads, 2, parts, block), np.nan, np.float32)
-    # The stride of a group is not used, because there are no groups.
+    # The stride of a group is arbitrary, because there is only one group.
     q_strides, k_strides, v_strides = (_in_order(t.strides) for t in (q, k, v))
     arguments.tensors(
         Q=q, K=k, V=v, Out_splitK=out.reshape(-1), Metadata=numbers.reshape(-1),
@@ -219,7 +219,7 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
             Expected("Metadata", f"maximum of part {part}", FP32, of_part, sums["exact"][1], rounded32[0]),
             Expected("Metadata", f"sum of part {part}", FP32, of_part + parts * block, sums["exact"][2], rounded32[1]),
         ]
-    # The kernel also writes both numbers for the rows of the block that are not queries.
+    # The kernel also writes both numbers for the unused rows of the block.
     rows = np.arange(queries, block) + np.arange(parts)[:, None] * block
     free = numbers[0].size * at + np.ravel([rows, rows + parts * block])
     label = f"{queries} queries, {used} of {cached} keys{', causal' if causal else ''}"

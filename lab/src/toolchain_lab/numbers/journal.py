@@ -1,4 +1,4 @@
-"""Write and read the file of `kernels check --results`, from which a stopped check continues.
+"""Write and read the file of `kernels check --results`, with which a stopped check can continue.
 
 The file has a line of JSON for each checked kernel.
 """
@@ -31,12 +31,12 @@ def append(path: Path, row: Checked, decoder: str) -> None:
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
-    """Return the results of the same disassembler in the file, by name; none if there is no file.
+    """Return the results in the file that were made with the same disassembler, by name; empty if there is no file.
 
-    If the check was killed while it wrote the last line, this line is removed.
+    An incomplete last line, which a killed check leaves, is removed from the file.
 
     Raises:
-        ConfigError: the file does not hold results.
+        ConfigError: the file cannot be read, or does not contain results.
     """
     try:
         content = read_regular(path, _MOST)
@@ -44,7 +44,7 @@ def read(path: Path, decoder: str) -> dict[str, Checked]:
         return {}
     except OSError as error:
         raise ConfigError(
-            "results-unreadable", f"--results {path} cannot be read", why=error.strerror or "", fix="name another"
+            "results-unreadable", f"--results {path} cannot be read", why=error.strerror or "", fix="name another file"
         ) from error
     lines, cut = content.split(b"\n")[:-1], content.rpartition(b"\n")[2]
     try:
@@ -53,8 +53,8 @@ def read(path: Path, decoder: str) -> dict[str, Checked]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             "results-malformed",
-            f"{path} does not hold results of a check",
-            why="a line has another form",
+            f"{path} does not contain results of a check",
+            why="a line has an unexpected form",
             fix="name another file",
         ) from error
     if cut:

@@ -14,7 +14,7 @@ SUFFIX = ".hsaco"
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:
     """Return a random sample, in the order of the objects.
 
-    Objects come in turn from each GPU and function, so that even a small sample has objects of all of them.
+    Objects are drawn from each pair of GPU and function in turn, so that even a small sample covers them all.
 
     Args:
         count: the size of the sample; None for all objects.

@@ -1,4 +1,4 @@
-"""Define an attention problem: its tensors in memory, and the right results of each head."""
+"""Define an attention problem: its tensors in memory, and the correct results of each head."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Shape:
     """Sizes of a problem.
 
     Args:
-        lengths: the numbers of queries and keys of each sequence. They are the same for all sequences of a batch.
-        packed: whether sequences follow each other in one batch, so that their lengths may differ.
-        head: columns of a head that hold values.
-        pitch: columns of a head in memory.
+        lengths: the numbers of queries and keys of each sequence. Without `packed` all sequences have the same lengths.
+        packed: whether all sequences are concatenated in one batch, so that their lengths may differ.
+        heads, key_heads: the numbers of heads of queries, and of keys and values.
+        head: the columns of a head that hold values.
+        pitch: the columns of a head in memory.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -67,8 +68,9 @@ class Problem:
     """Attention with random inputs.
 
     Args:
-        window: the number of visible keys before and after a query's own position; None for all. A number that is None
-            lets the window end at the diagonal through the last query and the last key.
+        scale: the factor of the scores.
+        window: the number of visible keys before and after the position of a query; None if all keys are visible. If a
+            number is None, the window ends at the diagonal through the last query and the last key.
     """
 
     element: Element
@@ -154,9 +156,9 @@ class Problem:
         return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
 
     def kept(self, sequence: int, head: int) -> Array | None:
-        """Return the elements that dropout keeps.
+        """Return the elements that dropout keeps, `bool[queries, keys]`; None without dropout.
 
-        In AOTriton four keys get the random words of an offset, in the order 0 2 1 3.
+        In AOTriton four consecutive keys get the random words of one offset, in the order 0 2 1 3.
         """
         if self.dropout is None:
             return None
@@ -174,7 +176,7 @@ class Problem:
         """Return the inputs of one head of a sequence.
 
         Args:
-            rows: rows of the queries; there are no gradients if this is only a part of them.
+            rows: the rows of queries; the inputs for gradients are omitted unless these are all rows.
         """
         shared = head // (self.shape.heads // self.shape.key_heads)
         bias = None
@@ -195,7 +197,7 @@ class Problem:
         )
 
     def results(self, sequence: int, head: int, rows: slice = _ALL) -> Triple:
-        """Return the right results of one head, which are computed only once."""
+        """Return the correct results of one head, which are cached."""
         key = (sequence, head, rows.start, rows.stop)
         if key not in self._done:
             given = self.inputs(sequence, head, rows)
@@ -206,7 +208,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return `lse` or `delta` of all rows in float32, as an input of a backward pass."""
+        """Return `lse` or `delta` of all rows in float32, which is an input of a backward pass."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
@@ -222,7 +224,7 @@ class Problem:
         return rows_tensor(batch, shape.heads, rows, values)
 
     def output(self) -> Tensor:
-        """Return the output of the forward pass for all rows, as an input of a backward pass."""
+        """Return the output of the forward pass for all rows, which is an input of a backward pass."""
         made = self.empty("o", keys=False, heads=self.shape.heads)
         for sequence in range(len(self.shape.lengths)):
             for head in range(self.shape.heads):

@@ -1,4 +1,4 @@
-"""Compute attention and its gradients in float64, or like a plain implementation in the kernel's own type."""
+"""Compute attention and its gradients in float64, or as a plain implementation in the kernel's type."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Inputs:
 
     Args:
         q, k, v, do: `float64[rows, columns]`. Without `do` there are no gradients.
+        scale: the factor of the scores.
         visible: the keys that a query may see, `bool[queries, keys]`.
         bias: a bias that is added to the scores.
         keep: the elements that dropout keeps, `bool[queries, keys]`.
@@ -39,7 +40,14 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Results:
-    """Output, log-sum-exp of each row, the products of output and its gradient by row, and the gradients."""
+    """The results of attention, for one head.
+
+    Args:
+        o: the output.
+        lse: the log-sum-exp of each row.
+        delta: for each row the scalar product of the output and its gradient.
+        dq, dk, dv, db: the gradients of q, k, v and bias.
+    """
 
     o: Array
     lse: Array
@@ -65,7 +73,7 @@ def summed_singly(a: Array, b: Array) -> Array:
 
 
 def summed_from_xf32(a: Array, b: Array) -> Array:
-    """Return `summed_singly` of factors cut off to 10 bits of mantissa, as gfx942's matrix instructions do."""
+    """Return `summed_singly` of factors truncated to 10 bits of mantissa, as in the matrix instructions of gfx942."""
     kept = np.uint32(0xFFFFE000)
     left, right = ((np.ascontiguousarray(each, np.float32).view(np.uint32) & kept).view(np.float32) for each in (a, b))
     return summed_singly(left, right)
@@ -75,10 +83,10 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
     """Compute attention and its gradients.
 
     Args:
-        rounded: rounds the result of each operation. With the rounding of a type this function computes the same as
-            PyTorch's plain form (`math`), which scales both factors and keeps each result in that type.
-        product: multiplies matrices. Hardware sums products of narrow types in float32, whose error is small compared
-            with that of `rounded`, so an exact product serves for them.
+        rounded: rounds the result of each operation. If it rounds to a type, the results are those of PyTorch's backend
+            `math`, which scales both factors and stores each result in that type.
+        product: multiplies matrices. An exact product is sufficient for narrow types, because hardware adds their
+            products in float32, whose error is small compared with that of `rounded`.
     """
     root = np.sqrt(given.scale)
     q, k = rounded(given.q * root), rounded(given.k * root)
@@ -109,6 +117,6 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
 
 
 def window(queries: Array, keys: int, left: int, right: int) -> Array:
-    """Return the keys from `left` before a query's own position to `right` after it, as `bool[queries, keys]`."""
+    """Return the keys from `left` before the position of a query to `right` after it, as `bool[queries, keys]`."""
     row, column = queries[:, None], np.arange(keys)[None]
     return (column <= row + right) & (column >= row - left)

@@ -1,4 +1,4 @@
-"""Make the report of a finished image: the times of its stages, the files of its layer, ninja's steps, its kernels."""
+"""Make the report of a finished image: times of its stages, files of its layer, steps of ninja, kernels, sources."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Se
 from toolchain_lab.report.kernel_tables import Figures, campaign_part, kernels_part
 from toolchain_lab.report.ninja import Step, steps_of
 
-_ALONE = 64 << 10  # files of at least this size in bytes have a row
-_DEEP = 2  # smaller files are summed by their folders up to this depth
+_ALONE = 64 << 10  # each file of at least this size in bytes has a row
+_DEEP = 2  # smaller files are added up by folder, at most so many folders deep
 
 
 def build_report(cache: Cache, record: Record) -> Report:
@@ -55,7 +55,7 @@ def build_report(cache: Cache, record: Record) -> Report:
     sections.append(Section(title="Time by stage", table=_times(records)))
     sections += [_timeline(steps)] if steps else []
     if (files := _files(Layout(cache.images), record)).rows:
-        note = f"Files of {console.size(_ALONE)} and more; smaller ones are summed by folder."
+        note = f"Files of {console.size(_ALONE)} and more; smaller files are added up by folder."
         sections.append(Section(title="What the layer holds", table=files, note=note))
     if (sources := _sources(records)).rows:
         sections.append(Section(title="Sources", table=sources))
@@ -68,7 +68,7 @@ def _work(record: Record) -> str:
 
 
 def _kept_log(cache: Cache, record: Record) -> bytes:
-    with contextlib.suppress(OSError):  # the image was not built here, or its log was pruned
+    with contextlib.suppress(OSError):  # there is no log if the image was built elsewhere, or the log was pruned
         return read_regular(cache.kept(_work(record), NINJA_LOG), LARGEST_NINJA_LOG)
     return b""
 
@@ -102,7 +102,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
         Column("seconds", "Time", Kind.SECONDS),
         Column("start", "Start", Kind.SECONDS, help="since ninja began, without pauses"),
         Column("end", "End", Kind.SECONDS),
-        Column("lane", "Job", help="which of the jobs that ran at once"),
+        Column("lane", "Job", help="number among the jobs that ran at the same time"),
         Column("folder", "Folder", Kind.CHOICE),
         Column("output", "Output", Kind.TEXT),
     ]
@@ -119,7 +119,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
         {"kind": "spread", "title": "How often a step takes", "of": "seconds", "split": "kind"},
     ]  # fmt: skip
     lanes, spent = max(step.lane for step in steps), sum(step.seconds for step in steps)
-    note = f"{len(steps):,} steps, {lanes} at once at most; together they took {console.duration(spent)}."
+    note = f"{len(steps):,} steps, at most {lanes} at once, took {console.duration(spent)} together."
     return Section(
         title="The build by ninja's log", note=note,
         table=Table(columns=columns, rows=rows, sort="seconds", descending=True, pictures=pictures),
@@ -127,7 +127,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
 
 
 def _folder(output: str) -> str:
-    """Return the group of an output: the first folders of its path, without CMake's own."""
+    """Return the group of an output: the first folders of its path, without CMake's folders."""
     parts = output.split("/CMakeFiles/", maxsplit=1)[0].split("/")
     return "/".join(parts[:4]) if len(parts) > 1 or "CMakeFiles" in output else "top"
 
@@ -166,17 +166,17 @@ def _files(layout: Layout, record: Record) -> Table:
 
 
 def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
-    """Return the folder for which a small file is counted, at most `_DEEP` folders deep.
+    """Return the folder to which a small file is added, at most `_DEEP` folders deep.
 
     Args:
-        below: the path from the prefix on, or `path` itself.
+        below: the path relative to the image's prefix, or `path` if it is outside of the prefix.
     """
     extra = len(below.parts) - 1 - _DEEP - below.is_absolute()
     return path.parents[max(extra, 0)]
 
 
 def _family(below: PurePosixPath) -> str:
-    """Return the part that a file belongs to, from the name of a library, or else from its folder."""
+    """Return the part that a file belongs to, by the name of a library, or otherwise by its folder."""
     if below.name.startswith("lib") and (".a" in below.suffixes or ".so" in below.suffixes):
         stem = below.name.removeprefix("lib")
         for name in ("LLVM", "MLIR", "lld", "clang", "triton"):

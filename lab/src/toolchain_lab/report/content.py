@@ -8,14 +8,14 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 Cell: TypeAlias = "str | float | None"
-Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js explains the keys of each kind
+Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js describes the keys of each kind of picture
 
 
 class Kind(Enum):
     """The kind of a column, which decides how its cells are written, sorted and filtered."""
 
     TEXT = "text"
-    CHOICE = "choice"  # a text that many rows share; the filter is a list of these texts
+    CHOICE = "choice"  # a text that many rows share, so that the filter is a list of the texts
     NUMBER = "number"
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -64,7 +64,7 @@ class Table:
     pictures: Sequence[Picture] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the table for the page, with values by column, which compress best; empty columns are left out."""
+        """Return the table for the page, without empty columns. The values are grouped by column to compress well."""
         columns = []
         for at, column in enumerate(self.columns):
             values = [row[at] for row in self.rows]

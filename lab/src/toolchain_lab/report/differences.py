@@ -25,7 +25,7 @@ def json_report(value: Any, name: str) -> Report:
         name: the name of its file, for the report and messages.
 
     Raises:
-        ConfigError: the document comes from no verb that has a report.
+        ConfigError: the document was not printed by one of these verbs.
     """
     try:
         if isinstance(value, dict) and {"counts", "groups", "kernels"} <= value.keys():
@@ -33,16 +33,16 @@ def json_report(value: Any, name: str) -> Report:
         if isinstance(value, dict) and {"what", "gpus", "libraries", *_FINDINGS} <= value.keys():
             return audit_report(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _unknown(name, "a value in it is missing, or has another form") from error
-    raise _unknown(name, "it has other keys than either")
+        raise _unknown(name, "a value is missing, or has an unexpected type") from error
+    raise _unknown(name, "its keys are those of neither")
 
 
 def _unknown(name: str, why: str) -> ConfigError:
     return ConfigError(
         "not-a-report",
-        f"{name} is neither of `kernels diff --json` nor of `audit --json`",
+        f"{name} was written neither by `kernels diff --json` nor by `audit --json`",
         why=why,
-        fix="name what one of these printed, a campaign, an image, or a place with kernels",
+        fix="name the output of one of these, a campaign, an image, or a place with kernels",
     )
 
 
@@ -64,12 +64,12 @@ def diff_report(value: Mapping[str, Any], name: str) -> Report:
         if count
     ]
     same = counts["same"]
-    note = f"{same:,} kernels with the same bytes are counted, not listed." if same else ""
+    note = f"{same:,} kernels with the same bytes are not listed." if same else ""
     sections = [
         Section(title="Kernels whose bytes differ", table=_differences(listed), note=note),
         Section(title="By kernel and GPU", table=_groups(value["groups"])),
     ]
-    # A file of another version may lack the names of the sides.
+    # A file of another version may lack the names of A and B.
     a, b = str(value.get("a", "A")), str(value.get("b", "B"))
     subject = f"A is {a}, B is {b}; {name}"
     return Report(
@@ -82,8 +82,8 @@ def _differences(listed: Any) -> Table:
         Column("kernel", "Kernel", Kind.CHOICE),
         Column("gpu", "GPU", Kind.CHOICE),
         Column("status", "Status", Kind.CHOICE),
-        Column("lost_waves", "Waves lost", help="waves of a SIMD that no longer fit; negative where more do"),
-        Column("new_spills", "New spills", help="registers spilled that were not"),
+        Column("lost_waves", "Waves lost", help="waves that no longer fit on a SIMD; negative if more waves fit"),
+        Column("new_spills", "New spills", help="additional spilled registers"),
     ]
     for key, (label, kind, help_) in FACTS.items():
         columns += [

@@ -16,12 +16,12 @@ from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Se
 # The heading, kind and help of each fact of a kernel, by its name in filters.
 FACTS = {
     "waves": ("Waves", Kind.NUMBER, "waves that fit on a SIMD, by registers and LDS"),
-    "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, accumulation registers included"),
+    "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, including AGPRs"),
     "agpr": ("AGPR", Kind.NUMBER, "accumulation registers of a wave"),
     "sgpr": ("SGPR", Kind.NUMBER, "scalar registers of a wave"),
-    "vgpr_spills": ("VGPR spills", Kind.NUMBER, "vector registers that did not fit"),
-    "sgpr_spills": ("SGPR spills", Kind.NUMBER, "scalar registers that did not fit"),
-    "lds": ("LDS", Kind.NUMBER, "bytes of local memory of a workgroup"),
+    "vgpr_spills": ("VGPR spills", Kind.NUMBER, "spilled vector registers"),
+    "sgpr_spills": ("SGPR spills", Kind.NUMBER, "spilled scalar registers"),
+    "lds": ("LDS", Kind.NUMBER, "bytes of LDS of a workgroup"),
     "scratch": ("Scratch", Kind.NUMBER, "bytes of scratch memory of a lane"),
     "code": ("Code", Kind.BYTES, "bytes of instructions"),
 }
@@ -35,7 +35,7 @@ _COLUMNS = (
     *(Column(key, label, kind, help=help_) for key, (label, kind, help_) in FACTS.items()),
     Column("size", "Object", Kind.BYTES, help="bytes of the code object"),
     Column("reason", "Reason", Kind.TEXT),
-    Column("message", "Message", Kind.TEXT, help="all that was said"),
+    Column("message", "Message", Kind.TEXT, help="the full text of the reason"),
     Column("name", "Name", Kind.TEXT),
 )
 _PICTURES: tuple[Picture, ...] = (
@@ -150,5 +150,5 @@ def _gpus(gpus: Iterable[str]) -> str:
 
 def _note(known: bool) -> str:
     if known:
-        return "Registers, spills, LDS, scratch and code are from the code objects; waves follow for each GPU."
-    return "The code objects are not available: registers, spills and waves are not known."
+        return "Registers, spills, LDS, scratch and code are from the code objects; waves are computed for each GPU."
+    return "Registers, spills and waves are unknown, because the code objects are not available."

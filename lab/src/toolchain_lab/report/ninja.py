@@ -1,4 +1,4 @@
-"""Read ninja's own log: which steps ran when, and how many at once."""
+"""Read the steps of a build, with their times and parallel jobs, from ninja's log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_RUNS = 50  # the most runs of a continued build; ninja has rewritten a log with more, so its order means nothing
+_MOST_RUNS = 50  # in a log with more runs the order means nothing, because ninja has rewritten the log
 
 
 @dataclass(frozen=True, kw_only=True)

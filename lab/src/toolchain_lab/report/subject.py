@@ -1,4 +1,4 @@
-"""Find the subject of a report by the name on the command line."""
+"""Make the report of the subject that the command line names."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
     entries = look(ledger).entries
     if not entries:
         raise ConfigError(
-            "ledger-empty", f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another"
+            "ledger-empty", f"{ledger} has no kernel yet", fix="wait for the first kernel, or name another campaign"
         )
     kernels: list[Kernel] = []
-    if ledger.name == LEDGER:  # only an unfinished campaign has this name, and its objects are beside the ledger
+    if ledger.name == LEDGER:  # only the ledger of an unfinished campaign has this name, and it is next to the objects
         with contextlib.suppress(ConfigError):
             kernels = kernels_in(str(ledger.parent), cache)
     return campaign_report(name, entries, kernels)
