@@ -1,4 +1,4 @@
-"""Checks of a bundle before its import: it contains everything that its lock names, and nothing else."""
+"""Check before the import of a bundle that it contains exactly what its lock names."""
 
 from __future__ import annotations
 
@@ -17,49 +17,57 @@ from toolchain.pipeline.lockfile import Lock, LockedBase, LockedSource
 from toolchain.pipeline.locking import locked_packages, refused
 from toolchain.stages.unpacked import PARTIAL
 
-DO_NOT = "do not use this bundle; ask its author for a new export"
+DO_NOT = "do not use this bundle, and ask its author for a new export"
 
 
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
-    """Check that a bundle agrees with an existing lock, which must name the digest of each tree."""
+    """Raise an error if the lock of a bundle contradicts an existing lock.
+
+    Args:
+        own: the existing lock, which must name the digest of each tree.
+        lock: the lock of the bundle.
+        what: the title of the error.
+    """
     problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):
         if more := sorted(set(lock.request.get(key, ())) - set(own.request.get(key, ()))):
             problems.append(f"--{key} {','.join(more)} is not in the lock")
     for source in lock.sources:
         was = own.source(source.name)
-        whole = was is not None and was.kind == "local" and not was.parts  # its digest is that of the tree
+        whole = was is not None and was.kind == "local" and not was.parts  # its digest is the digest of the tree
         if was is not None and not is_file(source) and not was.tree and not whole:
             problems.append(
-                f"the lock does not say which tree {source.name} ({was.ref}) is; make it again where the tree is"
+                f"the lock has no digest of the tree {source.name} ({was.ref}); write the lock where the tree is"
             )
     if problems:
         raise refused(problems, what)
 
 
 def require_fitting(lock: Lock) -> None:
-    """Check that a bundle's bases and sysroots are for a build on this machine."""
+    """Raise UnsupportedError if a base or sysroot in a bundle is for a build on another kind of machine."""
     here = this_machine()
     for base in lock.bases:
-        # Sysroots of old systems and CPythons are for this machine.
+        # A base is for this machine. A sysroot is for cross builds to another one, unless it is that of an old system.
         of_here = base.arch == here
         if (base.stage == "base" and not of_here) or (base.stage == "sysroot" and of_here and not base.old):
             raise UnsupportedError(
                 "bundle-other-machine",
-                f"the bundle holds the {base}, and this machine is {here}",
-                why="what is in a bundle is built on a machine of the kind that it was made on",
-                fix=f"import it there, or make one here: toolchain bundle export, on a machine for {here}",
+                f"the bundle contains the {base}, but this machine is {here}",
+                why="a bundle can only be used on the kind of machine on which it was exported",
+                fix=f"import it on such a machine, or export a bundle on a machine with {here}",
             )
 
 
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
-    """Return the record of a base or sysroot, which must agree with the lock.
+    """Return the record of a base or sysroot; raise HostileInputError if it contradicts the lock.
 
-    Provenances and SBOMs of everything that is built on it repeat the record, so facts that are not of a layer are
-    dropped.
+    Only the facts about the layer are kept, because the provenance and SBOM of later builds repeat them.
 
     Args:
-        layers: the layers of the image, as in its manifest.
+        value: the JSON of the record.
+        base: the base or sysroot in the lock.
+        layers: the layers in the manifest of the image.
+        title: the name of the record in the bundle.
     """
     try:
         record = Record.parse(value)
@@ -67,17 +75,17 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
     except OtherVersionError as error:
         raise UnsupportedError(
             "bundle-format",
-            f"{title} is of another format",
+            f"{title} has another format than this version reads",
             why=str(error),
-            fix="export the bundle again: toolchain bundle export",
+            fix="export the bundle again with this version: toolchain bundle export",
         ) from error
     except RecordError as error:
         why = one_line(str(error))[:200]
         raise HostileInputError(
-            "bundle-record-malformed", f"{title} is not a record of a {base.stage}", why=why, fix=DO_NOT
+            "bundle-record-malformed", f"{title} is not a valid record of a {base.stage}", why=why, fix=DO_NOT
         ) from error
     inputs, packages = record.inputs, record.facts.get("packages")
-    # Other inputs would give a digest that no plan has.
+    # With other inputs, the digest would differ from that of every plan.
     given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
              inputs.get("packages"), record.manifest, record.input_digest, record.partial)  # fmt: skip
     wanted = (base.stage, base.stage, base.image_name, base.arch, base.arch, base.name,
@@ -86,7 +94,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
     more = record.sources or record.binaries or record.taken_from is not None
     if given != wanted or more or type(packages) is not int:
         raise HostileInputError(
-            "bundle-record-mismatch", f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT
+            "bundle-record-mismatch", f"the bundle's record does not match the {base.stage} in its lock", fix=DO_NOT
         )
     if list(record.layers) != list(layers):
         raise HostileInputError(
@@ -96,7 +104,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
 
 def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
-    """Check that a list of packages is the one in the lock, by its digest and row by row."""
+    """Raise HostileInputError if a list of packages differs from the lock in its digest or in a row."""
     rows = value.get("packages")
     try:
         packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
@@ -108,23 +116,23 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
     if not same or set(packages) != set(base.packages):
         raise HostileInputError(
-            "bundle-packages-mismatch", "the bundle's list of packages is not the one in its lock", fix=DO_NOT
+            "bundle-packages-mismatch", "the bundle's list of packages differs from its lock", fix=DO_NOT
         )
 
 
 def is_file(source: LockedSource) -> bool:
-    """Return whether a source is one file; otherwise it is a tree."""
+    """Return whether a source is a file; otherwise it is a tree."""
     return source.digest.startswith("sha256:") and bool(source.file)
 
 
 def _expected(lock: Lock) -> set[tuple[str, str, str]]:
-    """Return kind, name and, if the lock has it, digest of everything that a bundle must contain."""
+    """Return kind, name and digest of each entry that a bundle must have; unknown digests are empty."""
     expected: set[tuple[str, str, str]] = set()
     for source in lock.sources:
         plain = is_file(source)
         expected.add(("file", source.name, source.digest) if plain else ("tree", source.name, ""))
         expected |= {("patch", source.name, patch.digest) for patch in source.patches}
-        # A tree cannot be compared with the digest of an archive.
+        # A tree in place of an archive is refused, because it cannot be compared with the archive's digest.
         if not plain and source.kind not in {"git", "local"}:
             raise HostileInputError(
                 "bundle-lock-incomplete", f"the bundle's lock names no file of {source.name}", fix=DO_NOT
@@ -135,12 +143,12 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
             )
         if not plain and source.kind == "local" and not source.parts and source.tree != source.digest:
             raise HostileInputError("bundle-lock-contradictory",
-                f"the bundle's lock calls one tree of {source.name} by two digests",
+                f"the bundle's lock names two digests of the tree of {source.name}",
                 why=f"{source.digest} and {source.tree}", fix=DO_NOT,
             )  # fmt: skip
     for base in lock.bases:
         if base.state not in {"resolved", "image"} or not base.image:
-            raise HostileInputError("bundle-lock-incomplete", f"the bundle's lock leaves {base} open", fix=DO_NOT)
+            raise HostileInputError("bundle-lock-incomplete", f"the bundle's lock does not resolve {base}", fix=DO_NOT)
         expected.add(("blob", base.owner, base.image))
         if base.state == "resolved":
             expected |= {("base", base.owner, ""), ("record", base.owner, "")}
@@ -148,7 +156,7 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
 
 
 def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
-    """Check that a bundle contains everything that its lock names, and nothing else."""
+    """Raise HostileInputError unless a bundle contains exactly what its lock names."""
     expected = _expected(lock)
     images = {base.owner for base in lock.bases}
     there: set[tuple[str, str, str]] = set()
@@ -156,27 +164,27 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
         known = entry.kind not in {"file", "patch"}
         key = (entry.kind, entry.name, "" if known and entry.kind != "blob" else entry.blob.digest)
         if entry.kind == "blob" and key not in expected and entry.name in images:
-            continue  # a part of that image, which its manifest names
+            continue  # a config or layer, which is compared with the image's manifest later
         if entry.kind != "lock" and key not in expected:
             raise HostileInputError(
                 "bundle-entry-unlocked",
-                f"the bundle holds a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",
+                f"the bundle contains a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",
                 why=entry.blob.digest,
                 fix=DO_NOT,
             )
         if key in there and entry.kind in {"base", "record", "tree"}:
             raise HostileInputError(
-                "bundle-entry-twice", f"the bundle holds two of the {entry.kind} {entry.name}", fix=DO_NOT
+                "bundle-entry-twice", f"the bundle contains the {entry.kind} {entry.name} twice", fix=DO_NOT
             )
         there.add(key)
         source = lock.source(entry.name)
         if entry.kind == "file" and source is not None and entry.title != source.file:
             raise HostileInputError(
                 "bundle-entry-renamed",
-                f"the bundle names a file {entry.title} that its lock names {source.file}",
+                f"the file {source.file} of the lock has the name {entry.title} in the bundle",
                 fix=DO_NOT,
             )
     for kind, name, digest in sorted(expected - there):
         raise HostileInputError(
-            "bundle-entry-missing", f"the bundle lacks the {kind} {name} that its lock names", why=digest, fix=DO_NOT
+            "bundle-entry-missing", f"the bundle lacks the {kind} {name}, which its lock names", why=digest, fix=DO_NOT
         )

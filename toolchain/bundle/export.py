@@ -1,4 +1,4 @@
-"""Bundles: all inputs of a build as one OCI artifact, for machines without a network."""
+"""Export a bundle: an OCI artifact with all inputs of a build, for machines without a network."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+_-]{1,120}")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry of a bundle, which is one layer of the artifact.
+    """An entry of a bundle, which is a layer of the artifact.
 
     Args:
-        kind: `lock`, the lock of the bundle; `file` or `tree` (a tar of it), a source; `patch`, a patch of a source;
-            `base`, the resolved package list of a base or sysroot; `record`, the record of a finished one; `blob`, a
-            part of its image.
-        name: the name of the source, base or sysroot it belongs to.
-        title: file name.
-        blob: digest and size of the layer.
-        of: media type of a part of an image.
+        kind: `lock` for the lock of the bundle; `file` for a source that is a file; `tree` for the tar of a source
+            tree; `patch` for a patch of a source; `base` for the package list of a base or sysroot; `record` for its
+            record; `blob` for its manifest, config or layer.
+        name: the name of the source, base or sysroot that the entry belongs to.
+        title: the file name.
+        blob: the digest and size of the layer.
+        of: the media type of the manifest, config or layer of an image; empty for other kinds.
     """
 
     kind: Kind
@@ -61,51 +61,53 @@ class Entry:
     of: str = ""
 
     def descriptor(self) -> Descriptor:
-        """Return the form in the manifest of the artifact."""
+        """Return the descriptor of the entry in the manifest of the artifact."""
         notes = {_KIND: self.kind, _OWNER: self.name, labels.TITLE: self.title, _MEDIA: self.of}
         kept = {key: text for key, text in notes.items() if text}
         return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)
 
     @classmethod
     def parse(cls, layer: Descriptor) -> Entry:
-        """Read an entry of an untrusted manifest; an unknown kind and an unsafe name are refused."""
+        """Return an entry from an untrusted manifest; raise HostileInputError for an unknown kind or unsafe name."""
         kind, title = layer.annotations.get(_KIND, ""), layer.annotations.get(labels.TITLE, "")
         name, of = layer.annotations.get(_OWNER, ""), layer.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
             raise HostileInputError(
-                "bundle-entry-kind", f"the bundle holds an entry of an unknown kind: {kind[:80]!r}", fix="do not use it"
+                "bundle-entry-kind",
+                f"the bundle contains an entry of an unknown kind: {kind[:80]!r}",
+                fix="do not use this bundle",
             )
         for text in (name, title):
             if not _NAME.fullmatch(text):
                 raise HostileInputError(
                     "bundle-entry-name",
-                    f"the bundle holds an entry with an unusable name: {text[:200]!r}",
+                    f"the bundle contains an entry with an unsafe name: {text[:200]!r}",
                     fix="do not use this bundle",
                 )
         if of and not _MEDIA_TYPE.fullmatch(of):
             raise HostileInputError(
                 "bundle-entry-media-type",
-                f"the bundle holds an entry of an unexpected media type: {of[:200]!r}",
+                f"the bundle contains an entry with an invalid media type: {of[:200]!r}",
                 fix="do not use this bundle",
             )
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `--json`."""
+        """Return the entry as `--json` prints it."""
         return {"kind": self.kind, "name": self.name, "file": self.title, "digest": self.blob.digest,
                 "bytes": self.blob.size}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A bundle that was written or sent."""
+    """An exported bundle, its lock and its entries."""
 
     published: Published
     lock: Lock
     entries: tuple[Entry, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `bundle export --json`."""
+        """Return the value as `bundle export --json` prints it."""
         return {
             "ref": self.published.ref,
             "tags": list(self.published.tags),
@@ -117,13 +119,18 @@ class Exported:
 
 
 def export(request: Request, target: str, dest: Target) -> Exported:
-    """Write all inputs of building `target` to `dest`: sources, wheels, patches, the finished base, and their lock.
+    """Write a bundle with all inputs of a build: sources, wheels, patches, finished bases and sysroots, and the lock.
 
-    The same cache and request give the same bytes. Blobs that `dest` has already are not sent again.
+    The same cache and request give the same bytes. Blobs that the destination already has are skipped.
+
+    Args:
+        request: the request of the build.
+        target: the target of the build.
+        dest: the reference of the bundle, without a digest.
     """
     if dest.digest:
         raise ConfigError(
-            "bundle-exists", f"{dest} names a bundle that exists", fix="give a tag in place of the digest, or none"
+            "bundle-exists", f"{dest} names an existing bundle by digest", fix="replace the digest by a tag"
         )
     rows = [*resolved_plan(request, target), *(_old_systems(request) if target == "base" else ())]
     planned = [row.planned for row in rows]
@@ -136,33 +143,33 @@ def export(request: Request, target: str, dest: Target) -> Exported:
             packer.source(source)
         for base, row in bases:
             packer.base(base, row)
-        lock = resolve(request, planned, target)  # now every tree is in the store
+        lock = resolve(request, planned, target)  # again, because now the digests of all trees are known
         if lock.bases != tuple(base for base, _ in bases):
-            raise SourceError("base-changed", "a base was made again while it was packed", fix="run the command again")
+            raise SourceError("base-changed", "a base changed while it was exported", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(target)
-        tag = dest.tag or ("latest" if dest.remote else f"bundle-{target}")  # a repository is the bundle's name
+        tag = dest.tag or ("latest" if dest.remote else f"bundle-{target}")  # a folder may contain several bundles
         with open_place(dest) as place:
             done = place.put(packer.layout, manifest, (tag,))
     return Exported(done, lock, tuple(packer.sorted()))
 
 
 def _old_systems(request: Request) -> list[PlanRow]:
-    """Return the old systems that a portable LLVM is compiled against on this machine.
+    """Return the sysroots of old systems, against which portable builds are compiled on this machine.
 
-    They are inputs from package mirrors, as the base is. A base is useful without them if nothing portable is built, so
-    they are left out, with a note, if they were never built.
+    Like a base, they come from package mirrors. If they are not built, a note is printed and they are left out, because
+    other builds need only the base.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:
         return []
     if (lock := lock_of(request)) is not None and all(base.stage != "sysroot" for base in lock.bases):
-        return []  # the lock has only a base
+        return []  # the existing lock has no sysroot
     rows = plan(here, "sysroot")
     if request.arch == here.arch and any(row.built is None for row in rows):
         console.note(
-            "the system that a portable LLVM is compiled against is not built, so the bundle contains only the base;"
-            " for both, run `toolchain build sysroot` with the same options, and export again"
+            "the sysroot for portable builds is not built, so the bundle contains only the base; to include it, run"
+            " `toolchain build sysroot` with the same options, and export the bundle again"
         )
         return []
     return rows
@@ -174,15 +181,15 @@ def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
         raise SourceError(
             "base-not-built",
             f"{base} is not built yet",
-            why="it is made from package mirrors, so a bundle holds the finished one",
-            fix=f"toolchain build {base.stage} --arch {base.arch}, with the same options",
+            why="a bundle contains the finished image, because a build from package mirrors needs a network",
+            fix=f"run `toolchain build {base.stage} --arch {base.arch}` with the same options",
         )
     return row
 
 
 @dataclass
 class _Packer:
-    """Collects the entries in a layout of its own; blobs are hard links if the file system supports them."""
+    """Collects the entries of a bundle in a temporary layout, with hard links to the blobs if possible."""
 
     request: Request
     layout: Layout
@@ -190,14 +197,14 @@ class _Packer:
     entries: list[Entry] = field(default_factory=list)
 
     def sorted(self) -> list[Entry]:
-        """Return the lock first, then small kinds before large ones, by name."""
+        """Return the entries in the order of the manifest: the lock, then small kinds before large ones, by name."""
         order = ("lock", "base", "record", "patch", "file", "tree", "blob")
         return sorted(
             self.entries, key=lambda entry: (order.index(entry.kind), entry.name, entry.title, entry.blob.digest)
         )
 
     def source(self, source: Source) -> None:
-        """Add a source from the store, and its patches."""
+        """Fetch a source if the store lacks it, and add it with its patches."""
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
         got = fetch_for(self.request, source, verify=True)
@@ -215,29 +222,29 @@ class _Packer:
             self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
 
     def base(self, base: LockedBase, row: PlanRow) -> None:
-        """Add a finished base or sysroot: its image, record and package list."""
+        """Add the image, record and package list of a finished base or sysroot; a user's base has only an image."""
         cache = self.request.cache
         if base.state == "image":
             layout = Layout(row.planned.details.root)
             self.image(layout, layout.resolve(row.planned.details.digest), base.owner)
             return
-        assert row.built is not None  # noqa: S101 - the caller looked
+        assert row.built is not None  # noqa: S101 - checked by `_row_of`
         layout = Layout(cache.images)
         self.image(layout, layout.resolve(row.built.manifest), base.owner)
         record = read_record(cache, row.built.input_digest)
         if taken := record.taken_from:
             raise SourceError(
                 "base-not-made-here",
-                f"{base} was not made here",
-                why=f"it was taken from {taken.ref}, and a bundle vouches only for what was made where it is exported",
-                fix="export it where it was made, or make it in another cache (--cache DIR) and export that",
+                f"{base} was not built on this machine",
+                why=f"it was downloaded from {taken.ref}, but a bundle may only contain what its exporter built",
+                fix="export the bundle where it was built, or build it here in another cache (--cache DIR)",
             )
         self.content("record", base.owner, "record.json", canonical(record.as_json()))
         packages = cache.package_list(base.stage, base.name, base.arch)
         self.content("base", base.owner, packages.name, canonical(strict_json.read(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
-        """Add an image's manifest, config and layers."""
+        """Add the manifest, config and layers of an image."""
         for part in (manifest, *layout.children(manifest)):
             plain = part.digest.removeprefix("sha256:")
             self.file("blob", name, plain, layout.blob(part.digest), part.digest, of=part.media_type)
@@ -247,11 +254,11 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
 
     def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
-        """Add a file whose digest is known; the receiver checks it."""
+        """Add a file without hashing it; an import checks the digest."""
         blob = Descriptor(media.LAYER, digest, self.layout.link(path, digest).stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:
-        # Entries of the same kind and content are listed twice only if they belong to different owners.
+        # An image may have the same layer twice, but equal entries are listed once.
         layers = [entry.descriptor() for entry in dict.fromkeys(self.sorted())]
         return self.layout.put_artifact(TYPE, layers, annotations=standard_annotations(f"toolchain bundle: {target}"))

@@ -1,4 +1,4 @@
-"""The import of bundles: only entries that the lock names are taken, and no name becomes a path."""
+"""Import a bundle into a cache, after checking that its entries match its lock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from toolchain.sources.unpack import unpack_tar
 
 @dataclass(frozen=True)
 class ImportedEntry:
-    """An entry, and whether it was imported now or was here already."""
+    """An entry, and whether it is new in the cache."""
 
     entry: Entry
     new: bool
@@ -57,11 +57,13 @@ class ImportedEntry:
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import.
+    """The result of importing a bundle.
 
     Args:
         digest: the digest of the bundle's manifest.
-        command: builds from it.
+        lock: the lock of the bundle.
+        taken: the entries of the bundle.
+        command: the command that builds from the bundle.
     """
 
     digest: str
@@ -70,7 +72,7 @@ class Imported:
     command: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `bundle import --json`."""
+        """Return the value as `bundle import --json` prints it."""
         return {
             "digest": self.digest,
             "entries": [entry.entry.as_json() | {"new": entry.new} for entry in self.taken],
@@ -79,13 +81,16 @@ class Imported:
 
 
 def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
-    """Fill a cache from a bundle. Entries that are already here and complete are not fetched again.
+    """Import a bundle into a cache; entries that the cache already has are not downloaded again.
 
-    Bytes with a wrong digest are not kept, and an entry that the lock does not name is refused.
+    HostileInputError is raised for an entry that the lock does not name, and DigestError for wrong content, which is
+    not stored.
 
     Args:
-        lock_path: an existing lock must contain everything in the bundle; otherwise the bundle's lock is written there,
-            last.
+        ref: the reference of the bundle.
+        cache: the cache to fill.
+        lock_path: the path of the lock. An existing lock must agree with the bundle; otherwise the lock of the bundle
+            is written there after everything else.
     """
     with open_place(ref) as place:
         manifest, content = place.manifest()
@@ -97,12 +102,12 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
                 taker = _Taker(cache, place, Layout(folder).ensure(), entries)
                 lock = taker.lock()
                 if lock_path.exists():
-                    require_agreement(lockfile.read(lock_path), lock, f"{ref} holds something else than {lock_path}")
+                    require_agreement(lockfile.read(lock_path), lock, f"{ref} does not agree with {lock_path}")
                 taken = taker.take(lock)
                 if not lock_path.exists():
                     lockfile.write(lock, lock_path, option="--lock-file")
             except (UnreachableError, RegistryError, KeyboardInterrupt):
-                raise  # the next attempt continues with the complete blobs
+                raise  # keep the folder, so that the next import continues with its blobs
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -116,14 +121,14 @@ def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...
         raise RegistryError(
             "not-a-bundle",
             f"{ref} is not a bundle",
-            why=f"its type is {value.get('artifactType')!r}, not {TYPE}",
-            fix="name what `toolchain bundle export` wrote",
+            why=f"its type is {value.get('artifactType')!r}, and {TYPE} was expected",
+            fix="give the reference of a bundle from `toolchain bundle export`",
         )
     return tuple(Entry.parse(layer) for layer in children_of(value, manifest)[1:])
 
 
 class _Taker:
-    """Takes the entries of one bundle."""
+    """Imports the entries of a bundle."""
 
     def __init__(self, cache: Cache, place: Place, scratch: Layout, entries: Sequence[Entry]) -> None:
         self._cache = cache
@@ -132,7 +137,9 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
-        self._layers: dict[str, list[dict[str, Any]]] = {}  # of each image, lowest first
+        self._layers: dict[
+            str, list[dict[str, Any]]
+        ] = {}  # the layers of each image by the digest of its manifest, lowest first
 
     def _of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self._entries if entry.kind in kinds]
@@ -149,14 +156,14 @@ class _Taker:
         return self._scratch.read(entry.blob)
 
     def lock(self) -> Lock:
-        """Return the bundle's lock."""
+        """Return the lock of the bundle."""
         locks = self._of("lock")
         if len(locks) != 1:
-            raise HostileInputError("bundle-lock-count", f"the bundle holds {len(locks)} locks", fix=DO_NOT)
+            raise HostileInputError("bundle-lock-count", f"the bundle contains {len(locks)} locks", fix=DO_NOT)
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
-        """Take every entry, after all checks that decide what is trusted."""
+        """Check all entries, and then import them."""
         require_fitting(lock)
         require_whole(lock, self._entries)
         self._named_parts(lock)
@@ -164,7 +171,7 @@ class _Taker:
         done = [ImportedEntry(self._of("lock")[0], True)]
         done += [ImportedEntry(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
         self._images.ensure()
-        # Manifests refer to the other blobs, so they come last.
+        # Manifests are stored after the blobs that they refer to.
         blobs = sorted(self._of("blob"), key=lambda entry: entry.of in media.MANIFESTS)
         done += [ImportedEntry(entry, self._blob(entry)) for entry in blobs]
         for base in lock.bases:
@@ -174,7 +181,7 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Check that the parts of an image are exactly those that its locked manifest names."""
+        """Raise HostileInputError unless the blobs of an image are exactly those in its manifest."""
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # checked by `require_whole`
@@ -185,18 +192,18 @@ class _Taker:
                 if digest in parts:
                     raise HostileInputError(
                         "bundle-part-unlocked",
-                        f"the bundle holds what no image in its lock names: {digest}",
+                        f"the bundle contains a blob that no image in its lock has: {digest}",
                         fix=DO_NOT,
                     )
                 raise HostileInputError(
-                    "bundle-part-missing", f"the bundle lacks a part of the image of {base}", why=digest, fix=DO_NOT
+                    "bundle-part-missing", f"the bundle lacks a blob of the image of {base}", why=digest, fix=DO_NOT
                 )
             config = parse_object(self._small(parts[named[0].digest]), named[0].digest, keys=CONFIG_KEYS)
             if config.get("architecture") != base.arch:
                 raise HostileInputError(
                     "bundle-image-platform",
-                    f"the image of {base} is for another machine",
-                    why=str(config.get("architecture"))[:80],
+                    f"the image of {base} is for another architecture",
+                    why=f"its config says {str(config.get('architecture'))[:80]!r}",
                     fix=DO_NOT,
                 )
             self._layers[base.image] = [child.plain.as_json() for child in named[1:]]
@@ -215,8 +222,8 @@ class _Taker:
             record = require_record(value, base, self._layers[base.image], entry.title)
             known = known_record(self._cache, record.input_digest)
             if known is not None and known.manifest != base.image:
-                raise refused([f"{base} has another image in this cache"], "the bundle brings another base")
-            # The bundle does not replace the record of this cache, above all its builder.
+                raise refused([f"{base} has another image in this cache"], "the bundle contains another base")
+            # A record that the cache already has is kept, because it names the builder of the image in this cache.
             records[entry] = known if known is not None else record
         return records
 
@@ -230,16 +237,16 @@ class _Taker:
             if path.name != entry.title:
                 raise HostileInputError(
                     "bundle-entry-renamed",
-                    f"the bundle names a file {entry.title} that the store names {path.name}",
+                    f"the file {path.name} has the name {entry.title} in the bundle",
                     fix=DO_NOT,
                 )
             if (known := _read(path)) is not None and known != value:
-                raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
+                raise refused([f"{base} has other packages in this cache"], "the bundle contains another base")
             lists[entry] = (path, value)
         return lists
 
     def _tag(self, base: LockedBase, records: Mapping[Entry, Record]) -> None:
-        """Name a base's image, which keeps its blobs from removal; a missing blob is an error."""
+        """Tag the image of a base, so that its blobs are not removed; raise RegistryError if a blob is missing."""
         manifest = self._images.resolve(base.image)
         for child in self._images.children(manifest):
             self._images.blob(child.digest)
@@ -289,7 +296,7 @@ class _Taker:
         if info is None or info.digest != source.tree:
             raise DigestError(
                 "stored-tree-digest",
-                f"the tree of {source.name} in this cache is not the locked one",
+                f"the tree of {source.name} in this cache differs from the lock",
                 why=f"expected {source.tree}, found {info.digest if info else 'none'}",
                 fix="remove it from the store, or use another cache",
             )
@@ -308,7 +315,7 @@ def _owner(entry: Entry, lock: Lock) -> LockedBase:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object from a file; None if the file is missing or damaged."""
+    """Return the JSON object in a file; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         value = strict_json.read(path.read_bytes())
         return value if isinstance(value, dict) else None
@@ -325,7 +332,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
-    """Return the command that builds from the bundle, with the cache's paths of local sources and patches."""
+    """Return the command that builds from the bundle, with the paths of its local sources and patches in the cache."""
     instead: dict[str, Any] = {}
     stored = {source.name: str(source.spec) for source in lock.sources if source.kind == "local"}
     if stored:
@@ -346,5 +353,5 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if lock.request.get("glibc") == DEFAULT_GLIBC:
         instead["glibc"] = ()
     words = build_command(stage, ["--offline", *named, *lockfile.options(lock, **instead)])
-    # The request comes from the untrusted bundle, and the command is shown in a terminal.
+    # Special characters are escaped, because the options come from the untrusted bundle and are shown in a terminal.
     return tuple(shlex.quote(one_line(word)) for word in words)

@@ -1,4 +1,4 @@
-"""Publish the plain files of a stage as an artifact next to its image, and fetch them back."""
+"""Publish the plain files of a stage as an artifact of its image, and download published wheels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeliveredFiles:
-    """The published files of an image."""
+    """The published plain files of an image, which are one artifact."""
 
     refs: tuple[str, ...]
     digest: str
@@ -47,7 +47,7 @@ class DeliveredFiles:
     evidence: AttachedEvidence
 
     def as_json(self) -> dict[str, Any]:
-        """Return the key `files` of a row of `publish --json`."""
+        """Return the value of the key `files` in a row of `publish --json`."""
         return vars(self) | {"files": [file.as_json() for file in self.files], "evidence": self.evidence.as_json()}
 
 
@@ -60,16 +60,16 @@ def deliver_files(
     *,
     signer: Signer | Keyless | None,
 ) -> DeliveredFiles | None:
-    """Publish archives, wheels and reports of an image as one artifact whose subject is the index.
+    """Publish archives, wheels and reports of an image as an artifact whose subject is the index of the image.
 
     Args:
-        made: the facts of the image, one for each architecture.
-        index: the index, which `place` already holds.
-        refs: the destinations, each with a tag; the first is shown to the user.
-        signer: signs a provenance that names each file.
+        made: the facts of the image for each architecture.
+        index: the index, which was stored in `place` before.
+        refs: the references of the artifact, each with a tag.
+        signer: the signer of a provenance that names each file; None for no provenance.
 
     Returns:
-        None if the stage has no plain form.
+        The published files; None if the stage has no plain files.
     """
     if made[0].record.stage not in FORMS:
         return None
@@ -107,17 +107,17 @@ def _write(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _lasting(value: Any) -> Any:
-    """Return a report without durations, because equal work must give equal bytes."""
+    """Return a report without durations, so that equal builds give equal reports."""
     if isinstance(value, Mapping):
         return {key: _lasting(item) for key, item in value.items() if not str(key).endswith("seconds")}
     return [_lasting(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None:
-    """Fetch the wheels of reused images into the store, from the files published next to these images.
+    """Download the wheels of reused images into the store, from the artifacts of these images.
 
-    The signed report of an image names each wheel by its digest. Only those bytes are taken, so the artifact itself
-    needs no trust. A note names the wheels that are not available; writing their archives then fails.
+    Each wheel is compared with the digest in the signed facts of its image, so the artifact needs no signature. If the
+    wheels of an image are not available, a note is printed, and writing its plain files will fail.
     """
     for stage in built:
         wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in stage.facts.get("wheels", ())}
@@ -126,7 +126,7 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
             try:
                 _bring(request, stage.planned, missing, reuse.place)
             except ToolchainError as error:
-                console.note(f"{stage.planned.name}: no wheels next to {stage.planned.image} ({error.what})")
+                console.note(f"{stage.planned.name}: no published wheels of {stage.planned.image} ({error.what})")
 
 
 def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:
@@ -141,9 +141,9 @@ def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where
                 if digest not in files:
                     raise SourceError(
                         "artifact-file-missing",
-                        f"the files of {image} have no {name} with the digest {digest}",
-                        fix="publish them again with --files where they were built, or build the stage here",
+                        f"the files that were published with {image} have no {name} with the digest {digest}",
+                        fix="publish the image with --files on the machine that built it, or build the stage here",
                     )
                 path = place.blob(files[digest].blob, scratch)
                 Store(request.cache.store).add_file(path, digest, name=name)
-                console.note(f"{planned.name}: {name} is taken from {ref}")
+                console.note(f"{planned.name}: using {name} from {ref}")

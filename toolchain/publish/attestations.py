@@ -1,4 +1,4 @@
-"""Make SBOM and provenance of finished images, sign them, and attach them to what was published."""
+"""Make SBOMs and provenance of finished images, sign them, and attach them to the published images."""
 
 from __future__ import annotations
 
@@ -48,11 +48,14 @@ _ANNOTATED = {CREATED: timestamp(EPOCH)}
 
 @dataclass(frozen=True)
 class AttachedEvidence:
-    """Attached evidence of an image.
+    """The SBOMs and attestations that were attached to an image.
 
     Args:
-        how: `api`, `tag` or `layout`, the way in which it is found; `none` if nothing was sent.
-        tags: cosign's tags that name it too.
+        kinds: the kinds of documents, such as `provenance`.
+        signed_by: the id of the key, or the identity; empty if they are not signed.
+        how: how they are listed (see `place.Attached`); `none` if nothing was sent.
+        pushed_bytes: the number of bytes that were sent or written.
+        tags: cosign's tags that point to them too.
     """
 
     kinds: tuple[str, ...]
@@ -62,17 +65,17 @@ class AttachedEvidence:
     tags: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `publish --json`."""
+        """Return the value as `publish --json` prints it."""
         return {key: value for key, value in vars(self).items() if key != "tags" or value}
 
 
 def collect(cache: Cache, record: Record) -> ImageFacts:
-    """Collect the facts of a finished image."""
+    """Return the facts of a finished image that its SBOM and provenance need."""
     dependencies = stages_below(cache, record.inputs)
     require_below(record, dependencies)
     base = next((dependency for dependency in (record, *dependencies) if dependency.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
-    # The resolved list, if it is still the one of this base, has digests, and covers RPM bases.
+    # The resolved list is preferred, because it has digests and also exists for RPM bases.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
     for dependency in (record, *dependencies):
         if dependency.stage in _COMPILED_IN:
@@ -89,7 +92,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """Return the resolved packages of a stage; empty if the list has changed since the stage was built."""
+    """Return the resolved packages of a stage; empty if the list changed since the stage was built."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -102,7 +105,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot, marked with its system because the base has packages of the same names."""
+    """Return the packages of a sysroot, with the name of its distribution because the base has the same packages."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -110,13 +113,13 @@ def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
 
 
 def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of an interpreter's root whose headers wheels were compiled with."""
+    """Return the packages with the CPython headers that wheels were compiled with."""
     packages = _resolved(cache, "python", record)
     rows = {row.headers: row.distro for row in load_pythons().values()}
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# By stage: functions that list the packages, besides the base's, that end in objects or in the image.
+# The functions that return the packages whose code a stage compiles or copies into its image, by stage.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
@@ -125,7 +128,7 @@ _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
-    """Return the text of a file in the base's layers; empty if there is none."""
+    """Return the content of a file in the layers of a base; empty if it is missing."""
     layout = Layout(cache.images)
     if base is None or not base.manifest or not layout.has(base.manifest):
         return ""
@@ -137,7 +140,7 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
 
 
 def sboms(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> list[tuple[Format, dict[str, Any]]]:
-    """Make the SBOM of an image in a layout, in each format."""
+    """Return the SBOM of an image in each format."""
     from toolchain.trust.cyclonedx import cyclonedx  # noqa: PLC0415 - importing its library takes 0.15 seconds
 
     config, *layers = layout.children(manifest)
@@ -151,7 +154,7 @@ def sboms(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> list
 
 @dataclass(frozen=True)
 class _Content:
-    """The only layer of an artifact, its media type, and the artifact's annotations."""
+    """The content and media type of an artifact's only layer, and the artifact's annotations."""
 
     content: bytes
     kind: str
@@ -168,15 +171,19 @@ def attach_evidence(
     signer: Signer | Keyless | None,
     scratch: Path,
 ) -> AttachedEvidence:
-    """Make SBOMs and provenance of an image, and attach them to its manifest and to its index.
+    """Make the SBOMs and the provenance of an image, and attach them to its manifest and its index.
 
-    With a key or an identity they are attached in signed envelopes. Without one only the SBOMs are attached, as plain
-    documents, because an unsigned provenance proves nothing. With a key the envelopes and a signature are also written
-    under cosign's tags, and into bundles if the signer asks for them.
+    With a signer, each document is attached in a signed envelope. Without a signer, only the SBOMs are attached,
+    because an unsigned provenance proves nothing. With a key, the envelopes and a signature of the image are also
+    stored under cosign's tags, and as Sigstore bundles if `signer.bundles` is set.
 
     Args:
-        layout: holds the image.
-        place: the repository or folder that holds the image too.
+        layout: a layout that contains the image.
+        manifest: the image for one platform.
+        index: the index with the image.
+        place: the repository or folder to which the image was published.
+        signer: the key or identity that signs; None for unsigned SBOMs.
+        scratch: a folder for temporary files.
     """
     documents, subjects = sboms(image_facts, layout, manifest), (manifest, index)
     if signer is None:
@@ -202,13 +209,13 @@ def attach_to_files(
     signer: Signer | Keyless | None,
     scratch: Path,
 ) -> AttachedEvidence:
-    """Sign the provenance of published files, and attach it to their artifact; without a signer do nothing.
+    """Sign the provenance of published plain files, and attach it to their artifact; do nothing without a signer.
 
-    Each file is a subject, so that its provenance can be found by its digest.
+    Each file is a subject of the provenance, so that it can be found by the digest of the file.
 
     Args:
-        made_by: the build of each architecture, with its files.
-        files: the manifest of the artifact, which `place` holds.
+        made_by: the facts of the image for each architecture, with its files.
+        files: the manifest of the artifact, which was stored in `place` before.
     """
     if signer is None:
         return AttachedEvidence((), "", "none", 0)
@@ -235,7 +242,7 @@ def _sign(
     image: str,
     kinds: tuple[str, ...],
 ) -> AttachedEvidence:
-    """Sign statements, and attach them to the subjects in every form that the signer asks for."""
+    """Sign statements, and attach them to the subjects in each format that the signer supports."""
     with _own_layout(scratch) as own:
         if isinstance(signer, Keyless):
             signed_before = _signed_before(signer.identity, subjects[0], place, own)
@@ -247,10 +254,12 @@ def _sign(
         contents = [
             _Content(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in signed
         ]
-        if signer.bundles:  # of all statements, because a reader of bundles ignores the other forms
+        if signer.bundles:  # all statements become bundles, because a reader of bundles ignores other formats
             contents += [_bundled(kind, cosign.bundle(envelope, signer.public)) for kind, envelope in envelopes]
         done = _attach(contents, subjects, place, scratch, kinds)
-        name = str(place.ref.at()) if place.ref.remote else image  # a path has no meaning on other machines
+        name = (
+            str(place.ref.at()) if place.ref.remote else image
+        )  # the path of a folder is meaningless on other machines
         tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
         pushed = place.attach_layers(own, tagged)
     tags = tuple(entry.tag for entry in tagged)
@@ -260,7 +269,7 @@ def _sign(
 def attach_statement(
     statement: attest.Statement, digests: Sequence[str], place: Place, *, kind: str, signer: Signer, scratch: Path
 ) -> AttachedEvidence:
-    """Sign a statement about an image and attach it to these digests of its manifest and its index."""
+    """Sign a statement about an image, and attach it to the manifests or indexes with the given digests."""
     subjects = [place.manifest(digest)[0] for digest in digests]
     content = _Content(
         dsse.sign(statement, signer).as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]}
@@ -278,7 +287,7 @@ def _own_layout(scratch: Path) -> Iterator[Layout]:
 def _attach(
     contents: Sequence[_Content], subjects: Sequence[Descriptor], place: Place, scratch: Path, kinds: tuple[str, ...]
 ) -> AttachedEvidence:
-    """Attach artifacts with these contents to each of the subjects."""
+    """Attach an artifact for each of the contents to each of the subjects."""
     pushed, how = 0, "none"
     with _own_layout(scratch) as own:
         blobs = [own.put_bytes(entry.content, entry.kind) for entry in contents]
@@ -305,16 +314,16 @@ def _bundled(kind: str, bundle: bytes) -> _Content:
 def _tagged(
     own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
 ) -> tuple[Tagged, ...]:
-    """Return a signature and the envelopes in the form of cosign's tags."""
+    """Return a signature and the envelopes as layers to add under cosign's tags."""
     signature = cosign.signature_layer(own, signer, named, subject)
     layers = [cosign.attestation_layer(own, envelope.as_bytes(), kind) for kind, envelope in envelopes]
     return Tagged(subject, "sig", (signature,)), Tagged(subject, "att", tuple(layers))
 
 
 def _signed_before(who: Identity, manifest: Descriptor, place: Place, scratch: Layout) -> dict[bytes, Evidence]:
-    """Return the existing bundles of an identity by payload.
+    """Return the bundles that an identity signed and attached before, by payload.
 
-    They are reused because a new signature would differ, and would add an entry to a public log.
+    They are reused, because signing the same payload again would add another entry to a public log.
     """
     by_payload: dict[bytes, Evidence] = {}
     for attached in gather(place, [manifest.digest], scratch):

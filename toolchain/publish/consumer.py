@@ -1,4 +1,4 @@
-"""Lines for a consumer's Containerfile that copy an image's content."""
+"""Make the lines of a Containerfile that copy the content of an image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from toolchain.oci.reference import TAG, Target
 
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "wheels", "triton-cache", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
-# Paths in a layer that identify each kind of image. The group is the prefix.
+# The paths in a layer that identify the kind of an image. The group matches the prefix.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
 _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
@@ -37,7 +37,7 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("triton-cache", re.compile(rf"({CACHE})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
-# An LLVM that only generates a GPU's code; Triton is not built on it.
+# The prefix of an LLVM that only generates code of a GPU. Triton cannot be built with it.
 _FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(codegen.llvm)}-[^/]*$" for codegen in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
@@ -45,13 +45,14 @@ _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 
 @dataclass(frozen=True)
 class Use:
-    """The use of an image in a Containerfile.
+    """The lines of a Containerfile that use an image.
 
     Args:
+        kind: the kind of the image.
         source: the value of `COPY --from`.
-        prefix: the folder that is copied, absolute; empty if unknown.
+        prefix: the absolute path of the copied folder; empty if unknown.
         lines: the lines of a Containerfile, including comments.
-        unknown: facts that the image does not tell.
+        unknown: the facts that could not be found out from the image.
     """
 
     kind: Kind
@@ -61,7 +62,7 @@ class Use:
     unknown: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `publish --json` and `inspect --use --json`."""
+        """Return the value as `publish --json` and `inspect --use --json` print it."""
         return {
             "kind": self.kind,
             "from": self.source,
@@ -71,7 +72,7 @@ class Use:
         }
 
     def text(self) -> Iterator[str]:
-        """Yield the lines to print, unknown facts as comments."""
+        """Yield the lines, and a comment for each unknown fact."""
         yield from self.lines
         yield from (f"# not known: {one_line(gap)}" for gap in self.unknown)
 
@@ -87,28 +88,29 @@ class _Content:
 
 
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
-    """Return the use of an image or index in a layout.
+    """Return the lines that use an image or index.
 
     Args:
+        layout: the layout that contains it.
         top: the image or index.
-        where: the reference that consumers use.
-        name: the image's name, for a layout folder; empty to take it from its label or tag.
+        where: the reference by which consumers get the image.
+        name: the name of an image in a layout folder; empty to use its title or tag.
     """
     if why := _pasteable(where):
         return Use("unknown", "", "", (), (why,))
     images = layout.images_below(top)
     if top.media_type in media.IMAGES and are_files(layout.read_json(top)):
-        return Use("unknown", str(where), "", (), (f"what it is: no image, but files: oras pull {where}",))
+        return Use("unknown", str(where), "", (), (f"it is not an image, but plain files; try: oras pull {where}",))
     if not images:
-        return Use("unknown", str(where), "", (), ("what it is: it is no image, but some other artifact",))
+        return Use("unknown", str(where), "", (), ("it is not an image, but another kind of artifact",))
     config, *layers = layout.children(images[0])
     labels = labels_of(layout.read_json(config))
     own = INPUT_DIGEST in labels
-    # This tool's images have their content in the topmost layer; others may have it in any.
+    # Images of this tool have their content in the topmost layer, while other images may have it in any layer.
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
     mount = labels.get(CACHE_MOUNT, "")
     content = replace(content, mount=mount if re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", mount) else "")
-    if content.kind == "llvm" and labels.get(PARTIAL):  # a part of LLVM can have a CMake package too
+    if content.kind == "llvm" and labels.get(PARTIAL):  # a part of LLVM may contain CMake packages
         content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, top, by_name)
@@ -137,20 +139,20 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
                             return _Content("llvm-part", match[1])
                         return _Content(kind, match[1], wheel)
                 if _SYSTEM.fullmatch(file):
-                    if own:  # a base of this tool, which can hold the distribution's LLVM too
+                    if own:  # a base of this tool, which may also contain the distribution's LLVM
                         return _Content("base")
                     system = True
                 if not part and (match := _PART.fullmatch(file)):
                     part = match[1]
         except (UntrustedError, EngineError) as error:
-            return _Content("unknown", why=f"what it holds: {error.what} ({error.why})")
+            return _Content("unknown", why=f"its content: {error.what} ({error.why})")
     if part:
         return _Content("llvm-part", part)
-    return _Content("base") if system else _Content("unknown", why="what it holds that others build on")
+    return _Content("base") if system else _Content("unknown", why="its content: no known kind of file was found")
 
 
 def _wheel(path: Path, media_type: str, file: str) -> str:
-    """Return the name of the unpacked wheel; empty if its metadata does not give it."""
+    """Return the file name of the wheel that was unpacked into the image; empty if its metadata is incomplete."""
     match = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
     content = read_member(path, media_type, file) or b""
     tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []
@@ -162,31 +164,33 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
 
 
 def _pasteable(where: Target) -> str:
-    """Return why a reference cannot be printed safely in a line; empty if it can."""
+    """Return why a reference cannot be used in a Containerfile; empty if it can."""
     if where.path is None:
-        return ""  # the grammar of references allows nothing unsafe
+        return ""  # a parsed reference to a registry is always safe
     if where.tag is not None and not TAG.fullmatch(where.tag):
         return "how to name it: its tag is not valid in a reference"
     folder = str(where.path.absolute())
     if not folder.isprintable() or ":" in folder:
-        return "how to name it: the folder's path holds unprintable characters, or a colon, at which programs cut it"
+        return (
+            "how to name it: the path of the folder contains a colon, which separates the tag, or a special character"
+        )
     return ""
 
 
 def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the value of `--from=`, and the lines before it."""
+    """Return the value of `COPY --from`, and the comments to write before the line."""
     if where.path is None:
         return str(where.at(digest=image.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"
     local, folder = f"localhost/{plain}:latest", where.path.absolute()
     lines = [
-        f"# It lies in the folder {folder}, digest {image.digest}.",
-        "# BuildKit takes it from there by digest:",
+        f"# The image is in the folder {folder} with the digest {image.digest}.",
+        "# BuildKit can read it from there:",
         f"#   docker buildx build --build-context {shlex.quote(f'{local}=oci-layout://{folder}@{image.digest}')} .",
     ]
     if where.tag:
         lines += [
-            "# For other builders bring it to the engine first: buildah and podman, or docker.",
+            "# For other builders, copy it into the engine first (buildah and podman, or docker):",
             f"#   skopeo copy {shlex.quote(f'oci:{folder}:{where.tag}')} containers-storage:{local}",
             f"#   skopeo copy {shlex.quote(f'oci:{folder}:{where.tag}')} docker-daemon:{local}",
         ]
@@ -201,11 +205,11 @@ def _llvm(source: str, content: _Content) -> Iterator[str]:
     yield from _copy(source, content)
     yield f"ENV LLVM_SYSPATH=/{content.prefix}"
     if content.own:
-        yield "# This LLVM has no assertions. Triton's default build type has them, and the two do not fit together."
+        yield "# This LLVM has no assertions, so Triton needs a build type without assertions too."
     else:
-        yield "# For an LLVM without assertions; Triton's default build type has them, and the two do not fit together."
+        yield "# If this LLVM has no assertions, Triton needs a build type without assertions too:"
     yield _RELEASE if content.own else f"# {_RELEASE}"
-    yield "# Then build Triton in a checkout of it: RUN pip install -v ."
+    yield "# Then build Triton in its source tree: RUN pip install -v ."
 
 
 def _aotriton(source: str, content: _Content) -> Iterator[str]:
@@ -219,7 +223,7 @@ def _triton(source: str, content: _Content) -> Iterator[str]:
         yield from _copy(source, content)
         yield f"ENV PYTHONPATH=/{content.prefix}"
         return
-    yield f"# The image holds {content.wheel}, unpacked: it is packed again, and installed for that Python."
+    yield f"# The image contains the unpacked {content.wheel}. These lines pack and install it."
     yield f"RUN --mount=type=bind,from={source},source=/{content.prefix},target=/mnt/triton \\"
     yield f"    cd /mnt/triton && python3 -m zipfile -c /tmp/{content.wheel} * && \\"
     yield f"    python3 -m pip install --no-deps /tmp/{content.wheel} && rm /tmp/{content.wheel}"
@@ -233,20 +237,20 @@ def _cache(source: str, content: _Content) -> Iterator[str]:
     if content.mount:
         yield f"COPY --from={source} /{content.prefix}/ {content.mount}/"
         yield f"ENV TRITON_CACHE_DIR={content.mount}"
-        yield "# It must stay a writable folder. Whether Triton finds its kernels: toolchain kernels cached"
+        yield "# The folder must be writable. To check that Triton finds the kernels: toolchain kernels cached"
     else:
         yield f"# COPY --from={source} /{content.prefix}/ PATH/"
 
 
 def _part(source: str, content: _Content) -> Iterator[str]:
     yield from _copy(source, content)
-    yield "# A part of LLVM: Triton cannot be built with it"
+    yield "# This is a part of LLVM, with which Triton cannot be built."
 
 
 def _unknown(content: _Content) -> Iterator[str]:
     if content.why:
         yield content.why
     if content.kind == "triton-cache" and not content.mount:
-        yield "where it must lie: its files name each other by whole paths, and no label says which"
+        yield "the path at which it must be mounted: its files contain absolute paths, and no label names the path"
     if not content.own:
         yield "how it was built: it has no label of this tool"

@@ -1,4 +1,4 @@
-"""Copies of published images with everything that is attached to them: SBOM, provenance, signatures, files."""
+"""Copy published images with everything that is attached to them: SBOM, provenance, signatures and plain files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
 from toolchain.trust.verify import verify
 
-_MOST_ARTIFACTS = 1000  # anyone who may push can attach more
+_MOST_ARTIFACTS = 1000  # a limit, because anyone who may push can attach artifacts
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class Copied:
-    """An image where it was copied to.
+    """The result of copying an image.
 
     Args:
-        image: its name in the destination.
-        refs: its references there, by tag.
+        image: the name of the image in the destination.
+        refs: the references of the image in the destination, one for each tag.
         digest: the digest of the index or manifest.
-        platforms: the number of images in it.
-        attached: the number of artifacts that were copied with it, and of cosign's signature and attestation layers.
+        platforms: the number of images in the index.
+        attached: the number of attached artifacts, and of signatures and attestations under cosign's tags.
+        pushed_bytes: the number of bytes that were sent or written.
+        skipped_bytes: the number of bytes that existed in the destination.
     """
 
     image: str
@@ -49,20 +51,23 @@ class Copied:
     skipped_bytes: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return a row of `publish --json`."""
+        """Return the row of the image in `publish --json`."""
         return vars(self) | {"refs": list(self.refs)}
 
 
 @dataclass
 class _Everything:
-    """An image and all that is attached to it, in a layout.
+    """An image to copy, with everything that is attached to it.
 
     Args:
-        images: the images of the index.
-        name: the image's name in the destination.
-        tags: what each tag of the destination names: the image, or its files; the empty tag is `latest`.
-        artifacts: what is attached, by the digest that it is attached to.
-        tagged: cosign's layers, as they lie under tags of their own.
+        layout: the layout that contains all of it.
+        top: the index or manifest.
+        images: the images in the index.
+        name: the name of the image in the destination.
+        tags: the tags of the destination, each with its target, which is the image or its plain files. The empty tag
+            means `latest`.
+        artifacts: the attached artifacts, by the digest of their subject.
+        tagged: the layers under cosign's tags.
     """
 
     layout: Layout
@@ -75,17 +80,17 @@ class _Everything:
 
     @property
     def attached(self) -> int:
-        """Return the number of artifacts and of cosign's layers."""
+        """Return the number of artifacts and of layers under cosign's tags."""
         return sum(map(len, self.artifacts.values())) + sum(len(entry.layers) for entry in self.tagged)
 
 
 def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
-    """Copy the image that `source` names, or all images of a folder, to a namespace or folder.
+    """Copy an image, or all tagged images of a folder, to a namespace or folder.
 
-    All platforms, SBOM, provenance, signatures and files are copied before any tag moves.
+    For each image, the tags are set after all platforms, SBOMs, attestations, signatures and plain files were copied.
 
     Args:
-        scratch: a folder for temporary files, which hold the whole image.
+        scratch: a folder for temporary files, which needs space for the images.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     copied = []
@@ -100,7 +105,7 @@ def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
 
 
 def _named(source: Target) -> list[Target]:
-    """Return the images that `source` names. A folder without tag or digest names its tagged images, each once."""
+    """Return the references of the images to copy: `source` itself, or the tagged images of a folder, each once."""
     if source.path is None or source.tag or source.digest:
         return [source]
     images = Layout(source.path).images()
@@ -108,14 +113,14 @@ def _named(source: Target) -> list[Target]:
     if not refs:
         raise ConfigError(
             "copy-without-tag",
-            f"{source} holds no image with a tag",
-            fix="name one by its digest, or publish one there",
+            f"{source} contains no image with a tag",
+            fix="name an image by its digest, or publish an image to the folder first",
         )
     return list(refs.values())
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
-    """Fetch an image with all that is attached to it into a layout, and verify it."""
+    """Download an image with everything that is attached to it into a layout, and check its digests."""
     top = place.fetch(layout)
     _require_intact(place, layout, top, "before the copy")
     found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])
@@ -136,15 +141,15 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
             raise RegistryError(
                 "too-many-attached",
                 f"more than {_MOST_ARTIFACTS} artifacts are attached to {place.ref}",
-                why="a copy would have to leave some of them out",
-                fix="delete what does not belong there, and copy again",
+                why="a copy must contain all of them, and this is more than any image needs",
+                fix="delete the artifacts that do not belong to the image, and copy it again",
             )
         found.tagged += _cosign_layers(place, subject, layout, known)
     return found
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Fetch the layers that cosign keeps about a digest under its own tags."""
+    """Download the layers under cosign's tags for a digest into a layout."""
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:
@@ -156,7 +161,7 @@ def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[
 
 
 def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
-    """Decide the image's name in the destination and its tags there, and those of its files."""
+    """Set `name` and `tags` of an image from its reference and tags in the source."""
     ref, top, layout = place.ref, found.top, found.layout
     files = {artifact.digest: artifact for artifact in found.artifacts.get(top.digest, ())}
     if ref.path is None:
@@ -180,13 +185,13 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
         raise ConfigError(
             "copy-without-tag",
             f"{ref} has no tag that can be copied",
-            why="an image without a tag is not found in the destination, and registries delete it",
-            fix="name it by a tag: REGISTRY/NS/NAME:TAG or oci:DIR:NAME",
+            why="without a tag, nobody finds the image in the destination, and registries delete it",
+            fix="name the image by a tag: REGISTRY/NS/NAME:TAG or oci:DIR:NAME",
         )
 
 
 def _bring(found: _Everything, dest: Target) -> Copied:
-    """Write an image and its artifacts to the destination, compare them, and move the tags."""
+    """Write an image and its artifacts to the destination, read them back, and set the tags."""
     layout, top = found.layout, found.top
     refs = {dest.image(found.name, tag): there for tag, there in found.tags.items()}
     with open_place(next(iter(refs))) as there:
@@ -202,7 +207,7 @@ def _bring(found: _Everything, dest: Target) -> Copied:
             back = Layout(Path(folder)).ensure()
             there.fetch_below(top, there.manifest(top.digest)[1], back)
             _require_intact(there, back, top, "after the copy")
-        # The image's tags last, because they are the sign that the copy is complete.
+        # The tags of the image are set last, because they show that the copy is complete.
         for ref, what in sorted(refs.items(), key=lambda item: item[1].digest == top.digest):
             there.tag(layout, what, [str(ref.tag)])
     return Copied(
@@ -217,7 +222,7 @@ def _bring(found: _Everything, dest: Target) -> Copied:
 
 
 def _require_complete(there: Place, found: _Everything) -> None:
-    """Check that the destination lists everything that the source has attached."""
+    """Raise RegistryError unless the destination lists everything that is attached in the source."""
     for subject, artifacts in found.artifacts.items():
         listed = {artifact.digest for artifact in there.referrers(subject)}
         if missing := [artifact.digest for artifact in artifacts if artifact.digest not in listed]:
@@ -231,18 +236,18 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
     return RegistryError(
         "copy-lost-attached",
         f"{there.ref} does not list {digest}, which is attached to {subject} in the source",
-        why="the copy would have lost it, so no tag was moved",
-        fix="copy again; if it happens again, this registry cannot hold attached artifacts",
+        why="no tag was set, because the copy is incomplete",
+        fix="copy the image again; if it fails again, use a registry that supports attached artifacts",
     )
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Check digests and the attached SBOM. Signatures need a key, so `verify` checks them."""
+    """Raise UntrustedError if a digest or the attached SBOM is wrong; signatures are not checked without a key."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(
             verdict.id,
             f"{place.ref}: {verdict.problems[0]}",
-            why=f"this was found {when}",
-            fix="do not use it; build or publish the image again",
+            why=f"the check {when} failed",
+            fix="do not use the image; build or publish it again",
         )

@@ -1,4 +1,4 @@
-"""Publication of images, to a layout or a registry."""
+"""Publish finished images to a layout folder or a registry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from toolchain.trust.keys import Signer
 
 @dataclass(frozen=True)
 class Delivered:
-    """A published image."""
+    """A published image, its attestations and plain files, and the lines that use it."""
 
     image: str
     refs: tuple[str, ...]
@@ -43,7 +43,7 @@ class Delivered:
     files: DeliveredFiles | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return a row of `publish --json`."""
+        """Return the row of the image in `publish --json`."""
         files = self.files.as_json() if self.files is not None else None
         return vars(self) | {"evidence": self.evidence.as_json(), "use": self.use.as_json(), "files": files}
 
@@ -57,12 +57,14 @@ def deliver(
     signer: Signer | Keyless | None = None,
     files: bool = False,
 ) -> list[Delivered]:
-    """Publish finished images. Images of one name, for several architectures, become one index.
+    """Publish finished images; images with the same name for several architectures become one index.
 
     Args:
+        records: the records of the images.
+        dest: the namespace or folder.
         compression: the compression of the published layers.
-        signer: signs SBOM and provenance; without it only the SBOM is attached (see `attestations.attach_evidence`).
-        files: whether archives, wheels and reports are published too.
+        signer: the signer of SBOM and provenance; None attaches only the SBOM (see `attestations.attach_evidence`).
+        files: also publish archives, wheels and reports.
     """
     stages = {record.stage for record in records}
     if files and not FORMS.keys() & stages:
@@ -70,9 +72,9 @@ def deliver(
     if compression != "gzip" and "triton-cache" in stages:
         raise ConfigError(
             "compression-not-for-cache",
-            f"a Triton cache is not published as {compression}",
-            why="MCV, which unpacks it, only reads gzip layers",
-            fix="leave --compression out",
+            f"a Triton cache cannot be published with {compression}",
+            why="MCV, which unpacks Triton caches, reads only gzip layers",
+            fix="leave out --compression",
         )
     by_name: dict[str, list[Record]] = {}
     for record in records:
@@ -82,9 +84,9 @@ def deliver(
         if len(set(arches)) < len(arches):
             raise ConfigError(
                 "architecture-twice",
-                f"two images called {name} are for the same architecture",
+                f"two images with the name {name} are for the same architecture",
                 why=", ".join(f"{record.arch}: {record.input_digest}" for record in images),
-                fix="publish them one after the other, because an index holds one image for each architecture",
+                fix="publish them separately, because an index has one image for each architecture",
             )
     facts = {name: [collect(cache, record) for record in images] for name, images in by_name.items()}
     note_use(cache, records)
@@ -95,11 +97,11 @@ def deliver(
 
 
 def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
-    """Return the moving tag and the tags of the input digests.
+    """Return the tags of an index: the moving tag, and a tag for each input digest.
 
-    The moving tag is empty, which means `latest`, or `zstd`, because not every engine reads zstd layers. An index over
-    several architectures has a tag of a joint digest, and one of each architecture's own input digest, by which a plan
-    for that architecture finds it (`reuse.reference`).
+    The moving tag is empty, which means `latest`. With zstd it is `zstd`, because some engines cannot read zstd layers.
+    An index of several architectures has a tag of their joint digest, and a tag of the input digest of each, by which a
+    plan for this architecture finds the image (`reuse.reference`).
     """
     digests = {record.arch: record.input_digest for record in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()
@@ -132,7 +134,7 @@ def _deliver(
         ]
         beside = [dest.image(name, tag_of(tag)) for tag in tags]
         plain = deliver_files(cache, made, index, place, beside, signer=signer) if files else None
-        # The tags move last, so that no tag ever names an image without its evidence.
+        # The tags are set last, so that they never point to an image without its attestations.
         place.tag(layout, index, [str(ref.tag) for ref in refs])
     names = tuple(str(ref) for ref in refs)
     for record in records:

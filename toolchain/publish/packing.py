@@ -1,4 +1,4 @@
-"""Compress an image's layers for publication."""
+"""Compress the layers of an image before it is published."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")
 
 
 def packing(text: str) -> Packing:
-    """Return the compression called `text`."""
+    """Return the compression with the given name; raise ConfigError if it is unknown."""
     for name in PACKINGS:
         if text == name:
             return name
-    raise ConfigError("unknown-compression", f"unknown compression {text!r}", fix=f"one of {', '.join(PACKINGS)}")
+    raise ConfigError("unknown-compression", f"unknown compression {text!r}", fix=f"use one of {', '.join(PACKINGS)}")
 
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A layer to publish, and the compressor that wrote its blob (`gzip/zlib-1.2.13/9`); empty if unknown."""
+    """A layer to publish, and the compressor of its blob, such as `gzip/zlib-1.2.13/9`; empty if unknown."""
 
     layer: LayerBlob
     compressor: str
@@ -44,22 +44,22 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedImage:
-    """An image to publish: its manifest, with its platform, and its layers, lowest first."""
+    """An image to publish: its manifest, and its layers from the lowest to the highest."""
 
     manifest: Descriptor
     layers: tuple[PackedLayer, ...]
 
     @property
     def compressors(self) -> dict[str, str]:
-        """Return the known compressors by blob digest."""
+        """Return the compressor of each blob by the blob's digest; blobs of unknown compressors are left out."""
         return {layer.layer.descriptor.digest: layer.compressor for layer in self.layers if layer.compressor}
 
 
 def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
-    """Return a finished image with its layers compressed by `how`.
+    """Return a finished image with its layers in the requested compression.
 
-    Layers that the cache keeps uncompressed and the stage's own layer are compressed. Compressed layers of a user's own
-    base stay as they are.
+    Uncompressed layers and the topmost layer, which is the layer of the stage, are compressed. Other layers that are
+    already compressed, such as those of a user's base, are not changed.
     """
     layout = Layout(cache.images).ensure()
     top = layout.resolve(record.manifest)
@@ -72,10 +72,10 @@ def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
 
 
 def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None) -> PackedLayer:
-    """Return a layer compressed by `how`, from an earlier run if its blob is still here: gigabytes take minutes.
+    """Return a layer in the requested compression; the blob of an earlier call is used if the layout still has it.
 
     Args:
-        record: the record of the stage whose own layer this is; None for a layer below.
+        record: the record of the stage that made the layer; None for the layers below.
     """
     kind = layer.descriptor.media_type
     if kind not in PLAIN and (record is None or kind == MEDIA_TYPES[how]):
@@ -84,7 +84,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
     note = layout.root / "packed" / f"{sha256_json([layer.diff_id, how]).removeprefix('sha256:')}.json"
     short = layer.diff_id.removeprefix("sha256:")[:12]
     with held(cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
-        # An unreadable note is written again.
+        # If the note cannot be read, the layer is compressed again.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ToolchainError):
             known = strict_json.read(note.read_bytes())
             blob = Descriptor.from_json(known["blob"])
@@ -102,7 +102,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
 
 @contextlib.contextmanager
 def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[Layer]:
-    """Yield the layer's tar: the blob itself if it is not compressed, else a temporary file of `size` bytes."""
+    """Yield the tar of a layer: the blob if it is not compressed, otherwise a temporary file of `size` bytes."""
     blob = layout.blob(layer.descriptor.digest)
     if layer.descriptor.media_type in PLAIN:
         yield Layer(layer.diff_id, layer.descriptor.size, blob)
@@ -116,7 +116,7 @@ def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[
 
 
 def _unpack(blob: Path, layer: LayerBlob, tar: Path) -> int:
-    """Write a layer's tar, check it against the image's diff id, and return its size in bytes."""
+    """Unpack a layer's blob to a tar, compare it with the diff id, and return its size in bytes."""
     try:
         with unpacked(blob, layer.descriptor.media_type) as stream, HashedFile(tar) as sink:
             while piece := stream.read(CHUNK):

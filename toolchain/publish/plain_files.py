@@ -1,4 +1,4 @@
-"""Write plain files with the names that upstream uses: archives of LLVM and AOTriton, and wheels."""
+"""Write archives of LLVM and AOTriton, and wheels, under the names that upstream uses."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ from toolchain.stages.base import label_of
 from toolchain.stages.wheels import in_store
 
 _Write = Callable[[Cache, Record, Path], list[Path]]
-# llvm-<id>-<os>-<arch>
+# The architectures in the names of LLVM's archives, if they differ from OCI's names.
 _ARCH = {"amd64": "x64"}
 
 
 def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -> None:
-    """Make the folder for archives, and check before the build that they can be written there.
+    """Create the folder for archives, and raise ConfigError if archives cannot be written there after the build.
 
     Args:
-        sources: the sources of the request, by name.
+        target: the target of the build.
+        folder: the value of `--archive`.
+        sources: the sources of the request by name.
     """
     if not any(involves(target, name) for name in FORMS):
         raise no_plain_form("--archive", "build")
@@ -53,8 +55,8 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
             raise ConfigError(
                 "archive-in-source",
                 f"--archive {folder} is in the source {name}",
-                why=f"every file in {tree} is an input: the next build would include these files, and start again",
-                fix="name a folder outside of it: --archive "
+                why=f"every file in {tree} is an input, so the archives would change the inputs of the next build",
+                fix="name a folder outside of the source: --archive "
                 + os.path.relpath(tree.resolve().parent / (folder.name or "files")),
             )
     try:
@@ -64,15 +66,15 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
     except OSError as error:
         why = str(error.strerror)
         raise ConfigError(
-            "archive-unwritable", f"nothing can be written to --archive {folder}", why=why, fix="name a folder"
+            "archive-unwritable", f"--archive {folder} is not writable", why=why, fix="name a writable folder"
         ) from error
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the plain files of every stage that has a plain form. Existing files with the right bytes are kept.
+    """Write the plain files of all stages that have some; existing files with the right content are kept.
 
     Returns:
-        The files, in the order of the stages.
+        The paths of the files, in the order of the stages.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cache.work.mkdir(parents=True, exist_ok=True)
@@ -80,17 +82,17 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 
 
 def no_plain_form(option: str, verb: str) -> ConfigError:
-    """Return the error for an option that needs plain files, given for stages without any."""
+    """Return the error for an option that needs plain files, if no stage of the request has some."""
     return ConfigError(
         "option-not-for-stage",
-        f"{option} is for {', '.join(FORMS)}",
-        why="the other stages have no plain form",
-        fix=f"leave {option} out, or {verb} one of these",
+        f"{option} is only for {', '.join(FORMS)}",
+        why="other stages have no plain files",
+        fix=f"leave out {option}, or {verb} one of these stages",
     )
 
 
 def _packed_once(write: _Write) -> _Write:
-    """Skip `write` if the files that it wrote for this image are in the folder, because packing LLVM takes a minute."""
+    """Decorate `write` to skip an image whose files are in the folder already, because packing LLVM takes a minute."""
 
     @functools.wraps(write)
     def again(cache: Cache, record: Record, folder: Path) -> list[Path]:
@@ -112,7 +114,7 @@ def _packed_once(write: _Write) -> _Write:
 
 @contextlib.contextmanager
 def _tree(cache: Cache, record: Record) -> Iterator[Path]:
-    """Unpack the stage's own layer, the topmost, into a temporary folder."""
+    """Yield a temporary folder with the topmost layer of an image, which is the layer of its stage."""
     layout = Layout(cache.images)
     layer = layout.children(layout.resolve(record.manifest))[-1]
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
@@ -122,14 +124,14 @@ def _tree(cache: Cache, record: Record) -> Iterator[Path]:
 
 
 def _platform(cache: Cache, record: Record) -> str:
-    """Return the architecture of an image; a request may name several."""
+    """Return the architecture of an image from its config."""
     layout = Layout(cache.images)
     return platform_of(layout.read_json(layout.children(layout.resolve(record.manifest))[0])).arch
 
 
 @_packed_once
 def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the prefix as `llvm-<id>-<base>-<arch>.tar.gz`, with one top folder of the same name."""
+    """Write the prefix of an LLVM as `llvm-<id>-<base>-<arch>.tar.gz`, whose top folder has the same name."""
     stem = record.image.replace("llvm-triton-", "llvm-", 1)
     arch = _platform(cache, record)
     out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
@@ -140,7 +142,7 @@ def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the wheels that the stage built, under their own names. Wheels from the index are left out."""
+    """Write the wheels that the stage built; wheels from the Python index are left out."""
     written = []
     for wheel in record.facts.get("wheels", ()):
         kept = in_store(cache, wheel["digest"])
@@ -148,18 +150,18 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
             raise SourceError(
                 "stored-wheel-missing",
                 f"{wheel['file']} is no longer in the store",
-                why="the image holds it unpacked",
-                fix="fetch it from where it was published with --files (--reuse-from), or delete the record of this "
-                "stage and build it again",
+                why="the image contains only the unpacked wheel",
+                fix="reuse an image that was published with --files (--reuse-from), or delete the record of this stage "
+                "and build it again",
             )
         if not is_plain_name(wheel["file"]):
             raise HostileInputError(
                 "wheel-name-unsafe",
-                f"the wheel of {record.image} is called {wheel['file'][:200]!r}",
-                fix="do not use the image; build it",
+                f"the wheel of {record.image} has the unsafe name {wheel['file'][:200]!r}",
+                fix="do not use the image, and build it here",
             )
         out = folder / wheel["file"]
-        # A copy instead of a hard link, so that an edit of this file does not change the store.
+        # The file is copied, because an edit of a hard link would change the store.
         with NewFile(out) as new, kept.open("rb") as stream:
             shutil.copyfileobj(stream, new.stream)
             new.finish(wheel["digest"])
@@ -169,13 +171,14 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 @_packed_once
 def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`, and an archive for each pack.
+    """Write an archive of the AOTriton library, and an archive of each pack of kernels.
 
-    A library for several ROCms becomes an archive for each ROCm:
-    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. The platform is the base of the build, or the
-    glibc floor; nothing is called manylinux, because that is not checked. The names mark partial builds, packs that
-    lack GPUs of their family, and images with kernels that are known to be bad. A build from a checkout has
-    `tree<12>`, a digest of its content, because it has no commit.
+    The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. A library for several
+    ROCm versions becomes an archive for each of them, named
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. The name contains the base or the glibc floor,
+    but not `manylinux`, because manylinux compatibility is not checked. It also shows whether the build is partial,
+    whether a pack lacks GPUs of its family, and how many kernels are known to be bad. A build without a commit has
+    `tree<12>`, a digest of the source, instead of `<git12>`.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
@@ -186,7 +189,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     bad = int(kernels["failed"]) + int(kernels["timed_out"])
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     inside = "" if facts["packs"] else ("-partial" if part else "") + (f"-knownbad{bad}" if bad else "")
-    # The library serves only the GPUs that it was built for. Old releases hold the kernels in the library.
+    # The library supports only the GPUs in its name. In old releases, the kernels are in the library.
     tail = f"-{gpus}{inside}-shared.tar.gz"
     runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
     if rocms := facts.get("rocm", {}):
@@ -202,7 +205,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
         for pack in facts["packs"]:
             lacks = pack in facts.get("lacking", {})
             kind = "images" + ("-partial" if part or lacks else "")
-            # Partial packs for different GPUs need different names.
+            # Packs that lack different GPUs need different names.
             kind += f"-{short_list(facts['gpus_by_pack'][pack])}" if lacks else ""
             known_bad = int(by_pack.get(pack, 0) if by_pack else bad)
             kind += f"-knownbad{known_bad}" if known_bad else ""
@@ -213,20 +216,20 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _at_commit(record: Record) -> bool:
-    """Return whether the build used a known commit of AOTriton, rather than a checkout or an unknown archive."""
+    """Return whether the commit of the AOTriton source is known; it is not for a checkout or an unknown archive."""
     source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 
 
 def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
-    """Return the paths below the prefix that do not belong to the images of one pack."""
+    """Return the paths in the prefix that do not belong to a pack, as patterns to exclude."""
     images = prefix / "lib/aotriton.images"
     kept = {images.parent, images, images / pack}
     beside = (path for folder in (prefix, images.parent, images) for path in folder.iterdir() if path not in kept)
     return tuple(sorted(path.relative_to(prefix).as_posix() for path in beside))
 
 
-# The writer of plain files for each stage that has any, in the order of the stages.
+# The functions that write plain files, by stage, in the order of the stages.
 FORMS: dict[str, _Write] = {
     "llvm": llvm, "triton": wheels, "aotriton": aotriton,
     **{row.name: wheels for row in wheel_rows()},

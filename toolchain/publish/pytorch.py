@@ -1,8 +1,8 @@
-"""The AOTriton that a PyTorch source tree requires, and whether archives or a prefix here fit.
+"""Find out which AOTriton a PyTorch source tree requires, and check archives or an installed prefix against it.
 
-PyTorch's `cmake/External/aotriton.cmake` names one release, a runtime archive for each ROCm and an image archive for
-each pack of GPUs, all by SHA-256. Up to PyTorch 2.6 the file `.ci/docker/aotriton_version.txt` names archives that
-hold both.
+PyTorch's `cmake/External/aotriton.cmake` names a release, the archive of a runtime for each ROCm, and the archive of
+images (compiled kernels) for each pack of GPUs, with their SHA-256. Up to PyTorch 2.6, the file
+`.ci/docker/aotriton_version.txt` names archives with both runtime and images.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ _JOIN = re.compile(r"\blist\s*\(\s*JOIN\s[^()]*__AOTRITON_SHA256_LIST\s*\)")
 _SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
 _VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# Releases, ROCms, floors and packs become parts of file names.
+# The form of releases, ROCm versions, glibc floors and packs, which become parts of file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file that PyTorch downloads.
+    """An archive that PyTorch downloads.
 
     Args:
-        sha256: 64 hex digits; all zeros, or empty, if upstream did not make the file.
-        rocm: the ROCm that a runtime is for.
-        pack: the pack of GPUs in an archive of images.
+        name: the name of the file.
+        sha256: 64 hexadecimal digits; all zeros or empty if upstream did not publish the file.
+        rocm: the ROCm version of a runtime; empty for images.
+        pack: the pack of GPUs of images; empty for a runtime.
     """
 
     name: str
@@ -58,14 +59,15 @@ class Wanted:
     """The AOTriton that a PyTorch requires.
 
     Args:
-        release: of AOTriton, as in its URLs.
-        commit: what PyTorch builds if it has no archive.
-        archives: runtimes in the file's order, then images.
-        url: the URL of the folder with the archives; ends with a slash.
-        fixed_url: whether PyTorch ignores `URL_VARIABLE`.
-        choice: the runtime that the file takes for a ROCm without one: none, the last one that is not newer, or the
-            first or last one outside of their range. Before the first runtime, the last two take the first one.
-        library: the file of a prefix that PyTorch links.
+        release: the release of AOTriton, as URLs contain it.
+        commit: the commit that PyTorch builds if it has no archive.
+        archives: the runtimes in the order of the file, then the images.
+        url: the URL of the folder with the archives, which ends with a slash.
+        fixed_url: whether PyTorch ignores the variable `URL_VARIABLE`.
+        choice: which runtime PyTorch's file chooses for a ROCm version that has none. `exact`: no runtime. `older`: the
+            last older one, or the first one if all are newer. `clamped`: the first one if all are newer, the last one
+            if all are older, otherwise no runtime.
+        library: the file in a prefix to which PyTorch links.
     """
 
     release: str
@@ -78,28 +80,28 @@ class Wanted:
 
     @property
     def version(self) -> str:
-        """Return the version as in the header of an installed AOTriton: `0.13.0`."""
+        """Return the version as the header of an installed AOTriton defines it, such as `0.13.0`."""
         return ".".join((*re.sub(r"[a-z].*$", "", self.release).split("."), "0", "0")[:3])
 
     @property
     def rocms(self) -> tuple[str, ...]:
-        """Return the ROCms that have a runtime, such as `6.4`."""
+        """Return the ROCm versions with a runtime, such as `6.4`."""
         return tuple(archive.rocm for archive in self.archives if archive.rocm)
 
     def needed(self, rocm: str, gpus: Sequence[str]) -> list[Archive]:
-        """Return the archives for a ROCm and these GPUs; an empty value selects all.
+        """Return the archives for a ROCm version and GPUs; an empty value selects all.
 
         Raises:
-            UnsupportedError: there is no runtime for that ROCm, or no pack for a GPU.
+            UnsupportedError: PyTorch has no runtime for the ROCm version, or no pack for a GPU.
         """
         runtime = self._runtime(rocm) if rocm else None
         if rocm and runtime is None:
-            other = "it compiles the library itself" if self.choice == "exact" else "its file names no archive"
+            other = "it compiles AOTriton" if self.choice == "exact" else "its file chooses no archive"
             raise UnsupportedError(
                 "pytorch-without-rocm",
                 f"this PyTorch names no AOTriton runtime for ROCm {rocm}",
                 why=f"it has runtimes for {', '.join(dict.fromkeys(self.rocms))}; for ROCm {rocm} {other}",
-                fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
+                fix=f"use one of these ROCm versions, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
             )
         packs = {archive.pack for archive in self.archives if archive.pack}
         known = packs_by_gpu(self.release, packs, gpus)
@@ -109,7 +111,7 @@ class Wanted:
                 "pytorch-without-gpu",
                 f"this PyTorch downloads no images for {', '.join(lacking)}",
                 why=f"it has {', '.join(sorted(packs)) or one}",
-                fix="without them attention falls back to slower kernels or fails; leave the GPU out",
+                fix="leave out the GPU, for which attention uses slower kernels or fails",
             )
         wanted = {known[gpu] for gpu in gpus} if gpus else packs
         return [
@@ -119,7 +121,7 @@ class Wanted:
         ]
 
     def _runtime(self, rocm: str) -> Archive | None:
-        """Return the runtime that PyTorch's file chooses for a ROCm; of several for one ROCm, CMake takes the first."""
+        """Return the runtime that PyTorch's file chooses for a ROCm version; None if it chooses none."""
         runtimes = [archive for archive in self.archives if archive.rocm]
         exact = next((archive for archive in runtimes if archive.rocm == rocm), None)
         if exact is not None or self.choice == "exact" or not runtimes:
@@ -136,10 +138,14 @@ def _number(rocm: str) -> tuple[int, ...]:
 
 
 def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dict[str, str]:
-    """Return the pack of each GPU of a release, such as `amd-gfx110x`; empty if its kernels are in the library.
+    """Return the pack of each GPU of a release, such as `amd-gfx110x`.
+
+    A pack is empty if the kernels of the GPU are in the library.
 
     Args:
-        packs: the packs that PyTorch names; for an unknown release they decide which of `gpus` have one.
+        release: the release of AOTriton.
+        packs: the packs that PyTorch names, which are used if the release is unknown.
+        gpus: the GPUs to look up if the release is unknown.
     """
     try:
         generation = generation_of(aotriton_release(release, allow_unknown=True).name)
@@ -148,19 +154,19 @@ def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dic
     if generation is not None:
         found = dict.fromkeys(generation.gpus, "") if generation.inside else {}
         return found | {gpu: f"amd-{pack}" for pack, many in generation.packs.items() for gpu in many}
-    # PyTorch selects packs by the same pattern.
+    # PyTorch selects packs by the same patterns.
     rules = {pack: re.escape(pack.removeprefix("amd-gfx")).replace("x", ".") for pack in packs}
     return {gpu: pack for gpu in gpus for pack, rule in (rules or {"": ""}).items() if re.search(rule, gpu)}
 
 
 def read_pytorch(path: Path) -> Wanted:
-    """Read a PyTorch source tree, or its aotriton.cmake."""
+    """Return the AOTriton that PyTorch requires, from its source tree or its aotriton.cmake."""
     cmake = path / CMAKE if path.is_dir() else path
     top = cmake.parents[2] if cmake.as_posix().endswith(CMAKE) else cmake.parent
     text = _text(cmake)
     values: dict[str, list[str]] = {}
     for match in _SET.finditer(text):
-        # The file sets values for sanitizer builds later, so the first value is taken.
+        # Only the first value counts, because the file replaces values in sanitizer builds.
         values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
     text = _COMMENT.sub("", text)
     if "SHA256_LIST" in values:
@@ -170,28 +176,28 @@ def read_pytorch(path: Path) -> Wanted:
         raise UnsupportedError(
             "pytorch-lists-empty",
             f"CMake finds no archive in {cmake}",
-            why="it fills its lists by list(JOIN …) of texts, which CMake reads as names of lists; they stay empty",
-            fix=f"take a newer commit of that PyTorch, or set AOTRITON_INSTALLED_PREFIX to a prefix of {release}",
+            why="the file passes texts to list(JOIN …), which expects names of lists, so its lists are empty",
+            fix=f"use a newer commit of this PyTorch, or set AOTRITON_INSTALLED_PREFIX to a prefix of {release}",
         )
     if "aotriton_version.txt" in text:
         return _of_version_file(text, top / VERSION_FILE)
     if tag := re.search(r"\bGIT_TAG\s+\"?([0-9A-Za-z._-]+)", text):
         raise UnsupportedError(
             "pytorch-compiles-aotriton",
-            f"this PyTorch downloads no AOTriton: it compiles {tag[1]} itself",
-            why=f"{cmake} has a GIT_TAG, and neither a list of archives nor aotriton_version.txt",
-            fix="build that commit, and set AOTRITON_INSTALLED_PREFIX to its prefix: toolchain build aotriton"
+            f"this PyTorch downloads no AOTriton, but compiles {tag[1]}",
+            why=f"{cmake} has a GIT_TAG, but no list of archives",
+            fix="build this commit, and set AOTRITON_INSTALLED_PREFIX to its prefix: toolchain build aotriton"
             f" --source aotriton=https://github.com/ROCm/aotriton@{tag[1]}",
         )
     raise SourceError(
         "pytorch-without-aotriton",
-        f"{cmake} names no AOTriton",
+        f"{cmake} does not name an AOTriton",
         why="it sets no __AOTRITON_SHA256_LIST and reads no aotriton_version.txt",
-        fix=f"give PyTorch's tree, or its {CMAKE}",
+        fix=f"give the source tree of PyTorch, or its {CMAKE}",
     )
 
 
-def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
+def _text(path: Path, fix: str = f"give the source tree of PyTorch, or its {CMAKE}") -> str:
     try:
         if path.stat().st_size > _LARGEST:
             raise SourceError("pytorch-unreadable", f"{path} is larger than {_LARGEST} bytes", fix=fix)
@@ -203,30 +209,30 @@ def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
-    """Refuse names such as `../x`, because files are read and written under them."""
+    """Raise SourceError for a name such as `../x`, because the names become file names."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise SourceError(
                 "pytorch-name-unsafe",
                 f"{path} names {name[:80]!r}",
-                why="a release, ROCm, floor or pack is part of a file's name",
-                fix="give PyTorch's own file",
+                why="a release, ROCm version, floor or pack must be usable in a file name",
+                fix="use the unchanged file of PyTorch",
             )
 
 
 def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted:
     rocms, floors, sums = (values.get(name, []) for name in ("ROCM_LIST", "MANYLINUX_LIST", "SHA256_LIST"))
     images, image_sums = values.get("IMAGE_LIST", []), values.get("IMAGE_SHA256_LIST", [])
-    # AMD's fork names a release for each ROCm, and the release page of all.
+    # AMD's fork of PyTorch names a release for each ROCm version, and the release under which all files are published.
     versions = values.get("VER_LIST") or values.get("VER", [])[:1] * len(rocms)
     release = next(iter([*values.get("RELEASE_PAGE", []), *versions]), "")
     if not release or not len(versions) == len(rocms) == len(floors) == len(sums) or len(images) != len(image_sums):
         raise SourceError(
             "pytorch-lists-differ",
-            f"the lists of {cmake} do not fit together",
-            why=f"{len(versions)} releases, {len(rocms)} ROCms, {len(floors)} floors, {len(sums)} digests; "
-            f"{len(images)} packs, {len(image_sums)} digests",
-            fix="give PyTorch's own file",
+            f"the lists in {cmake} have different lengths",
+            why=f"runtimes: {len(versions)} releases, {len(rocms)} ROCm versions, {len(floors)} floors, {len(sums)} "
+            f"digests; images: {len(images)} packs, {len(image_sums)} digests",
+            fix="use the unchanged file of PyTorch",
         )
     _check_names(cmake, [release, *versions, *rocms, *floors, *images])
     runtimes = [
@@ -246,7 +252,7 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
 
 
 def _choice(text: str) -> Literal["exact", "older", "clamped"]:
-    """Return how a file chooses a runtime, by the variables of its two ways; see `Wanted.choice`."""
+    """Return how PyTorch's file chooses a runtime (see `Wanted.choice`), from the variables that it uses."""
     if "__AOTRITON_ROCM_DEFAULT_STR" in text:
         return "older"
     return "clamped" if "__AOTRITON_ROCM_HIGH" in text else "exact"
@@ -258,18 +264,20 @@ def _library(text: str) -> str:
 
 
 def _of_version_file(text: str, path: Path) -> Wanted:
-    lines = _text(path, "add it from PyTorch's repository: this PyTorch reads its AOTriton there").splitlines()
+    lines = _text(path, "add the file from PyTorch's repository, because this PyTorch reads it").splitlines()
     if len(lines) < 5 or not all(_DIGEST.fullmatch(digest) for digest in lines[4].strip().split(";")):
         raise SourceError(
             "pytorch-form-unknown",
-            f"{path} has an unknown form",
+            f"{path} has an unknown format",
             why="expected five lines: release, floor, ROCm, commit and SHA-256",
-            fix="give PyTorch's own file",
+            fix="use the unchanged file of PyTorch",
         )
     release, floors, rocms, commit, digests = (line.strip().split(";") for line in lines[:5])
     if not len(floors) == len(rocms) == len(digests):
         raise SourceError(
-            "pytorch-lists-differ", f"the lists of {path} do not fit together", fix="give PyTorch's own file"
+            "pytorch-lists-differ",
+            f"the lists in {path} have different lengths",
+            fix="use the unchanged file of PyTorch",
         )
     _check_names(path, [*release, *floors, *rocms])
     archives = tuple(
@@ -281,7 +289,7 @@ def _of_version_file(text: str, path: Path) -> Wanted:
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
-    """Return the SHA-256 (64 hex digits), by name, of the archives in a folder or in its subfolder RELEASE."""
+    """Return the SHA-256 (64 hexadecimal digits) of each archive in a folder or its subfolder RELEASE, by name."""
     digests = {}
     for archive in archives:
         for place in (folder / wanted.release / archive.name, folder / archive.name):
@@ -292,19 +300,20 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
 
 
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
-    """Check an installed AOTriton against the requirements of a PyTorch, because PyTorch itself checks nothing.
+    """Raise ContractError if PyTorch cannot use an installed AOTriton, because PyTorch itself does not check it.
 
     Args:
-        rocm: the ROCm of PyTorch, such as `7.2`; empty to leave the library's HIP unchecked.
+        gpus: the GPUs that need images.
+        rocm: the ROCm version of PyTorch, such as `7.2`; empty to skip the check of the library's HIP.
 
     Returns:
-        `version`, and by pack the commit in its signature.
+        The version under the key `version`, and the commit of each pack under the pack's name.
     """
     faults, commits = [], {}
     version = version_of(prefix)
     if version != wanted.version and (version or _number(wanted.version) >= _FIRST_WITH_VERSION):
-        found = f"its header says version {version}" if version else "it has no header that defines a version"
-        faults.append(f"{found}, PyTorch asks for {wanted.release}")
+        found = f"its header defines version {version}" if version else "it has no header that defines a version"
+        faults.append(f"{found}, but PyTorch needs {wanted.release}")
     if not (prefix / wanted.library).exists():
         faults.append(f"it has no {wanted.library}, which PyTorch links")
     elif rocm and wanted.library.endswith(".so"):
@@ -312,7 +321,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     images = prefix / "lib" / "aotriton.images"
     if images.is_symlink():
         faults.append(
-            "lib/aotriton.images is a symlink, and PyTorch copies it as one: unpack all archives into one folder"
+            "lib/aotriton.images is a symlink, and PyTorch copies only the link; unpack all archives into one folder"
         )
     known = packs_by_gpu(wanted.release, {archive.pack for archive in wanted.archives if archive.pack}, gpus)
     for gpu in gpus:
@@ -327,27 +336,27 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
                 strict_json.read(read_regular(signature, _LARGEST, within=prefix))["AOTRITON_GIT_SHA1"]
             )
         except OSError:
-            faults.append(f"{gpu}: no {signature.relative_to(prefix)}, so the library finds no kernel for it")
+            faults.append(f"{gpu}: {signature.relative_to(prefix)} is missing, so the library finds no kernel for it")
         except (DocumentError, ValueError, KeyError, TypeError):
             faults.append(f"{gpu}: {signature.relative_to(prefix)} is damaged")
     if (prefix / "lib").is_dir():
         fits = re.compile(r"libaotriton_v2\.(a|so[.0-9]*)|aotriton\.images|cmake")
         foreign = sorted(path.name for path in (prefix / "lib").iterdir() if not fits.fullmatch(path.name))
         if foreign:
-            faults.append(f"lib/ also holds {', '.join(foreign)}: PyTorch copies all of lib/ into torch/lib")
+            faults.append(f"lib/ also contains {', '.join(foreign)}, which PyTorch would copy into torch/lib")
     if faults:
         raise ContractError(
             "prefix-unfit",
-            f"{prefix} does not serve this PyTorch",
+            f"{prefix} does not fit this PyTorch",
             why="; ".join(faults),
-            fix=f"give a prefix of AOTriton {wanted.release} with images for every GPU that is named",
+            fix=f"give a prefix of AOTriton {wanted.release} with images for all named GPUs",
         )
     return {"version": version, **commits}
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return what is wrong with the HIP that a library links; nothing if it is that of the ROCm."""
-    from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
+    """Return the fault if a library links to another HIP than that of the ROCm version; empty if it does not."""
+    from toolchain.stages.elf import read_linked  # noqa: PLC0415 - few calls need it
 
     soname = rocm_of(rocm).soname
     try:
@@ -355,11 +364,11 @@ def _wrong_hip(path: Path, rocm: str) -> list[str]:
     except ContractError as error:
         return [error.what]
     asks = [name for name in library.needed if name.startswith("libamdhip64.so")]
-    return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}, not {soname}"]
+    return [] if asks == [soname] else [f"its library links to {', '.join(asks) or 'no HIP'} instead of {soname}"]
 
 
 def version_of(prefix: Path) -> str:
-    """Return the version that an installed header defines, such as `0.13.0`; empty without one."""
+    """Return the version that an installed header defines, such as `0.13.0`; empty if no header defines it."""
     for name in ("config.h", "version.h"):
         try:
             text = (prefix / "include" / "aotriton" / name).read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ ATTEMPTS = 5  # connections per file; each one resumes the download
 BACKOFF = 2.0  # seconds before the first retry; each further retry waits twice as long
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
-_PIECE = 1 << 16  # bytes read at once: a broken connection loses at most these
+_PIECE = 1 << 16  # bytes read at once, which is the most that a broken connection loses
 
 
 def archive_name(url: str) -> str:
@@ -203,7 +203,7 @@ def _looks_like_page(path: Path, content_type: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a transfer failed, from the text of the exception because the libraries wrap its cause."""
+    """Return why a transfer failed, which only the text of the exception says."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
     text = str(error).lower()

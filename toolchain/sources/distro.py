@@ -147,7 +147,7 @@ def _first(
     Args:
         version: the upstream version; empty for the newest version of the first suite that has the package.
         digest: the digest that the index must name; None if it is not known.
-        bound: see `Suite.update`.
+        bound: whether the digest is known, so that an expired index is accepted (see `Suite.update`).
     """
     listed: list[str] = []
     failures: dict[str, SourceError | UnreachableError] = {}

@@ -1,4 +1,4 @@
-"""Edit files: changes to a source tree that name lines by number.
+"""Read and apply edit files, which replace lines of a source tree by number.
 
 An edit file is TOML. Its keys `source`, `commit` and `llvm` name the source and the LLVM that it is for, and each
 `[[edit]]` replaces lines of a file. An edit file has only the new lines, while a patch also repeats lines of the tree.
@@ -24,8 +24,8 @@ class Edit:
     """Lines of a file that are replaced by a text.
 
     Args:
-        file: path below the tree.
-        sha256: 64 hexadecimal digits of the whole file before any edit.
+        file: the path relative to the tree.
+        sha256: the digest of the whole file before the edits, as hexadecimal digits.
         first, last: the first and last line to replace, counted from 1; with `last = first - 1` the text is inserted
             before `first`.
         text: the new lines, with their newlines; empty to delete the lines.

@@ -40,7 +40,7 @@ class Wanted:
 
     @property
     def how_to_bring_it(self) -> str:
-        """Return the advice how to provide the file: in a bundle, or by its path if `--source` can name it."""
+        """Return advice on how to provide the file, in a bundle or by `--source` if that can name it."""
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
         if self.source.startswith("wheel-"):  # --source cannot name these wheels
             return bundle

@@ -45,7 +45,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] =
     archives becomes that source. The digest is None if only a fetch can find it out.
 
     Args:
-        held: see `known_distro`.
+        held: ref and digest of the source in a lock (see `known_distro`).
     """
     match spec.kind:
         case "local":
@@ -170,7 +170,7 @@ def fetch_source(
         patches: patch files, in the order of their application.
         verify: read every file of a tree that the store has (see `Store.tree`).
         mirrors: replacements of URL prefixes for git and archives.
-        tests: see `part_of` and `Request.takes_tests`.
+        tests: include the folders that only the tests of the source read.
     """
     source.require_commit()
     part = part_of(source.name, tests=tests or bool(patches))
