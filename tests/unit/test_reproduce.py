@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +17,8 @@ from tests.request_fixtures import specs
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import DigestError, SourceError
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.variation import Variation
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.plan import plan
@@ -70,6 +76,36 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
     assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
 
 
+def test_a_build_under_other_conditions_does_not_go_on(cache: Cache) -> None:
+    dependencies = plan(Request(cache=cache), "base")
+
+    def cut_off(seed: int | None) -> None:
+        with clean_cache(cache, dependencies, DIGEST, seed=seed) as fresh:
+            (fresh.root / f"of-{seed}").touch()
+            assert [file.name for file in fresh.root.glob("of-*")] == [f"of-{seed}"]
+            raise KeyboardInterrupt
+
+    for seed in (None, 1, 2, 1):
+        with pytest.raises(KeyboardInterrupt):
+            cut_off(seed)
+
+
+def test_workers_that_start_at_once_preload_the_same_libraries(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def run(*_: object, **__: object) -> SimpleNamespace:
+        built.append(1)
+        time.sleep(0.1)
+        return SimpleNamespace(stdout="heap\nstatic\n")
+
+    monkeypatch.setattr(Buildah, "run", run)
+    engine = Buildah(cache, variation=Variation(1))
+    with ThreadPoolExecutor(4) as pool:
+        mounts = list(pool.map(engine._preloaded, ["image"] * 4))
+    assert len(built) == 1
+    assert mounts[1:] == mounts[:1] * 3
+
+
 def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> None:
     left = cache.root / "reproduce" / (f".{'ab' * 6}.9-0.deleted")
     (left / "work").mkdir(parents=True)
@@ -110,6 +146,15 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
     request, *_ = seen.pop()
     assert (request.only, request.jobs) == ("tablegen", 3)
     assert CliRunner().invoke(app, ["reproduce", "toolchain-base", *home]).exit_code == 7
+    done = CliRunner().invoke(app, ["reproduce", "llvm-triton", *home, "--vary"])
+    variation = seen.pop()[0].variation
+    assert variation is not None
+    assert f"--seed {variation.seed}" in done.stderr, "an interrupted build would not name it"
+    assert variation.as_json()["changed"] == {}, "nothing was started under the conditions"
+    (tmp_path / "store").mkdir()
+    for elsewhere in (("--runner", "docker"), ("--kernel-store", str(tmp_path / "store"))):
+        done = CliRunner().invoke(app, ["reproduce", "llvm-triton", *home, "--vary", *elsewhere, "--json"])
+        assert json.loads(done.stdout)["id"] == "vary-elsewhere", done.output
 
 
 def test_who_made_a_published_image_must_be_known(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def reproduce_image(
     if command:
         console.note(f"{original.name} was built by: {command}")
     # The bytes are compared, so no contract check is needed; the stages below may have been built without one too.
-    asked = replace(request, offline=True, contract=False, variation=_variation(vary=vary, seed=seed))
+    asked = replace(request, offline=True, contract=False, variation=_variation(request, vary=vary, seed=seed))
     result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()
     if attest is not None and builder_id is not None and result.equal:
@@ -140,16 +140,31 @@ def reproduce_image(
         )
 
 
-def _variation(*, vary: bool, seed: int | None) -> Variation | None:
+def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation | None:
     if not vary:
         if seed is not None:
             raise ConfigError(
                 "option-needs-option", "--seed repeats the conditions of --vary, which is not given", fix="add --vary"
             )
         return None
+    elsewhere = {
+        "--runner": request.runner != "buildah",
+        "--scheduler": bool(request.scheduler),
+        "--kernel-store": bool(request.kernel_store),
+    }
+    if given := [option for option, is_given in elsewhere.items() if is_given]:
+        raise ConfigError(
+            "vary-elsewhere",
+            f"--vary and {given[0]} exclude each other",
+            why="only containers of buildah on this machine get the changed conditions",
+            fix=f"leave {given[0]} out",
+        )
     from toolchain.engine.variation import Variation  # noqa: PLC0415 - only this option needs it
 
-    return Variation(secrets.randbelow(10**6) if seed is None else seed)
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    # The end of an interrupted build names no seed, and only the same conditions continue it.
+    console.note(f"--vary changes conditions by --seed {seed}; if interrupted, continue with it")
+    return Variation(seed)
 
 
 def _attested(original: Any, document: Mapping[str, Any], key: Path, builder: str) -> dict[str, Any]:

@@ -196,13 +196,14 @@ class Buildah(Storage):
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
-        known = self._variation.known(reference)
-        if known is None:
-            place = self.cache.work / f"vary-{sha256_bytes(reference.encode())[7:19]}"
-            remove_tree(place)
-            argv, mount = self._variation.prepare(place)
-            printed = Buildah(self.cache).run(reference, argv, mounts=[mount], capture=True).stdout
-            known = self._variation.take(reference, place, printed)
+        with self._probing:  # several threads start workers, and the first one builds the libraries
+            known = self._variation.known(reference)
+            if known is None:
+                place = self.cache.work / f"vary-{sha256_bytes(reference.encode())[7:19]}"
+                remove_tree(place)
+                argv, mount = self._variation.prepare(place)
+                printed = Buildah(self.cache).run(reference, argv, mounts=[mount], capture=True).stdout
+                known = self._variation.take(reference, place, printed)
         return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:

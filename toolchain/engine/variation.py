@@ -76,19 +76,21 @@ class Variation:
         self._heap = choose.randrange(1, 2**31)
         self._days = choose.randrange(200, 900)
         self._reverse = choose.random() < 0.5
-        self._cpu = choose.choice(sorted(os.sched_getaffinity(0)))
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self._cpu = choose.choice(self._cpus)
         self._umask = choose.choice(("0002", "0077"))
         hours = choose.choice((-11, 11, 13))
         self._variables = {
             "TZ": f"VARY{-hours:+d}:30",
             "LANG": choose.choice(("tr_TR.UTF-8", "de_CH.UTF-8", "C")),
-            "LC_ALL": choose.choice(("C", "POSIX")),
+            "LC_ALL": choose.choice(("C", "POSIX", "C.UTF-8")),
             "HOME": f"/nonexistent/{choose.randrange(10**6)}",
             "PATH": f"{_PATH}:/nonexistent/{choose.randrange(10**6)}",
             "TOOLCHAIN_VARIED": "x" * choose.randrange(1, 500),
         }
-        names = {"TZ": "time-zone", "LANG": "locale", "HOME": "home", "PATH": "exec-path"}
+        names = {"TZ": "time-zone", "HOME": "home", "PATH": "exec-path"}
         self.conditions |= {word: self._variables[name] for name, word in names.items()}
+        self.conditions["locale"] = " ".join(f"{name}={self._variables[name]}" for name in ("LANG", "LC_ALL"))
         self.conditions["environment"] = f"TOOLCHAIN_VARIED with {len(self._variables['TOOLCHAIN_VARIED'])} bytes"
         self.conditions["umask"] = self._umask
         self._prepared: dict[str, list[Mount]] = {}
@@ -157,8 +159,11 @@ class Variation:
         if process.find("taskset") is None:
             self.fixed["cpus"] = "taskset is not installed"
         else:
-            self.conditions["cpus"] = f"only number {self._cpu}"
             words += ["taskset", "--cpu-list", str(self._cpu)]
+            if len(self._cpus) > 1:
+                self.conditions["cpus"] = f"only number {self._cpu}"
+            else:
+                self.fixed["cpus"] = "this machine has one processor"
         return words
 
     def instructions(self, *, relayed: bool) -> list[str]:
@@ -216,7 +221,7 @@ class Variation:
             self.fixed["time"] = "this machine's libfaketime does not load in the base"
         else:
             self.fixed["time"] = "libfaketime is not installed (apt-get install libfaketime)"
-        self.static = sorted({*self.static, *(line[1] for line in words if line[0] == "static")})
+        self.static = sorted({*self.static, *(line[1] for line in words if line[0] == "static" and len(line) > 1)})
         if "unknown" in works:
             self.fixed["static-programs"] = "the base has no python3 to look for them"
         (place / "preload").write_text("".join(f"{TARGET}/{name}\n" for name in libraries), encoding="ascii")
@@ -232,6 +237,9 @@ class Variation:
 
     def as_json(self) -> dict[str, Any]:
         """Return the variation as `reproduce --json` prints it."""
+        if not self._prepared:
+            reason = "the build started no container"
+            return {"seed": self.seed, "changed": {}, "unchanged": {"every-condition": reason}, "static": []}
         return {
             "seed": self.seed,
             "changed": dict(sorted(self.conditions.items())),

@@ -94,7 +94,8 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
             why=f"input digest {digest}, the image says {expected['input_digest']}",
             fix="use the options, the sources and the version of the tool that built it",
         )
-    with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
+    seed = request.variation.seed if request.variation is not None else None
+    with clean_cache(request.cache, rows[:-1], str(digest), seed=seed) as cache:
         again = build(replace(request, cache=cache), target)[-1]
         result = _compare(expected, again, cache)
     return result if request.variation is None else replace(result, varied=request.variation.as_json())
@@ -147,13 +148,20 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 
 
 @contextmanager
-def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
+def clean_cache(
+    cache: Cache, dependencies: Sequence[PlanRow], digest: str, *, seed: int | None = None
+) -> Iterator[Cache]:
     """Yield a cache folder that has only the sources and the finished stages below.
 
     The folder is removed at the end of the block. An interrupted reproduction leaves it, and the next reproduction of
     the same inputs continues there, because LLVM takes hours.
+
+    Args:
+        seed: the seed of `--vary`. A build under other conditions does not continue there, because what was built
+            before is not compared under its own conditions.
     """
-    root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
+    name = digest.removeprefix("sha256:")[:12] + ("" if seed is None else f"-seed-{seed}")
+    root = cache.root / "reproduce" / name
     cache.locks.mkdir(parents=True, exist_ok=True)
     with held(cache.locks / f"reproduce-{root.name}.lock", what="the same reproduction"):
         sweep_discarded(root)
