@@ -1,4 +1,4 @@
-"""Detection of accesses to the same memory by waves that run together, for which the order of the waves matters."""
+"""Detection of memory accesses of waves that run together whose result depends on the order of the waves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.memory import BASE, Views
 
-# The byte offsets of an access, the bytes at each offset, and the wave of each offset, or one wave for all of them.
+# An access has byte offsets, a number of bytes at each offset, and the wave of each offset, or one wave for all of
+# them.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
@@ -101,7 +102,7 @@ class Accesses:
         return bool(np.count_nonzero((writers != _NOBODY) & (writers != owners[inside])))
 
     def _is_there(self, store: Access, values: Array | None, shared: Array, low: int) -> bool:
-        """Return whether a store left its values in memory, in the units that several waves wrote.
+        """Return whether memory has the values of a store in the units that several waves wrote.
 
         Args:
             shared: a mask of those units, from the unit `low` on.

@@ -31,9 +31,9 @@ from toolchain_lab.emulator.wave import Target
 _EXPONENT = np.uint64(0x7FF << 52)
 _EXPONENT_32 = np.uint32(0xFF << 23)
 _TINY = np.float32(2.0**-126)
-# The smallest normal number of each type. A denormal is treated as if it had the same exponent.
+# These are the smallest normal numbers of the types. A denormal is treated as if it had the same exponent.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
-# Used as the exponent of 0, because it is smaller than that of any product.
+# The exponent of 0 is replaced by this one, which is smaller than that of any product.
 _ZERO = -450
 # If the exponents within each factor differ by no more than this, every product of scaled values is a normal float32.
 _SPREAD = 48
@@ -62,7 +62,7 @@ class Rule:
     """The rule by which an instruction rounds.
 
     Args:
-        name: a name from the list in the module's docstring.
+        name: `chain`, `exact`, `flushed`, `aligned` or `interleaved`.
         group: the number of products that are added in one step.
     """
 
@@ -93,7 +93,7 @@ class Rule:
         return Factor(values, exponents, top, np.ldexp(values, -top).astype(np.float32))
 
     def add(self, left: Factor, right: Factor, addend: Array) -> Array:
-        """Return left * right + addend, `float32[rows of left, rows of right]`.
+        """Return the matrix product of two factors plus an addend, `float32[rows of left, rows of right]`.
 
         Args:
             addend: an array of the same shape, or one number.

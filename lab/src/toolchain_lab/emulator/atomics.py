@@ -17,7 +17,8 @@ from toolchain_lab.emulator.local import places
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# Computes the new value from the old one and the lane's operands, all of which are numpy scalars of one type.
+# A function of this type computes the new value from the old one and the lane's operands, all of which are numpy
+# scalars of one type.
 Change = Callable[..., Any]
 _NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
 _LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(?:_num)?(_rtn)?_([iub]\d+|f32|f64)$")
@@ -66,7 +67,7 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
 
 
 def _returns(operands: Operands) -> bool:
-    """Return whether an atomic returns the old value, which the modifier `glc`, `sc0` or `th` says, by GPU."""
+    """Return whether an atomic returns the old value, by its modifier: `sc0`, `glc` or `th`, depending on the GPU."""
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")

@@ -35,7 +35,7 @@ class Batch(Wave):
         self.rows = group.scalars
         self.width = self.target.lanes
         self.words = self.width // 32
-        # The scalar registers, including SCC, that may differ between the waves.
+        # These scalar registers, including SCC, may differ between the waves.
         self.varying: Registers = EXECS
         self.states: list[State] = []
         self.members = np.arange(len(self.waves), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Conversions between representations of bits, used by all instructions."""
+"""Conversions of lane masks, bfloat16, exponents and 64-bit values, which the modules of instructions share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# An array with an element for each lane, or a 0-dimensional array if all lanes have the same value.
+# An array has an element for each lane, or is 0-dimensional if all lanes have the same value.
 Array: TypeAlias = NDArray[Any]
 
 WORD = 0xFFFFFFFF

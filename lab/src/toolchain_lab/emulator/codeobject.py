@@ -238,11 +238,11 @@ def _choose(path: Path, names: list[str], kernel: str | None) -> str:
             "kernel-not-in-object",
             f"{path.name} has no kernel {kernel}",
             why=f"its kernels: {', '.join(names) or 'none'}",
-            fix="name one of these",
+            fix="choose one of these",
         )
     if kernel is None and len(names) > 1:
         raise NotEmulatedError(
-            "several-kernels", f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these"
+            "several-kernels", f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="choose one of these"
         )
     if not names:
         raise ValueError("it has no kernel descriptor")

@@ -52,7 +52,7 @@ class Branch:
 
 
 def has_no_effect(instruction: Instruction) -> bool:
-    """Return whether an instruction changes neither a register nor memory, other than by a branch."""
+    """Return whether an instruction only waits or gives a hint, so that it changes neither a register nor memory."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
     return _WITHOUT_EFFECT.match(instruction.name) is not None
@@ -92,7 +92,7 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
     """Return the counters that an instruction waits for, each with the number of accesses that may be outstanding.
 
     Returns:
-        Empty if the instruction does not wait for a counter.
+        An empty mapping if the instruction does not wait for a counter.
 
     Raises:
         NotEmulatedError: the wait has an unknown form.

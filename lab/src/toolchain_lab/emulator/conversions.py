@@ -24,7 +24,7 @@ def format_of(target: Target, name: str) -> float8.Float8:
 
 
 def _scale(operands: Operands, text: str | None) -> Get:
-    """Return the reader of a scale: the power of two in the exponent of a float32, or 1 if there is no operand."""
+    """Return the function that reads a scale: the power of two in the exponent of a float32, or 1 without operand."""
     if text is None:
         return lambda _: np.asarray(1.0)
     bits = operands.u32(text)
@@ -90,7 +90,7 @@ def _pack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
 
 
 def _pair(operands: Operands, text: str, kind: str) -> list[Get]:
-    """Return the readers of both 16-bit floats in a register."""
+    """Return the functions that read both 16-bit floats in a register."""
     if kind == "f16":
         return [operands.half(text, high, packed=True) for high in (0, 1)]
     low, high = (operands.half_bits(text, high, packed=True) for high in (0, 1))

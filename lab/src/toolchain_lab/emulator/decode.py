@@ -65,8 +65,8 @@ _MATRIX = ("v_mfma_", "v_wmma_")
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 
-# How an instruction can run for several waves: once for scalars that all waves share, once for the lanes of all waves,
-# once for the lanes of each wave, or not at all, because the waves must run one after the other.
+# How an instruction can run for all waves of a workgroup. SCALAR and LANES run once for all waves, WAVE runs once for
+# each wave, and ORDERED requires that the waves run one after the other.
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
@@ -103,7 +103,7 @@ class Operation:
 
 
 def decode(line: Line, target: Target) -> Operation:
-    """Decode an instruction. Branches, barriers and the end of the program only get an `Operation` without `run`.
+    """Decode an instruction. The `run` of a branch, a barrier or the end of the program is None.
 
     Raises:
         NotEmulatedError: the instruction, an operand or a modifier is unknown.
@@ -117,7 +117,7 @@ def decode(line: Line, target: Target) -> Operation:
     try:
         run = _build(operands)
     except (ValueError, IndexError, KeyError) as error:
-        raise instruction.unknown(f"its operands have an unexpected form ({error})") from error
+        raise instruction.unknown("operands of an unexpected form") from error
     if left := instruction.modifiers.left():
         raise instruction.unknown(f"the modifier {', '.join(left)}")
     execs = range(0)
@@ -179,7 +179,7 @@ def _build(operands: Operands) -> Run:
     if instruction.suffix == "sdwa":
         row = _row(instruction)
         if row is None:
-            raise instruction.unknown("its SDWA form")
+            raise instruction.unknown("SDWA")
         return lanes.sdwa(operands, row)
     if instruction.suffix in _DPP:
         return lanes.dpp(operands, handler)
@@ -200,7 +200,7 @@ def _dual(line: Line, target: Target) -> Operation:
         instruction = replace(instruction, name="v_" + instruction.name.removeprefix("v_dual_"))
         row = _row(instruction)
         if row is None:
-            raise instruction.unknown("as a part of a dual-issue instruction")
+            raise instruction.unknown("a dual-issue form")
         operands = Operands(target, instruction)
         parts.append(lanewise.parts(operands, row))
         if left := instruction.modifiers.left():

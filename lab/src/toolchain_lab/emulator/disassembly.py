@@ -15,7 +15,7 @@ from toolchain_lab.emulator.errors import DisassemblerError, NotEmulatedError, P
 VARIABLE = "TOOLCHAIN_LLVM_OBJDUMP"
 # The newest is first, because a new GPU needs a new disassembler.
 _NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-objdump")
-# The oldest supported LLVM, because LLVM 18 prints another syntax, and the first LLVM that decodes a GPU.
+# LLVM 19 is the oldest supported version, because LLVM 18 prints another syntax. Some GPUs need a newer one.
 _OLDEST = 19
 _OLDEST_FOR = {"gfx950": 20}
 # On gfx11 and later a 16-bit instruction can access one half of a register. LLVM before 22 prints the whole register
@@ -26,13 +26,14 @@ _HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
 _LIMIT = 300.0
-# Runs a command with a timeout in seconds, and returns its output; raises ProgramError if it fails.
+# A function of this type runs a command with a timeout in seconds, and returns its output. It raises ProgramError if
+# the command fails.
 Run = Callable[[Sequence[str | Path], float], str]
 
 
 @dataclass(frozen=True)
 class Disassembler:
-    """An llvm-objdump.
+    """An installed llvm-objdump.
 
     Args:
         version: its version as three numbers, such as (22, 1, 8).

@@ -16,7 +16,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
-# The number of bits of 2/pi that V_TRIG_PREOP_F64 stores.
+# V_TRIG_PREOP_F64 stores this many bits of 2/pi.
 _TURN_BITS = 1201
 
 

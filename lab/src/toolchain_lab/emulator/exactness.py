@@ -16,7 +16,7 @@ EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"
-# The errors of instructions other than matrix instructions, by mnemonic.
+# Instructions other than matrix instructions have these errors.
 _BOUNDS = (
     (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
     (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"),

@@ -49,14 +49,15 @@ class Float8:
         return both.astype(np.float32)
 
     def decode(self, bits: Array) -> Array:
-        """Return the values of `uint8` bits as `float32`, which holds each of them."""
+        """Return the values of `uint8` bits as `float32`, which represents them exactly."""
         return np.asarray(self._values[bits])
 
     def encode(self, values: Array, *, saturate: bool = False) -> Array:
         """Return values rounded to nearest, ties to even, as `uint8` bits.
 
         Args:
-            saturate: whether a finite number that is too large becomes the largest one; else infinity, or NaN.
+            saturate: whether a finite number that is too large becomes the largest one. Otherwise it becomes infinity,
+                or NaN if the type has no infinity.
         """
         wide = np.asarray(values, np.float64)
         magnitude, table = np.abs(wide), self._positive
@@ -78,5 +79,5 @@ E4M3FN = Float8(3, 7, 0x7E, infinite=False, nan=0x7F)
 E4M3FNUZ = Float8(3, 8, 0x7F, infinite=False, nan=0x80)
 E5M2 = Float8(2, 15, 0x7B, infinite=True, nan=0x7F)
 E5M2FNUZ = Float8(2, 16, 0x7F, infinite=False, nan=0x80)
-# The types by Triton's names.
+# Triton calls the types by these names.
 TYPES = {"fp8e4nv": E4M3FN, "fp8e4b8": E4M3FNUZ, "fp8e5": E5M2, "fp8e5b16": E5M2FNUZ}

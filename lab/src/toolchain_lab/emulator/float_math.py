@@ -276,8 +276,8 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
     small_quotient, small_inverse = denormal(numerator / denominator), denormal(1 / denominator)
     is_denominator, is_numerator = value == denominator, value == numerator
     everything = np.ones(value.shape, np.bool_)
-    # The cases of the manual, of which the first that holds is applied. Each has a condition, the power of 2, the
-    # lanes that are scaled, and whether V_DIV_FMAS must scale back.
+    # The first case of the manual that holds is applied. Each case has a condition, a power of 2, the lanes that are
+    # scaled, and whether V_DIV_FMAS must scale back.
     cases = (
         (exponent(numerator) - exponent(denominator) >= by.distance, by.power, is_denominator, True),
         (denormal(denominator), by.power, everything, False),

@@ -16,7 +16,7 @@ from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.launch import Parameter, Value
 
-# The type of an array by Triton's name of its elements. bf16 and 8-bit floats are stored as their bits.
+# Arrays have these types, by Triton's name of their elements. bf16 and 8-bit floats are stored as their bits.
 ELEMENTS: dict[str, type[np.generic]] = {
     "i1": np.uint8, "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
     "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
@@ -33,7 +33,7 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
     """Return the value of an argument, and its parameter with the element type that the text or the file names.
 
     Args:
-        text: what the user gave, in one of the forms in `_FORMS`.
+        text: the argument that the user gave, such as `300`, `null`, `x.npy` or `zeros:4096`.
         seed: the seed of `normal:`, which is combined with the name of the parameter.
 
     Raises:
@@ -98,7 +98,7 @@ def _encoded(element: str, values: Array) -> Array:
 def _load(parameter: Parameter, text: str) -> Array:
     """Return the array in a file that `numpy.save` wrote."""
     try:
-        with Path(text).open("rb") as stream:  # because numpy does not close a file after an error
+        with Path(text).open("rb") as stream:  # numpy would not close the file after an error
             loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is truncated'}") from error

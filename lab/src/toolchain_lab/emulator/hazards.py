@@ -24,8 +24,8 @@ _LANE = re.compile(r"v_(readlane|readfirstlane|writelane)_b32$")
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
-# The registers that the first instruction writes, the registers that the second one uses, and the wait states that are
-# required between the two. The names of sets of registers are those in `Facts.sets`.
+# Each row has the registers that the first instruction writes, those that the second one uses, and the wait states that
+# must be between the two. `Facts.sets` has the sets of registers by these names.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),
@@ -155,7 +155,7 @@ class Facts:
 
 
 def _shifts(operation: Operation) -> bool:
-    """Return whether an instruction writes its result to other than the lowest bits of a register."""
+    """Return whether an instruction writes its result to the upper bits of a register, by SDWA or op_sel."""
     modifiers = operation.instruction.modifiers
     if operation.instruction.suffix == "sdwa":
         return modifiers.text("dst_sel", "DWORD") != "DWORD"

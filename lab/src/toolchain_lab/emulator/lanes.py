@@ -14,7 +14,7 @@ from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# Operand texts that stand for the sources that DPP or SDWA modifies.
+# These texts replace the sources that DPP or SDWA modifies.
 _CHANGED = ("@0", "@1")
 _WITH_NUMBER = (
     "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
@@ -66,7 +66,7 @@ def _control(instruction: Instruction, lanes: int) -> Array:
     for name in _WITH_NUMBER:
         if name in modifiers.names():
             return source_lanes(name, modifiers.number(name), lanes)
-    raise instruction.unknown("its DPP control")
+    raise instruction.unknown("an unknown DPP control")
 
 
 def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
@@ -112,7 +112,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
 
 
 def _selected(get: Get, choice: str, *, sign: bool) -> Get:
-    """Return the reader of one byte or half of a source, extended to 32 bits."""
+    """Return the function that reads one byte or half of a source, extended to 32 bits."""
     if choice == "DWORD":
         return get
     width = 16 if choice.startswith("WORD") else 8
@@ -240,7 +240,7 @@ def _swap_rows(width: int) -> Handler:
 
         def run(wave: Wave) -> None:
             if not wave.all_lanes:
-                raise operands.instruction.unknown("lanes that are not active")
+                raise operands.instruction.unknown("inactive lanes")
             upper = wave.u[first.index][odd].copy()
             wave.u[first.index][odd] = wave.u[second.index][odd - width]
             wave.u[second.index][odd - width] = upper

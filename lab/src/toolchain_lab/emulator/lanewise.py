@@ -1,4 +1,4 @@
-"""Decoding of instructions that compute each lane alone; each is a table row with the types and a numpy function."""
+"""Decoding of instructions that compute each lane independently, from rows with the types and a numpy function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handler = Callable[[Operands], Run]
 
 @dataclass(frozen=True, slots=True)
 class LaneOp:
-    """The types and the function of an instruction that computes each lane alone.
+    """The types and the function of an instruction that computes each lane independently.
 
     Args:
         result: the letter of the destination's type.
@@ -84,7 +84,7 @@ def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
     """Return the functions that read an instruction's sources, and the one that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
-    # The text of V_CMPX has no destination on gfx11 and later; its result is then handled as that of a write to VCC.
+    # On gfx11 and later the text of V_CMPX has no destination. VCC replaces it here, and the caller does not write it.
     first = 1 if row.result != "b" or len(texts) > len(row.sources) else 0
     selected = instruction.modifiers.vector("op_sel", [0] * (len(row.sources) + 1)) if _has_halves(row) else []
     gets: list[Get] = []
@@ -111,7 +111,7 @@ def _has_halves(row: LaneOp) -> bool:
 
 
 def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
-    """Return the reader of a source.
+    """Return the function that reads a source.
 
     Args:
         letter: the type, as in `LaneOp`.
@@ -144,7 +144,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
 
 
 def _two_halves(operands: Operands, text: str) -> Get:
-    """Return the reader of two halves in 32 bits; a constant such as 1.0 is the lower half, and the other one is 0."""
+    """Return the function that reads two halves in 32 bits. For a constant such as 1.0 the upper half is 0."""
     if operands.register(text) is not None or text.startswith("0x"):
         return operands.u32(text)
     if text != "0" and "." not in text:

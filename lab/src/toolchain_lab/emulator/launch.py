@@ -15,7 +15,7 @@ from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
-# The `struct` format of an argument by Triton's name of its type. Negative integers are converted by `_packed`.
+# Arguments have these `struct` formats, by Triton's names of their types. Negative integers are converted by `_packed`.
 _FORMATS = {
     **{f"{letter}{8 * size}": form for letter in "iub" for size, form in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "i1": "B", "bf16": "H", "fp16": "e", "fp32": "f", "fp64": "d",
@@ -33,7 +33,7 @@ class Parameter:
     Args:
         type: Triton's name of the type, such as `*fp16` or `i32`. If the type is unknown, `*` is a pointer, and `b32`
             is a number of 32 bits.
-        optional: whether the argument may be omitted, and is then 0, as the pointers that Triton appends.
+        optional: whether the argument may be omitted and is then 0, like the pointers that Triton appends.
     """
 
     name: str

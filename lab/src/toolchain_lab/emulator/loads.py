@@ -13,7 +13,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# The size in bytes by the last part of a mnemonic, and whether a load sign-extends.
+# The last part of a mnemonic decides the size in bytes, and whether a load sign-extends.
 SIZES = {
     "ubyte": (1, False), "u8": (1, False), "sbyte": (1, True), "i8": (1, True), "byte": (1, False), "b8": (1, False),
     "ushort": (2, False), "u16": (2, False), "sshort": (2, True), "i16": (2, True), "short": (2, False),
@@ -32,7 +32,7 @@ class Access:
     """The properties of a load or a store that follow from its mnemonic.
 
     Attributes:
-        known: whether the mnemonic is that of a load or a store; only then the others are set.
+        known: whether the mnemonic is that of a load or a store; if not, the other attributes are not set.
         size: bytes for each lane.
         sign: whether a value of less than 32 bits is sign-extended.
         load: whether it is a load.
@@ -153,7 +153,7 @@ def _offset(operands: Operands) -> int:
 
 
 def global_address(operands: Operands, vector: str, scalar: str | None) -> Get:
-    """Return the reader of the addresses of all lanes, `uint64[lanes]`.
+    """Return the function that reads the addresses of all lanes, `uint64[lanes]`.
 
     Args:
         vector: two registers with an address, or one register with an offset of 32 bits from `scalar`.
@@ -173,7 +173,7 @@ def _global(access: Access, *, flat: bool) -> Handler:
     def build(operands: Operands) -> Run:
         texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
         if operands.instruction.modifiers.flag("lds"):
-            raise operands.instruction.unknown("a load that goes to LDS")
+            raise operands.instruction.unknown("a load to LDS")
         if len(texts) != (2 if flat else 3):
             raise operands.instruction.unknown(f"{len(texts)} operands")
         scalar = None if flat else texts[2]
@@ -219,7 +219,7 @@ def _scratch(access: Access) -> Handler:
                 raise FaultyKernelError(
                     "scratch-outside",
                     f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
-                    why=f"offset {int(place[bad][0]):#x}, {size} bytes, of {limit}",
+                    why=f"it accesses {size} bytes at offset {int(place[bad][0]):#x} of {limit} bytes",
                 )
             return place >> 2, active(wave, np.arange(wave.lanes))
 
@@ -256,7 +256,7 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
             raise FaultyKernelError(
                 "scratch-outside",
                 f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
-                why=f"offset {place:#x}, {size} bytes, of {limit}",
+                why=f"it accesses {size} bytes at offset {place:#x} of {limit} bytes",
             )
         return place >> 2
 
@@ -307,8 +307,8 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # Fields of the last word: the type, whether the lane's number is added, and the mode of the bounds check, which
-        # is 3 for raw buffers.
+        # These fields of the last word are the type, whether the lane's number is added, and the mode of the bounds
+        # check, which is 3 for raw buffers.
         self._fields, self._raw = (0xC0800000, 0) if self._old else (0xF0800000, 0x30000000)
         self._instruction = instruction
 
@@ -335,7 +335,7 @@ class BufferAddress:
         # The scalar offset takes part in the bounds check on gfx9, but not on later GPUs.
         inside: Array = place <= records - (scalar if self._old else 0) - self._size
         if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
-            raise self._instruction.unknown("an access that is partly within the buffer's range")
+            raise self._instruction.unknown("an access that is only partly in bounds")
         if not wave.all_lanes:
             inside = inside & wave.mask
         return (place + np.int64(base + scalar)).astype(np.uint64), inside

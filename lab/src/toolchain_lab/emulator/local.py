@@ -31,7 +31,7 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
         raise FaultyKernelError(
             "lds-outside",
             f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
-            why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
+            why=f"it accesses {size} bytes at offset {int(place.max()):#x} of {limit} bytes",
         )
     return place, bits
 
@@ -194,7 +194,7 @@ def transposed_read(operands: Operands) -> Run:
 
     def run(wave: Wave) -> None:
         if not wave.all_lanes:
-            raise operands.instruction.unknown("lanes that are not active")
+            raise operands.instruction.unknown("inactive lanes")
         words = _load(wave, address(wave), offset, 8, pc).T
         # The shape is [block of 16 lanes, row, 16 columns].
         rows = np.ascontiguousarray(words).view(kind).reshape(wave.lanes // 16, -1, 16)

@@ -22,7 +22,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
-# The values of k that instructions have, by the number of rows and the type.
+# Instructions exist for these values of k, by the number of rows and the type.
 _DEPTHS = {
     (32, "f16"): {8, 16},
     (16, "f16"): {16, 32},
@@ -33,7 +33,7 @@ _DEPTHS = {
     (32, "xf32"): {4},
     (16, "xf32"): {8},
 }
-# The older bf16 instructions, without _1k, have half of that k: (rows, k).
+# The older bf16 instructions, which lack the suffix _1k, exist for these (rows, k).
 _OLD_BF16 = {(32, 4), (16, 8)}
 
 
@@ -214,7 +214,7 @@ def _sources(operands: Operands) -> tuple[Register, Register, Register, Get]:
     if register is None:
         return destination, left, right, operands.f32(add)
     if not register.vector:
-        raise operands.instruction.unknown(f"{add} as the matrix to add")
+        raise operands.instruction.unknown(f"{add} as the addend")
     operands.read(register)
     start, end = register.index, register.index + register.count
     return destination, left, right, lambda wave: wave.vectors[start:end].view(np.float32)

@@ -3,8 +3,8 @@
 Results are exact for integers, and for 8-bit floats on gfx942, whose rule is published, see `accumulation`. Other
 products are summed in float64 and rounded once.
 
-The order of k is not reproduced, because both factors share it and a sum does not depend on it. Only with scales does
-it matter, because each scale applies to 32 consecutive elements.
+The order of k is not reproduced, because both factors share it and a sum does not depend on it. It matters only with
+scales, because each scale applies to 32 consecutive elements.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MFMA = re.compile(
     r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
 )
 _WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
-# The values of k that instructions have, by the number of rows and the type.
+# Instructions exist for these values of k, by the number of rows and the type.
 _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
 }  # fmt: skip
-# The types of V_MFMA_F32_*_F8F6F4, by the value of CBSZ or BLGP. The 6-bit types, 2 and 3, are not emulated.
+# CBSZ and BLGP select the types of V_MFMA_F32_*_F8F6F4 by these numbers. The 6-bit types, 2 and 3, are not emulated.
 _BY_NUMBER = {0: "fp8", 1: "bf8", 4: "fp4"}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _FP4 = np.concatenate([_FP4, -_FP4])
@@ -57,8 +57,8 @@ def _rows(numbers: Array, parts: int, *, chunks: int = 1) -> Array:
     """Arrange the numbers of a wave, `float64[lanes, k / parts]`, as a matrix, `float64[rows, k]`.
 
     Args:
-        parts: the groups of lanes that hold different parts of k.
-        chunks: k is divided into so many chunks, and each of them is divided among the groups of lanes.
+        parts: the number of groups of lanes, each of which holds a part of k.
+        chunks: the number of chunks of k, each of which is divided among the groups of lanes.
     """
     rows = len(numbers) // parts
     return numbers.reshape(parts, rows, chunks, -1).transpose(1, 2, 0, 3).reshape(rows, -1)
@@ -90,12 +90,12 @@ def _added(product: Array, add: Array, out: str) -> Array:
 
 
 def _addend(operands: Operands, text: str, out: str) -> Get:
-    """Return the reader of the addend: `uint32[r, lanes]`, or `float64[r, lanes]` if `out` is `f64`."""
+    """Return the function that reads the addend: `uint32[r, lanes]`, or `float64[r, lanes]` if `out` is `f64`."""
     register = operands.register(text)
     if register is None:
         return operands.f64(text) if out == "f64" else operands.u32(text)
     if not register.vector:
-        raise operands.instruction.unknown(f"{text} as the matrix to add")
+        raise operands.instruction.unknown(f"{text} as the addend")
     operands.read(register)
     start, end = register.index, register.index + register.count
     if out != "f64":
@@ -109,7 +109,7 @@ def _addend(operands: Operands, text: str, out: str) -> Get:
 
 
 def _byte_scale(operands: Operands, number: int) -> Get:
-    """Return the reader of a scale, `float64[lanes, 1]`: a power of two from one byte of a register; 255 is NaN."""
+    """Return the function that reads a scale, `float64[lanes, 1]`: a power of two from a byte; 255 is NaN."""
     modifiers = operands.instruction.modifiers
     if "op_sel_hi" not in modifiers.names():
         raise operands.instruction.unknown("scales without op_sel_hi")

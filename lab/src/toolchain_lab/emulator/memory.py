@@ -11,10 +11,10 @@ import numpy as np
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.errors import FaultyKernelError, OutsideError
 
-# The first address. It is far from zero, so that a null pointer plus an offset is not inside of a buffer.
+# Addresses start here, far from zero, so that a null pointer plus an offset is not inside of a buffer.
 BASE = 0x7F1000000000
 _GAP = 4096
-_NEAR = 1 << 32  # a message names a buffer if the bad address is less than so many bytes behind its end
+_NEAR = 1 << 32  # a message names the buffer below an address if the buffer ends at most this many bytes below
 _ALIGN = 256
 _ROWS = np.arange(16)[:, None]
 
@@ -79,7 +79,7 @@ class Lds(Views):
     def __init__(self, data: Array, *, watch: bool, limit: int | None = None) -> None:
         super().__init__(data)
         self.watch = watch
-        # Overlapping views with a number at each byte offset. An index beyond the end raises IndexError.
+        # These views overlap and have a number at each byte offset. An index beyond the end raises IndexError.
         size = len(data) if limit is None else limit
         self.numbers = {
             width: np.ndarray((max(size - width + 1, 0),), kind, data.data, strides=(1,))
@@ -205,12 +205,12 @@ class Memory:
         self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
-        """Write bytes to the beginning of the buffer with an index."""
+        """Write bytes to the beginning of the buffer with the index `number`."""
         start = int(self._low[number])
         self.views.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def content(self, number: int) -> bytes:
-        """Return the bytes of the buffer with an index."""
+        """Return the bytes of the buffer with the index `number`."""
         return self.views.bytes[int(self._low[number]) : int(self._high[number])].tobytes()
 
     def places(self, addresses: Array, size: int, what: str, pc: int, *, write: bool = False) -> Array:
@@ -239,7 +239,7 @@ class Memory:
             raise OutsideError(
                 "outside-buffers",
                 f"{what} at {pc:#x} is outside of every buffer",
-                why=f"{self._where(int(place[bad][0]))}; {size} bytes, {int(bad.sum())} lanes",
+                why=f"{self._where(int(place[bad][0]))}; {int(bad.sum())} lanes access {size} bytes each",
             )
         if write and not self._writable[buffer].all():
             raise FaultyKernelError("buffer-read-only", f"{what} at {pc:#x} writes to a read-only buffer")

@@ -7,7 +7,7 @@ from typing import Any
 
 _DEPTH = 16
 _MOST = 2_000_000  # values; the metadata of a library of 5,000 kernels has about 1.2 million
-# The `struct` format of a number by its first byte, and the format of the length that follows other first bytes.
+# The first byte of a value decides its type: a number with a `struct` format, or a type whose length has such a format.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",

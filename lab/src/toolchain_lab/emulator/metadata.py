@@ -14,7 +14,7 @@ from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
 _AGAIN = "compile the kernel again with this version of the tool"
-# The LDS of a GPU in bytes, which is assumed for a kernel without a JSON file, because only that has the size.
+# A kernel without a JSON file is assumed to use all LDS of the GPU, in bytes, because only that file has the size.
 _LDS, _LDS_OF = 65536, {"gfx950": 163840}
 _OWN = 2  # the number of pointers that Triton appends for its scratch memory
 _ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')

@@ -80,7 +80,7 @@ class Operands:
         self.reads: set[int] = set()
         self.masks: set[int] = set()
         self.writes: set[int] = set()
-        # On gfx11 and later, halves that are accessed without the other half. Half h of register r is 2 * r + h.
+        # On gfx11 and later these are the halves that are accessed alone. Half h of register r is number 2 * r + h.
         self.half_reads: set[int] = set()
         self.half_writes: set[int] = set()
 
@@ -93,14 +93,14 @@ class Operands:
         return _signs(text)
 
     def plain(self, text: str) -> str:
-        """Return the operand unchanged.
+        """Return an operand that must not have modifiers.
 
         Raises:
             NotEmulatedError: the operand has the modifier `neg` or `abs`.
         """
         operand = self.signs(text)
         if operand.negate or operand.absolute:
-            raise self.instruction.unknown(f"a sign on {text}")
+            raise self.instruction.unknown(f"a modifier on {text}")
         return text
 
     def constant(self, text: str, bits: int = 32) -> int:
@@ -166,7 +166,7 @@ class Operands:
         return register
 
     def u32(self, text: str, offset: int = 0) -> Get:
-        """Return the reader of a source as `uint32`; `offset` selects a later register of a range."""
+        """Return the function that reads a source as `uint32`; `offset` selects a later register of a range."""
         if text in self.raw:
             return self.raw[text]
         self.plain(text)
@@ -178,13 +178,13 @@ class Operands:
             value = np.asarray(np.uint32(self.constant(text)))
             return lambda _: value
         if register.half is not None:
-            raise self.instruction.unknown(f"half of a register as 32 bits: {text}")
+            raise self.instruction.unknown(f"{text} as a 32-bit operand")
         index = register.index + offset
         self.reads.add(register.names.start + offset)
         return (lambda wave: wave.u[index]) if register.vector else (lambda wave: wave.s[index])
 
     def i32(self, text: str) -> Get:
-        """Return the reader of a source as `int32`."""
+        """Return the function that reads a source as `int32`."""
         get = self.u32(text)
         register = None if text in self.raw else self.register(text)
         if register is not None and register.vector:
@@ -193,7 +193,7 @@ class Operands:
         return lambda wave: get(wave).view(np.int32)
 
     def f32(self, text: str, offset: int = 0) -> Get:
-        """Return the reader of a source as `float32`, with its modifiers applied; `offset` is as in `u32`."""
+        """Return the function that reads a source as `float32`, with its modifiers applied; `offset` is as in `u32`."""
         operand = self.signs(text)
         register = None if operand.text in self.raw else self.register(operand.text)
         raw = self.u32(operand.text, offset)
@@ -206,7 +206,7 @@ class Operands:
         return _with_signs(lambda wave: raw(wave).view(np.float32), operand)
 
     def half(self, text: str, high: int = 0, *, packed: bool = False) -> Get:
-        """Return the reader of a source as `float16`, with its modifiers applied.
+        """Return the function that reads a source as `float16`, with its modifiers applied.
 
         Args:
             high: 1 for the upper half of a register.
@@ -217,7 +217,7 @@ class Operands:
         return _with_signs(lambda wave: bits(wave).view(np.float16), operand)
 
     def half_bits(self, text: str, high: int = 0, *, packed: bool = False, floating: bool = False) -> Get:
-        """Return the reader of a 16-bit source as `uint16`, which may not have modifiers.
+        """Return the function that reads a 16-bit source as `uint16`, which may not have modifiers.
 
         Args:
             high, packed: as in `half`.
@@ -243,9 +243,9 @@ class Operands:
         return lambda wave: np.asarray(wave.sh_bits[scalar_half])
 
     def u64(self, text: str) -> Get:
-        """Return the reader of a source as `uint64`: two registers, or a constant."""
+        """Return the function that reads a source as `uint64`: two registers, or a constant."""
         if text in self.raw:
-            raise self.instruction.unknown("64 bits of a changed source")
+            raise self.instruction.unknown("a 64-bit source with DPP or SDWA")
         self.plain(text)
         register = self.register(text)
         if register is None:
@@ -258,7 +258,10 @@ class Operands:
         return lambda wave: np.asarray(np.uint64(wave.quad(low)))
 
     def f64(self, text: str) -> Get:
-        """Return the reader of a source as `float64`, with its modifiers applied; a literal is the upper 32 bits."""
+        """Return the function that reads a source as `float64`, with its modifiers applied.
+
+        A literal is the upper half of the number.
+        """
         operand = self.signs(text)
         if operand.text.startswith("0x"):
             value = np.asarray(np.uint64(int(operand.text, 0) << 32)).view(np.float64)
@@ -269,7 +272,7 @@ class Operands:
         return _with_signs(lambda wave: bits(wave).view(np.float64), operand)
 
     def mask(self, text: str) -> Get:
-        """Return the reader of a lane mask, `bool[lanes]`."""
+        """Return the function that reads a lane mask, `bool[lanes]`."""
         register = self.register(text)
         if register is None or register.vector:
             raise self.instruction.unknown(f"{text} as a lane mask")
@@ -339,7 +342,7 @@ class Operands:
             self.half_writes.add(2 * register.names.start + part)
         else:
             self.write(register, 1)
-            # The instruction preserves the other half, which therefore counts as read.
+            # The instruction preserves the other half, so it depends on the old value of the register.
             if not zero:
                 self.read(register, 1)
 
@@ -382,7 +385,7 @@ class Operands:
         return put
 
     def number(self, text: str) -> GetNumber:
-        """Return the reader of a scalar source of 32 bits as an unsigned number."""
+        """Return the function that reads a scalar source of 32 bits as an unsigned number."""
         self.plain(text)
         register = self.register(text)
         if register is None:
@@ -397,7 +400,7 @@ class Operands:
         return lambda wave: int(wave.s[index])
 
     def signed_number(self, text: str) -> GetNumber:
-        """Return the reader of a scalar source of 32 bits as a signed number."""
+        """Return the function that reads a scalar source of 32 bits as a signed number."""
         get = self.number(text)
         if self.register(text) is None and text not in {"scc", "src_scc"}:
             value = signed(self.constant(text), 32)
@@ -405,7 +408,7 @@ class Operands:
         return lambda wave: signed(get(wave), 32)
 
     def quad(self, text: str) -> GetNumber:
-        """Return the reader of a scalar source of 64 bits as an unsigned number."""
+        """Return the function that reads a scalar source of 64 bits as an unsigned number."""
         self.plain(text)
         register = self.register(text)
         if register is None:

@@ -14,9 +14,10 @@ from toolchain_lab.emulator.wave import Wave
 
 
 def _selection(operands: Operands, count: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return the modifiers op_sel, op_sel_hi, neg_lo and neg_hi.
+    """Return the modifiers op_sel, op_sel_hi, neg_lo and neg_hi, each with an element for each source.
 
-    They select the half of each source, and negate it, for the low result (op_sel, neg_lo) and the high result.
+    For the low result op_sel selects the half of a source and neg_lo negates it; op_sel_hi and neg_hi do so for the
+    high result.
     """
     modifiers = operands.instruction.modifiers
     return (
@@ -32,7 +33,7 @@ def _negated(get: Get) -> Get:
 
 
 def _float_pair(operands: Operands, text: str, part: int) -> Get:
-    """Return the reader of one of the two float32 of a source; both are equal for a constant or a single register."""
+    """Return the function that reads one of two float32; they are equal for a constant or a single register."""
     register = operands.register(text)
     if register is None or register.count == 1:
         return operands.f32(text)
@@ -72,7 +73,7 @@ def _packed_half(compute: Compute, count: int, kind: type[np.generic]) -> Handle
             raise operands.instruction.unknown(f"{len(texts)} operands")
         is_float = issubclass(kind, np.floating)
         if not is_float and any(negate_low + negate_high):
-            raise operands.instruction.unknown("a sign on an integer")
+            raise operands.instruction.unknown("neg_lo or neg_hi on integers")
 
         def sources(selected: Sequence[int], negated: Sequence[int]) -> list[Get]:
             gets: list[Get] = []
@@ -179,7 +180,7 @@ def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
 
 
 def _bytes(get: Get, *, signed: bool) -> Callable[[Wave], Array]:
-    """Return the reader of the four bytes of a source, `int32[lanes, 4]`."""
+    """Return the function that reads the four bytes of a source, `int32[lanes, 4]`."""
     kind = np.int8 if signed else np.uint8
 
     def read(wave: Wave) -> Array:
@@ -200,7 +201,7 @@ def _dot4(first: bool, second: bool, *, chosen: bool = False) -> Handler:
     def build(operands: Operands) -> Run:
         texts, modifiers = operands.instruction.operands, operands.instruction.modifiers
         if modifiers.flag("clamp"):
-            raise operands.instruction.unknown("a bounded sum of products of bytes")
+            raise operands.instruction.unknown("the modifier clamp")
         signs = modifiers.vector("neg_lo", [0, 0, 0]) if chosen else [first, second]
         left, right = (_bytes(operands.u32(texts[1 + k]), signed=bool(signs[k])) for k in (0, 1))
         add, put = operands.i32(texts[3] if len(texts) > 3 else texts[0]), operands.put_i32(texts[0])

@@ -74,7 +74,7 @@ class Program:
         self._blocks: dict[int, Block] = {}
         self.scoreboard = Scoreboard(self.target)
         self.magnitudes: dict[str, float] = {}
-        # Whether to try to run the waves of a workgroup together.
+        # This is false if the waves of a workgroup must run one after the other.
         self.together = True
 
     @classmethod

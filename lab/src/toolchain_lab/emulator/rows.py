@@ -63,7 +63,7 @@ def _place(operands: Operands, text: str) -> int | None:
 
 
 def _source(operands: Operands, text: str) -> _Source | None:
-    """Return the reader of a source with a bit for each lane; None if it is no scalar register and no integer."""
+    """Return the function that reads a source with a bit for each lane; None if this module does not support it."""
     words = operands.target.lanes // 32
     register = operands.register(text)
     if register is None:

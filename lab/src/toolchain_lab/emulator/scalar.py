@@ -14,7 +14,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import SCC, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import EXEC, Wave
 
-# The result of an instruction, and the new value of SCC.
+# A pair is the result of an instruction and the new value of SCC.
 Pair = tuple[int, int]
 _I32 = range(-(1 << 31), 1 << 31)
 
@@ -378,7 +378,7 @@ def _highest_bit(width: int) -> Callable[[int], int]:
 
 
 def _of_width(width: int) -> dict[str, Handler]:
-    """Return the decoders of the instructions that exist for 32 and for 64 bits, for one of these widths."""
+    """Return the decoders, by mnemonic, of instructions that exist for 32 and for 64 bits, for one of both widths."""
     words = width // 32
     table: dict[str, Handler] = {
         f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),

@@ -24,11 +24,11 @@ _MOST = 64  # hardware stalls a wave before a counter exceeds its range, so more
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
 LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
-# An outstanding access: its counter, its instruction, the registers that it will write, and whether accesses with the
+# An outstanding access has a counter, an instruction, the registers that it will write, and whether accesses with the
 # same counter complete in order.
 Access = tuple[str, Operation, frozenset[int], bool]
-# An instruction from which later ones must keep a distance, and since then the number of wait states, of vector
-# instructions, and of transcendental instructions.
+# Later instructions must keep a distance from a recent one. The numbers count the wait states, the vector instructions
+# and the transcendental instructions since then.
 Recent = tuple[Facts, int, int, int]
 
 
@@ -168,9 +168,7 @@ def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
             need, registers = lacking
             kind = "wait states" if facts.target.generation == 9 else "vector instructions"
             count = states if facts.target.generation == 9 else valus
-            raise _fault(
-                facts.operation, earlier.operation, f"{_text(min(registers))}: {count} of {need} {kind} behind"
-            )
+            raise _fault(facts.operation, earlier.operation, f"{_text(min(registers))}: {count} of {need} {kind} after")
 
 
 def _fault(operation: Operation, earlier: Operation, what: str) -> FaultyKernelError:

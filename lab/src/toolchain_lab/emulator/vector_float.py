@@ -154,7 +154,7 @@ def div_scale(operands: Operands) -> Run:
 
 
 def _mixed(operands: Operands) -> list[Get]:
-    """Return the readers of three sources, each of which is a half or a float32, as `op_sel_hi` says."""
+    """Return the functions that read three sources, each of which is a half or a float32, as `op_sel_hi` says."""
     modifiers = operands.instruction.modifiers
     high, is_half = modifiers.vector("op_sel", [0, 0, 0]), modifiers.vector("op_sel_hi", [0, 0, 0])
     gets: list[Get] = []
@@ -213,8 +213,8 @@ def _dot2_of(compute: Compute) -> Handler:
 def dot2_bf16(operands: Operands) -> Run:
     """Decode V_DOT2_BF16_BF16 if it only multiplies: one product and the addend must be 0.
 
-    Triton 3.6 to 3.8 use it so. The other product is truncated, as triton#11227 measured on gfx1200. Sums of two
-    products are refused, because their rounding is not documented.
+    Triton 3.6 to 3.8 only use it in this way. The other product is truncated, as triton#11227 measured on gfx1200. Sums
+    of two products are refused, because their rounding is not documented.
     """
     result, first, second, third = operands.instruction.operands
     # The last element of op_sel can be ignored, because the operand's text also names the half of the result.

@@ -36,7 +36,7 @@ def _i24(value: Array) -> Array:
 
 
 def _ones(width: Array) -> Array:
-    """Return a mask whose lowest `width` bits are set; a width of 32 counts as 0."""
+    """Return a mask whose lowest `width` bits are set. Only the five lowest bits of the width are used."""
     return (_ONE << _amount(width)) - _ONE
 
 
@@ -348,7 +348,7 @@ def _saturating() -> dict[str, LaneOp]:
     return rows
 
 
-# The rows that replace those of LANE_OPS if the instruction has the modifier `clamp`.
+# These rows replace those of LANE_OPS if the instruction has the modifier `clamp`.
 SATURATING = _saturating()
 LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(

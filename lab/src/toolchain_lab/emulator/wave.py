@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VCC, NULL, EXEC = 106, 124, 126
 TTMP = 108
-# 256 VGPRs, and 256 AGPRs behind them.
+# A wave has 256 VGPRs, followed by 256 AGPRs.
 VECTORS = 512
 SCALARS = 128
 
@@ -70,39 +70,39 @@ class Wave:
         self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        # The address of scratch memory on gfx90a, whose kernels access it as a buffer; 0 on other GPUs.
+        # Kernels of gfx90a access scratch memory as a buffer at this address, which is 0 on other GPUs.
         self.scratch_address = 0
         self.scc = 0
-        # The bit FP16_OVFL of the MODE register.
+        # This is the bit FP16_OVFL of the MODE register.
         self.clamps_overflow = False
         self.pc = 0
         self.state: State
         self.done = False
         self.count = 0
-        # The last lane mask of each register, with the bits it was converted from or to. This saves conversions,
-        # because most masks are read unchanged after they were written.
+        # Each register has its last lane mask, and the bits that the mask was converted from or to. This saves
+        # conversions, because most masks are read unchanged after they were written.
         self._masks: dict[int, tuple[object, Array]] = {}
         self.mask: Array = np.ones(self.lanes, np.bool_)
         self.all_lanes = True
 
     @cached_property
     def u(self) -> list[Array]:
-        """The vector registers as `uint32`, a view of `vectors` for each."""
+        """The vector registers as `uint32[lanes]`, each of which is a view of `vectors`."""
         return list(self.vectors)
 
     @cached_property
     def i(self) -> list[Array]:
-        """The vector registers as `int32`, a view of `vectors` for each."""
+        """The vector registers as `int32[lanes]`, each of which is a view of `vectors`."""
         return list(self.vectors.view(np.int32))
 
     @cached_property
     def f(self) -> list[Array]:
-        """The vector registers as `float32`, a view of `vectors` for each."""
+        """The vector registers as `float32[lanes]`, each of which is a view of `vectors`."""
         return list(self.vectors.view(np.float32))
 
     @cached_property
     def half_bits(self) -> tuple[list[Array], list[Array]]:
-        """The lower and the upper halves of the vector registers as `uint16`."""
+        """The lower and the upper halves of the vector registers as `uint16[lanes]`, which are views of `vectors`."""
         halves = self.vectors.view(np.uint16)
         return list(halves[:, 0::2]), list(halves[:, 1::2])
 
@@ -115,7 +115,7 @@ class Wave:
         """Return the numbers of the waves that the active lanes belong to, or one number if there is one wave.
 
         Args:
-            lanes: a mask of other lanes than the active ones.
+            lanes: a mask of lanes; the active lanes by default.
         """
         return self.members
 

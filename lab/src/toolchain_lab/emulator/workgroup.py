@@ -18,7 +18,7 @@ from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.together import run_together
 from toolchain_lab.emulator.wave import SCALARS, TTMP, VECTORS, Wave
 
-# The float mode of Triton's kernels: round to nearest, and preserve denormals.
+# Triton's kernels have this float mode: round to nearest, and preserve denormals.
 _FLOAT_MODE = 0xF0
 _PRIVATE_BUFFER, _KERNARG = 1 << 0, 1 << 3
 _UNKNOWN_SGPRS = {
@@ -28,7 +28,8 @@ _UNKNOWN_SGPRS = {
     1 << 5: "the scratch memory's address",
     1 << 6: "the size of scratch memory",
 }
-# The address of all scratch memory, and its bytes for each wave. Its buffer descriptor is swizzled with a stride of 4.
+# Scratch memory begins at this address, and has this many bytes for each wave. Its buffer descriptor is swizzled with a
+# stride of 4.
 _SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
 _SWIZZLED = 1 << 31 | 4 << 16
 Place = tuple[int, int, int]
@@ -83,7 +84,7 @@ class Workgroup:
         refuse(self.code)
         self.executions: Counter[int] = Counter()
         self.magnitudes: dict[str, float] = {}
-        # The accesses of waves that run together; None if they run one after the other.
+        # These are the accesses of waves that run together, or None if the waves run one after the other.
         self.accesses: GroupAccesses | None = None
         # Registers and scratch memory start with random contents, so that the use of an uninitialized value shows.
         # All waves share these arrays, in which each wave has its own columns.

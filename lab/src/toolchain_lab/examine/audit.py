@@ -27,9 +27,10 @@ _HOST = (".so", ".pyd")
 
 @dataclass(kw_only=True)
 class Audit:
-    """The content of a place.
+    """The result of an audit of a place.
 
     Args:
+        what: the place.
         missing: keys of kernels that the plan has and the place lacks.
         empty: keys of kernels that AOTriton's loader treats as known bad.
         damaged: the faults of files that cannot be read.
@@ -129,14 +130,15 @@ class Audit:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """Return the first three texts for a message, each cut, because names of kernels have hundreds of characters."""
+    """Return the first three texts for a message, truncated, because names of kernels have hundreds of characters."""
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 
 def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | None = None) -> Audit:
-    """Read everything in a place without running any of it.
+    """Audit the files of a place without running any of them.
 
     Args:
+        what: the place, see `places.opened`.
         gpus: the GPUs that must have kernels.
         plan: the folder of AOTriton's generator, if all kernels that it plans for `gpus` must be present.
 

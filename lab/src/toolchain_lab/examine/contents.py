@@ -28,7 +28,7 @@ _OBJECTS = (".hsaco", ".co")
 _LARGEST_PTX = 16 << 20  # bytes; kernels of large models have less than one million bytes
 _LARGEST_BESIDE = 1 << 20  # bytes of the JSON file next to a code object, which usually has a few thousand
 _AGAIN = "get it again, or build it again"
-# A function that is called with the error of a damaged file. If it returns, the file is skipped.
+# A function of this type is called with the error of a damaged file. If it returns, the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
 FAULTS = (KernelError, SourceError, HostileInputError)
 

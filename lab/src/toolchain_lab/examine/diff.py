@@ -28,7 +28,7 @@ class Row:
     """A kernel of A, of B or of both. An empty kernel, which AOTriton treats as known bad, has no facts.
 
     Args:
-        files: digests of the objects on the sides that have the kernel.
+        files: digests of the code objects in A and B, without those that are missing.
     """
 
     key: str
@@ -123,7 +123,8 @@ def ranked(rows: Iterable[Row]) -> Difference:
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     """Compare the kernels of two places.
 
-    Kernels are paired by key. If no key is on both sides, they are paired by the compilation inputs in their JSON.
+    Kernels are paired by key. If A and B have no key in common, they are paired by the compilation inputs in their JSON
+    files.
 
     Raises:
         ConfigError: the places have no kernel in common.
@@ -167,7 +168,8 @@ def _rank(row: Row) -> tuple[Any, ...]:
     more = [
         after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
     ]
-    # A kernel with new spills is among the worst even if it has more waves, because fewer registers cause both.
+    # A kernel with new spills is among the worst even if it has more waves, because a lower limit of registers causes
+    # both.
     lost = row.lost_waves
     return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 

@@ -122,7 +122,7 @@ def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
         place, size = elf.symbols[name]
         left -= size
         if name in names or left < 0:
-            raise ValueError("its kernels overlap")  # otherwise a malicious file could repeat large kernels
+            raise ValueError("its kernels overlap")  # because a malicious file could list a large kernel many times
         names.add(name)
         code = elf.loaded(place, size)
         descriptor, _ = elf.symbols[str(row.get(".symbol", f"{name}.kd"))]

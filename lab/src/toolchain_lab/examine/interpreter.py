@@ -18,7 +18,7 @@ from toolchain.core.errors import ConfigError, KernelError
 from toolchain.core.filesystem import read_regular
 from toolchain.engine import launcher
 
-_LARGEST = 1 << 20  # bytes of a file that names folders of modules
+_LARGEST = 1 << 20  # bytes of a .pth file, of pyvenv.cfg or of entry_points.txt
 _LIBRARIES = ("lib", "lib64")
 
 

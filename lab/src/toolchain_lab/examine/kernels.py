@@ -109,7 +109,7 @@ def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collecti
                 if kernel.sha256 not in keep:  # because the contents of thousands of kernels would fill the memory
                     kernel = replace(kernel, content=b"")  # noqa: PLW2901
                 if isinstance(item, Code) and item.stem:
-                    waiting.append((item.stem, kernel))  # the JSON may come later
+                    waiting.append((item.stem, kernel))  # its JSON file may follow later
                 else:
                     yield kernel
     for stem, kernel in waiting:
@@ -165,7 +165,7 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks some, as in Triton's own caches."""
+    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks them, as in Triton's own caches."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 
@@ -183,7 +183,7 @@ def _digest(value: Any) -> str:
 
 
 def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the kernels with unique keys; a key that comes several times, as in Triton's caches, gets a number."""
+    """Yield the kernels with unique keys, by appending numbers to repeated keys, which occur in Triton's caches."""
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, []).append(kernel)

@@ -23,8 +23,8 @@ from toolchain.kernels.result_store import LARGEST_OBJECT
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 MAGIC_BYTES = len(PLAIN)
 _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
-# The fields after the magic, by version: version, method, size of the bundle (not in version 1), size of its content,
-# and a hash.
+# The fields after the magic are the version, the method, the size of the bundle (not in version 1), the size of its
+# content, and a hash.
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
@@ -118,7 +118,7 @@ def parts(
 def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
     """Return the offset of the next byte that is not zero, or `end`."""
     stream.seek(at)
-    size = _FEW  # usually there are no zeros to skip, and many short parts follow each other
+    size = _FEW  # the first read is small, because usually there are no zeros to skip
     while at < end:
         piece = stream.read(min(size, end - at))
         size = min(4 * size, _CHUNK)

@@ -36,7 +36,7 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# The temporary folder to which Triton writes the files of a kernel; it is renamed at the end.
+# Triton writes the files of a kernel to such a temporary folder, and renames it at the end.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes of a long name
 _AGAIN = "get it again from its publisher"
@@ -89,7 +89,7 @@ class Notes:
         self._links: set[str] = set()
 
     def is_unfinished(self, path: str) -> bool:
-        """Return whether a file is in a folder that Triton did not finish, which is not part of Triton's cache."""
+        """Return whether a file is in an unfinished folder of Triton's cache, and record that folder."""
         found = _UNFINISHED.search(path)
         if found is not None:
             self._unfinished.add(path[: found.end()].rstrip("/"))
@@ -146,7 +146,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn errors of damaged files inside the block into a SourceError."""
+    """Convert errors of damaged files in the block to SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, *DAMAGED) as error:
@@ -201,7 +201,7 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 
 
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
-    """Yield the files of a folder. Links to files inside it are followed, and links to folders inside it are not."""
+    """Yield the files of a folder. Links are followed if they lead to files inside it; links to folders are skipped."""
     real = root.resolve()
     for folder, folders, names in os.walk(root):
         folders.sort()

@@ -30,7 +30,7 @@ from toolchain_lab.examine.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
 _NEWEST = 20  # the search for a CPython ends before this minor version
-# The paths of the folders in the namespaces.
+# The folders have these paths in the namespaces.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 _MINOR = re.compile(r"\d+\.\d+")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from toolchain.core.errors import HostileInputError
 
-# The origin of each kind of text, and what the text proves.
+# The values describe the origin of each kind of text, and what the text proves.
 KINDS = {
-    "lld": "the version that lld prints: this lld is linked in, and where its source was checked out from",
-    "asm-printer": "what LLVM's AsmPrinter writes into a file directive: this LLVM's code generator is linked in",
-    "symtab": "the producer that LLVM's symbol tables of bitcode name: this LLVM's Object library is linked in",
-    "bare": "the digits alone, as the key of LLVM's LTO cache has them: they support others and prove little alone",
-    "codegen": "the name that the build of a codegen library was given: LLVM's commit and the number of the build",
-    "compiler": "the version of a clang: the compiler that made the file, or a part of it, and no LLVM in it",
+    "lld": "lld prints it with its version: this lld is linked in, and its source is from the repository in the text",
+    "asm-printer": "LLVM's AsmPrinter writes it into file directives: this LLVM's code generator is linked in",
+    "symtab": "LLVM's symbol tables of bitcode name their producer by it: this LLVM's Object library is linked in",
+    "bare": "the key of LLVM's LTO cache, for example, has only the digits: they support other texts, but prove little",
+    "codegen": "the build of a codegen library was given it: the text has LLVM's commit and the number of the build",
+    "compiler": "a clang writes its version into its output: this clang compiled the file, and its LLVM is not in it",
 }
 # Texts of these kinds name the LLVM that is inside the library.
 INSIDE = ("lld", "asm-printer", "symtab")
@@ -31,7 +31,7 @@ _HEX = bytes(104 if chr(code) in "0123456789abcdef" else 120 if chr(code).isasci
 _RUN = b"h" * _DIGITS
 _VERSION = rb"(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+-]{0,24})"
 _URL = rb"(?P<repository>[!-'*-~]{1,200})"
-# Patterns of the bytes before the digits, and after them.
+# These patterns match the bytes before the digits, and those after them.
 _FORMS = {
     "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
     "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
@@ -45,7 +45,7 @@ _FORMS = {
 }
 
 
-# The name that LLVM's bitcode writer gives itself; it is in each library that writes bitcode.
+# LLVM's bitcode writer stores this name, so it is in each library that writes bitcode.
 _WRITER = re.compile(rb"LLVM(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:git|-?rc[0-9])?)\0")
 _WRITER_LENGTH = 24
 

@@ -30,9 +30,9 @@ class Uneven:
 def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
     """Compare the GPUs of a place with each other.
 
-    A kernel is missing if its function's other kernels are the same for both GPUs, and the JSON beside them says that
-    they were compiled from a source. A function is missing if a GPU is required, and the function comes from a source
-    or from a pack. Other differences may be intended for each GPU, by hand or by tuning.
+    A missing kernel is a fault if the other kernels of its function are the same for both GPUs, and have JSON files
+    with their source. A missing function is a fault if its GPU is required, and the function has a source or is in a
+    pack. Other differences may be intended, because kernels are written or tuned for each GPU.
 
     Args:
         required: the requested GPUs; if there are none, all GPUs are compared.

@@ -31,14 +31,14 @@ from toolchain.sources.store import Store
 from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
-# Verdicts that contradict the data.
+# These verdicts contradict the data.
 WRONG: tuple[Verdict, ...] = ("other", "contradictory", "missing")
 
 _PROJECT = "triton"
 _CORE = re.compile(r"(?:.*/)?_C/libtriton(?:\.[\w-]+)*\.(?:so|pyd|dylib|dll)")
 _CODEGEN = re.compile(r"(?:.*/)?backends/(?P<name>\w+)/lib/(?:lib)?\w*codegen\w*\.(?:so|dylib|dll)")
 _BITCODE = re.compile(r"(?:.*/)?backends/\w+/lib/[^/]+\.(?:bc|ll)")
-# Triton's names of backends, with LLVM's names of their code generators.
+# LLVM's names of code generators differ from Triton's names of backends.
 TARGETS = {"amd": "AMDGPU", "nvidia": "NVPTX"}
 _NAME = re.compile(
     r"(?P<project>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.+!_]+)(?:-[^-]+)?-(?P<tag>[^-]+-[^-]+-[^-]+)\.whl"

@@ -22,7 +22,7 @@ from toolchain_lab.numbers.problem import Dropout, Problem, Shape, Triple
 
 Array = NDArray[Any]
 HEADS, KEY_HEADS = 2, 1
-# Window sizes with which the kernels end a window at the diagonal of the last query and key, or of the first ones.
+# With these sizes the kernels end a window at the diagonal of the last query and key, or of the first ones.
 _LAST, _FIRST = -2147483646, -2147483647
 _DROPOUT = Dropout(probability=0.4, seed=0x1BADF00D12345678, offset=0x123456789)
 _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_output", "encoded_softmax")

@@ -18,7 +18,7 @@ from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.exactness import LABELS
 from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
 
-# The rule by which results are judged; it is published with them.
+# Results are judged by this rule, which is published with them.
 RULE = (
     "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
     " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"
@@ -54,7 +54,7 @@ class Report:
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the sums by GPU and function."""
+        """Return a row for each GPU and function, with the numbers of kernels by status, and sums of the others."""
         groups: dict[tuple[str, str], list[Checked]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)

@@ -148,7 +148,7 @@ def check_program(
     Raises:
         NotCheckedError: no case fits the kernel.
         NotEmulatedError: the emulator does not support an instruction of the kernel.
-        FaultyKernelError: the kernel is invalid.
+        FaultyKernelError: the kernel has a fault, such as an access out of bounds.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))

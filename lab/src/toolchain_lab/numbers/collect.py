@@ -20,7 +20,8 @@ from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
-# A function that returns the launch values of a kernel by its path and its bytes of LDS, for packs without launch data.
+# A function of this type returns the launch values of a kernel by its path and its bytes of LDS, for packs without
+# launch data.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
 _LAUNCH = ".launch"  # the suffix of launch data in a Triton cache, where NAME.json is Triton's own file
 

@@ -18,7 +18,7 @@ from toolchain_lab.numbers.problem import Problem, Shape
 
 Array = NDArray[Any]
 _LOG2E = 1.44269504
-# Arguments of disabled features, such as strides of tensors that do not exist.
+# These arguments belong to disabled features, such as strides of tensors that do not exist.
 _UNUSED = ("stride_b*", "stride_a*", "stride_s*", "stride_dropout*", "dropout_p", "philox_*")
 _ROWS = 144  # rows of a backward pass; blocks have 32, 64 and 128 rows
 

@@ -19,7 +19,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout: its probability, and the seed and offset of its random numbers."""
+    """The parameters of dropout: its probability, and the seed and the offset of its random numbers."""
 
     probability: float
     seed: int
@@ -28,7 +28,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a problem.
+    """The sizes of a problem.
 
     Args:
         lengths: the numbers of queries and keys of each sequence. Without `packed` all sequences have the same lengths.
@@ -56,7 +56,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Triple:
-    """Results in float64, results of a plain implementation in the tensors' type, and results in float32."""
+    """The results of one head: in float64, by a plain implementation in the tensors' type, and in float32."""
 
     exact: Results
     plain: Results
@@ -65,7 +65,7 @@ class Triple:
 
 @dataclass(frozen=True)
 class Problem:
-    """Attention with random inputs.
+    """An attention problem with random inputs.
 
     Args:
         scale: the factor of the scores.
@@ -219,7 +219,7 @@ class Problem:
             for head in range(shape.heads):
                 place = (self.batch(sequence), head, self.rows(sequence, keys=False))
                 results = self.results(sequence, head)
-                # A backward pass computes the scores again, and cutting off moves them in the same way as in LSE.
+                # For xf32 the error of the LSE must match that of the scores, which a backward pass computes again.
                 values[place] = getattr(results.plain if self.element is XF32 else results.exact, name)
         return rows_tensor(batch, shape.heads, rows, values)
 

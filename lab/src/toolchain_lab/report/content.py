@@ -91,7 +91,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report.
+    """The content of a report.
 
     Args:
         kind: the kind of its subject: `build`, `campaign`, `kernels`, `diff`, `audit`.

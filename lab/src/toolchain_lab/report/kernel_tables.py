@@ -13,7 +13,7 @@ from toolchain_lab.examine.facts import Facts
 from toolchain_lab.examine.kernels import Kernel
 from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
 
-# The heading, kind and help of each fact of a kernel, by its name in filters.
+# Each fact about a kernel has a name for filters, a heading, a kind and a help text.
 FACTS = {
     "waves": ("Waves", Kind.NUMBER, "waves that fit on a SIMD, by registers and LDS"),
     "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, including AGPRs"),

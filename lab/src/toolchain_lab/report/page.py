@@ -14,7 +14,7 @@ from toolchain import __version__
 from toolchain_lab.report.content import Report
 
 _ASSETS = Path(__file__).with_name("assets")
-# An unchanged file of the npm package chart.js in this version. Its licence notices are in the same folder.
+# This is an unchanged file of the npm package chart.js. Its licence notices are in the same folder.
 LIBRARY, LIBRARY_VERSION = "chart.umd.min.js", "4.6.1"
 LIBRARY_SHA256 = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
 _SCRIPTS = ("table.js", "pictures.js", "page.js")
