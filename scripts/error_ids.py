@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8").partition(_TITLE)[0] + _HEAD + "\n".join(rows) + "\n"
 
 
+@functools.cache
 def collected() -> dict[str, int]:
     """Return the exit code of every id; ValueError if an id has two codes, or an error has no id."""
     trees = {

@@ -16,10 +16,12 @@ import pytest
 
 from tests.own_engine import destroy
 from tests.registry_fixtures import running_registry
+from tests.registry_through_proxy import connect, fresh, layout, proxy, repository
 from toolchain.core.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.pipeline.records import find_image
 
+__all__ = ["connect", "fresh", "layout", "proxy", "repository"]
 TOP = Path(__file__).resolve().parents[2]
 BASE = "toolchain-base-debian13"
 

@@ -15,12 +15,7 @@ from tests.registry_fixtures import small_index
 from tests.registry_through_proxy import (
     SIZE,
     Connect,
-    connect,
-    fresh,
-    layout,
     leftovers,
-    proxy,
-    repository,
     some_blob,
 )
 from toolchain.core import process
@@ -30,7 +25,6 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
 
-__all__ = ["connect", "fresh", "layout", "proxy", "repository"]
 pytestmark = pytest.mark.registry
 
 

@@ -12,12 +12,7 @@ from tests.refusals import refused
 from tests.registry_through_proxy import (
     SIZE,
     Connect,
-    connect,
-    fresh,
-    layout,
     leftovers,
-    proxy,
-    repository,
     some_blob,
 )
 from toolchain.core.errors import DigestError, UnreachableError
@@ -27,7 +22,6 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.registry import Registry
 
-__all__ = ["connect", "fresh", "layout", "proxy", "repository"]
 pytestmark = pytest.mark.registry
 
 

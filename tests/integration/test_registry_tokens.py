@@ -15,11 +15,6 @@ from tests.registry_fixtures import small_index
 from tests.registry_through_proxy import (
     CHUNK,
     SIZE,
-    connect,
-    fresh,
-    layout,
-    proxy,
-    repository,
     some_blob,
 )
 from toolchain.core.errors import ToolchainError
@@ -28,7 +23,6 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
 
-__all__ = ["connect", "fresh", "layout", "proxy", "repository"]
 pytestmark = pytest.mark.registry
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,14 +34,10 @@ from toolchain.stages.codegen_llvm import codegen_source, compare_pins
 from toolchain.stages.stage import Planned
 from toolchain.stages.triton_tree import bindings_of, check_no_download
 
+pytestmark = pytest.mark.usefixtures("on_amd64")
+
 (RULE,) = (row for row in codegens() if row.target == "AMDGPU")
 FORK = "https://github.com/ROCm/llvm-project"
-
-
-@pytest.fixture(autouse=True)
-def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine runs the tests."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.fixture

@@ -42,15 +42,10 @@ from toolchain.stages.contract import CrossTarget, check_part
 from toolchain.stages.llvm_subset import SUPPORT
 from toolchain.stages.stage import LayerContent, Planned
 
+pytestmark = pytest.mark.usefixtures("on_amd64")
 NEEDS = needs_for("3.7.1")
 OTHERS = ["arm64", "ppc64le", "s390x"]
 DIGEST = "5" * 64
-
-
-@pytest.fixture(autouse=True)
-def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine runs the tests."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +30,9 @@ from toolchain.stages import base, unpacked
 from toolchain.trust.image_facts import Package
 from toolchain.trust.spdx import spdx
 
+pytestmark = pytest.mark.usefixtures("on_amd64")
 DIGEST = "5" * 64
 NAMES = ("libc6-dev", "libstdc++-10-dev")
-
-
-@pytest.fixture(autouse=True)
-def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine runs the tests."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.fixture

@@ -37,13 +37,8 @@ from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned
 from toolchain.stages.unpacked import UnpackedStage
 
+pytestmark = pytest.mark.usefixtures("on_amd64")
 LLVM = ("--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13")
-
-
-@pytest.fixture(autouse=True)
-def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine runs the tests."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.fixture

@@ -24,14 +24,9 @@ from toolchain.stages.binary_checks import check_wheel
 from toolchain.stages.triton_portable import check_pythons
 from toolchain.stages.triton_tree import python_requires
 
+pytestmark = pytest.mark.usefixtures("on_amd64")
 DIGEST = "5" * 64
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
-
-
-@pytest.fixture(autouse=True)
-def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine runs the tests."""
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, UntrustedError
-from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.publish.attestations import attach_statement
 from toolchain.trust.keyless import Identity
@@ -20,11 +18,6 @@ from toolchain.trust.keys import Signer
 from toolchain.trust.rebuilt import Builder, granted_level, provenance, read_builders
 
 ALICE, BOB = "https://alice.example/builder", "https://bob.example/builder"
-
-
-@pytest.fixture
-def stand(tmp_path: Path) -> Stand:
-    return Stand(Layout(tmp_path / "lay"), tmp_path / "work")
 
 
 def say(stand: Stand, signer: Signer, builder: str = ALICE, **changes: Any) -> None:

@@ -59,11 +59,6 @@ def schema() -> Any:
     return json.loads(Path(str(path.locate())).read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def stand(tmp_path: Path) -> Stand:
-    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
-
-
 def faults(document: dict[str, Any]) -> list[str]:
     """What the SPDX project's own library says against a document: fields, licences, relations."""
     parser: Any = JsonLikeDictParser  # the library's types are not complete

@@ -20,7 +20,6 @@ from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
-from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import resolve
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
@@ -32,11 +31,6 @@ from toolchain.trust.keys import Signer
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.oci.shared_tag.time.sleep", lambda seconds: None)
-
-
-@pytest.fixture
-def stand(tmp_path: Path) -> Stand:
-    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
 
 
 def connection(server: FakeRegistry) -> Registry:

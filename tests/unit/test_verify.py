@@ -41,11 +41,6 @@ from toolchain.trust import attest, dsse, policy, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 
 
-@pytest.fixture
-def stand(tmp_path: Path) -> Stand:
-    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
-
-
 def test_all_is_well(stand: Stand) -> None:
     stand.say_all()
     verdict = look(stand, source_repos=(LLVM,), source_only=True, max_age=30)

@@ -36,11 +36,6 @@ from toolchain.trust import cosign, dsse, keyless, sbom
 from toolchain.trust.keys import Signer
 
 
-@pytest.fixture
-def stand(tmp_path: Path) -> Stand:
-    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
-
-
 def test_what_others_attach_does_no_harm(stand: Stand) -> None:
     stranger = ed25519_signer()
     stand.say({"_type": "nonsense"}, stranger)
