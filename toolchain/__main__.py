@@ -1,4 +1,4 @@
-"""`python -m toolchain` is the console script."""
+"""Run the console script as `python -m toolchain`."""
 
 from toolchain.cli.app import main
 

@@ -93,7 +93,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "home", nowhere)
     for name in ("TOOLCHAIN_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    fails(["plan", "base"], 3, "there is no folder for the cache")
+    fails(["plan", "base"], 3, "there is no default folder for the cache")
     assert list(_login_files()) == []
 
 

@@ -1,1 +1,1 @@
-"""General parts that know nothing of stages or images: files, processes, locks, errors, output."""
+"""General modules that do not depend on stages or images: files, processes, locks, errors, output."""

@@ -1,4 +1,4 @@
-"""Progress of bytes that are fetched, unpacked, compressed or sent."""
+"""Progress of transfers and of other work that is measured in bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Listener = Callable[[str, int, int], None]
-"""A listener gets a description, the bytes that are done, and the total, which is 0 if it is not known."""
+"""A function that receives a description, the bytes that are done, and the total number of bytes (0 if unknown)."""
 
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def reporting_to(listener: Listener) -> Iterator[None]:
-    """Report progress to `listener` during the block, from whichever thread does the work."""
+    """Send the progress of all threads to `listener` during the block."""
     _listeners.append(listener)
     try:
         yield
@@ -24,14 +24,14 @@ def reporting_to(listener: Listener) -> Iterator[None]:
 
 
 def tell(what: str, done: int, total: int) -> None:
-    """Report progress to the listeners."""
+    """Send progress to all listeners."""
     for listener in _listeners:
         listener(what, done, total)
 
 
 @contextlib.contextmanager
 def watched(what: str, path: Path, total: int) -> Iterator[None]:
-    """Report the growing size of a file that another program writes during the block."""
+    """Send the size of a file, which another program writes during the block, to all listeners twice a second."""
     ended = threading.Event()
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""The result of a check of kernels in records and statements. A plugin checks kernels; the tool reads the result."""
+"""The result of a kernel check in records and statements. Plugins check kernels, and this module reads the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Object:
-    """A code object to be checked, its name in its place, its GPU and its kernel; both are empty if unknown."""
+    """A code object to check.
+
+    Args:
+        path: the file with the code object.
+        name: the name that results use for it.
+        gpu: LLVM's name of the GPU; empty if unknown.
+        kernel: the name of the kernel; empty if unknown.
+    """
 
     path: Path
     name: str
@@ -24,18 +31,18 @@ class Object:
 
 
 def describe(numbers: Mapping[str, Any]) -> str:
-    """The result of a check, in a sentence."""
+    """Return the result of a check as a sentence."""
     counts = {name: int(numbers[name]) for name in STATUSES}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return f"{int(numbers['checked'])} of {int(numbers['available'])} kernels checked by emulation: {parts}"
 
 
 def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
-    """Whether it checked as many kernels as requested.
+    """Return whether a check covered as many kernels as requested.
 
     Args:
-        numbers: None if nothing was checked.
-        count: 0 for all.
+        numbers: the result of the check; None if there was no check.
+        count: the requested number of kernels; 0 for all.
     """
     if not numbers:
         return False
@@ -44,7 +51,7 @@ def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
 
 
 def require_right(numbers: Mapping[str, Any]) -> None:
-    """Check that no kernel is wrong."""
+    """Raise if the check found wrong kernels."""
     if wrong := [row for row in numbers["kernels"] if row["status"] == WRONG]:
         why = listed([(str(row["name"]), str(row["reason"])) for row in wrong])
         raise NumbersError(
@@ -53,6 +60,6 @@ def require_right(numbers: Mapping[str, Any]) -> None:
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Some kernels with their reasons, for a message."""
+    """Return the first kernels with their reasons as lines of a message."""
     lines = [f"{name}: {reason}" for name, reason in rows[:_LISTED]]
     return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])

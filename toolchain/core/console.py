@@ -1,4 +1,4 @@
-"""Output: standard output is data, standard error is messages."""
+"""Output of data on standard output, and of messages on standard error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from toolchain.core.errors import ToolchainError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_PIPED = 100  # columns of a table that goes into a file or a log
-# Characters that control a terminal, end a line, change the direction of text or are invisible: the categories Cc, Cf,
-# Cs, Zl and Zp of Unicode, and letters without a form. The newline is handled separately.
+_PIPED = 100  # columns of a table that is written to a file or a log
+# Characters that control a terminal, end a line, change the direction of text or are invisible: Unicode's categories
+# Cc, Cf, Cs, Zl and Zp, and letters that have no glyph. The newline is handled separately.
 _UNSEEN = (
     "\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160"
     "\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff"
@@ -26,7 +26,7 @@ _UNSEEN = (
 )
 _HARMFUL = re.compile(f"[\\n{_UNSEEN}]")
 _HARMFUL_IN_JSON = re.compile(f"[{_UNSEEN}]|#(?=#\\[)")
-# GitHub's runner executes commands: `::` at the start of a line or after spaces, and `##[` anywhere in it.
+# GitHub's runner executes commands in the output: `::` at the start of a line or after spaces, and `##[` anywhere.
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)")
 _printed: list[Any] = []
 """The documents that this command has printed; a command prints at most one."""
@@ -35,7 +35,7 @@ _printed: list[Any] = []
 @functools.cache
 def err() -> Console:
     """Return the console on standard error."""
-    from rich.console import Console  # noqa: PLC0415 - a third of the time that `toolchain --version` may take
+    from rich.console import Console  # noqa: PLC0415 - the import is slow, and most commands print no table
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
@@ -43,14 +43,14 @@ def err() -> Console:
 def plain(text: str) -> str:
     """Return untrusted text as one safe line.
 
-    Control characters, line ends, characters that turn or hide text, and commands of GitHub's log are escaped.
+    Control characters, line ends, characters that reverse or hide text, and commands for GitHub's runner are escaped.
     """
     seen = _HARMFUL.sub(_escape, text)
     return _COMMAND.sub(lambda match: (match[1] or "") + ("\\x3a" if match[0].endswith(":") else "\\x23"), seen)
 
 
 def plain_lines(text: str) -> str:
-    """Return text of several lines with each line made safe by `plain`."""
+    """Return text with each of its lines made safe by `plain`."""
     return "\n".join(map(plain, text.split("\n")))
 
 
@@ -60,7 +60,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text for a file or command with unsafe characters and line ends replaced by `?`."""
+    """Return text with unsafe characters and line ends replaced by `?`."""
     return _HARMFUL.sub("?", text)
 
 
@@ -70,12 +70,12 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning on standard error; GitHub shows it as an annotation."""
+    """Print a warning on standard error, which GitHub shows as an annotation."""
     err().print(_announced("warning", text, "warning: "), style="yellow", markup=False)
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """Return a line that GitHub shows as a warning or an error."""
+    """Return a line that GitHub's runner shows as an annotation; elsewhere, return the text after `otherwise`."""
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")
@@ -87,7 +87,7 @@ def command() -> str:
 
 
 def begin() -> None:
-    """Note that a command begins, and that it has printed no data yet."""
+    """Forget the documents of earlier commands, so that the next command can print one."""
     _printed.clear()
 
 
@@ -96,13 +96,13 @@ def data(value: Any) -> None:
     _printed.append(value)
     plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
-    # JSON escapes, so that readers get the original text.
+    # Unsafe characters become JSON escapes, so that readers of the JSON get the original text.
     _write(_HARMFUL_IN_JSON.sub(lambda match: "\\u0023" if match[0] == "#" else json.dumps(match[0])[1:-1], written))
 
 
 def show(*pictures: RenderableType) -> None:
     """Print tables on standard output, at most 100 columns wide in a file or pipe unless COLUMNS is set."""
-    from rich.console import Console  # noqa: PLC0415 - see `err`
+    from rich.console import Console  # noqa: PLC0415 - the import is slow
 
     out = Console(file=sys.stdout, highlight=False, emoji=False)
     if not out.is_terminal:
@@ -114,7 +114,7 @@ def show(*pictures: RenderableType) -> None:
 
 
 def text(*cells: str) -> None:
-    """Print one line of plain data on standard output, its cells separated by tabs."""
+    """Print cells on standard output as one line, separated by tabs."""
     _write("\t".join(map(plain, cells)))
 
 
@@ -124,10 +124,10 @@ def _write(line: str) -> None:
 
 
 def failure(error: ToolchainError, *, as_json: bool) -> None:
-    """Print an expected error as text on standard error, and with `--json` also as data.
+    """Print an error as text on standard error, and with `--json` also as JSON on standard output.
 
-    If the command has already printed its result as data, the error is not printed as data, because a second document
-    would make the output unreadable for programs.
+    If the command has already printed its result as JSON, the error is not printed as JSON, because programs could not
+    parse an output with two documents.
     """
     err().print(_announced("error", f"{error.title} [{error.id}]: {error.what}", ""), style="bold red", markup=False)
     if error.why:
@@ -139,7 +139,7 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
 
 
 def error_data(value: Any) -> None:
-    """Print an error as JSON, unless this command has printed a document."""
+    """Print an error as JSON, unless this command has already printed a document."""
     if not _printed:
         data(value)
 

@@ -10,23 +10,23 @@ from types import FrameType
 
 from toolchain.core.errors import ToolchainError
 
-LONGEST_CHECK = 3600.0  # seconds for the check of one image of a registry
-_AGAIN = 10.0  # seconds until the signal is repeated, because an exception that is raised in a destructor is lost
+LONGEST_CHECK = 3600.0  # seconds; the default limit for checking an image in a registry
+_AGAIN = 10.0  # seconds until the signal is repeated, because Python discards an exception raised in a destructor
 
 
 class _DeadlineError(BaseException):
-    """Time is over. It is not an Exception, because no handler on the way may take it for another failure."""
+    """The end of the time limit. It is a BaseException, so that no handler of Exception catches it on the way."""
 
 
 @contextlib.contextmanager
 def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[None]:
-    """End the block with an error after a number of seconds.
+    """Raise an error in the block after a number of seconds.
 
-    Network calls, child processes and computations are interrupted, and `finally` blocks run. The limit uses the timer
-    of the process, so it has no effect outside the main thread, and limits cannot be nested.
+    Network calls, waits for child processes and computations are interrupted, and `finally` blocks run. The limit uses
+    the timer of the process, so it has no effect outside the main thread, and limits cannot be nested.
 
     Args:
-        problem: makes the error.
+        problem: returns the error to raise.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Control files of dpkg and apt."""
+"""A parser for the control files of dpkg and apt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def stanzas(text: str) -> Iterator[dict[str, str]]:
-    """Return the paragraphs of a control file, with keys in lower case and continuation lines kept."""
+    """Yield the paragraphs of a control file, with lowercase keys; a value keeps its continuation lines."""
     for block in re.split(r"\n[ \t]*\n", text):
         stanza: dict[str, str] = {}
         key = ""

@@ -14,12 +14,12 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
-EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the timestamp of all files in layers
-FORMAT = 2  # increased when the same inputs would give other bytes
+EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the modification time of all files in layers
+FORMAT = 2  # is part of input digests; increase it when the same inputs give other bytes
 
 
 def canonical(value: Any) -> bytes:
-    """Return `value` as JSON in UTF-8 with sorted keys and no spaces."""
+    """Return `value` as JSON in UTF-8 with sorted keys and no whitespace."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -42,16 +42,16 @@ def sha256_stream(stream: BinaryIO) -> str:
 
 
 def sha256_file(path: Path | os.PathLike[str]) -> str:
-    """Return `sha256:<64 hex>` of a regular file, or of the file that a link leads to; others are an OSError."""
+    """Return `sha256:<64 hex>` of a regular file, after following links; raise an OSError for other kinds of files."""
     with open_regular(Path(os.path.realpath(path))) as stream:
         return sha256_stream(stream)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bool = False) -> None:
-    """Write `content` to a temporary file, flush it to disk, then rename it to `path`.
+    """Write `content` to a temporary file, flush it to disk, and rename it to `path`.
 
     Args:
-        check: read the file back and compare it. Only for files that no other process writes at the same time.
+        check: whether to read the file back and compare it; not for files that other processes may replace meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path, mode=mode) as new:
@@ -60,7 +60,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
 
 
 def write_output(path: Path, content: bytes, *, option: str) -> None:
-    """Write a file that the user named, atomically. A link stays if its target is in the same folder.
+    """Write a file that the user named atomically; a link to a file below the same folder is followed and kept.
 
     Args:
         option: the option that names the file, for messages.
@@ -70,14 +70,15 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
 
 
 def clear_output(path: Path, *, option: str) -> None:
-    """Remove the file that `write_output` would replace, so that a failure leaves no earlier one."""
+    """Remove the file that `write_output` would replace, so that no outdated file remains after a failure."""
     with _output(path, option) as real:
         real.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _output(path: Path, option: str) -> Iterator[Path]:
-    fix = f"name another file: {option} FILE"
+    """Yield the path to write to after following a safe link; raise a ConfigError if it cannot be written."""
+    fix = f"choose another file: {option} FILE"
     try:
         real = Path(os.path.realpath(path))
         if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
@@ -85,11 +86,11 @@ def _output(path: Path, option: str) -> Iterator[Path]:
                 "output-is-link",
                 f"cannot write {path}",
                 why=f"it is a link to {real}",
-                fix=f"name that file: {option} FILE",
+                fix=f"give that file instead: {option} FILE",
             )
-        # The new file would replace a device such as /dev/null, which other programs need.
+        # The rename would replace a device such as /dev/null, which other programs need.
         if path.exists() and not path.is_file():
-            raise ConfigError("output-unwritable", f"cannot write {path}", why="it is not a plain file", fix=fix)
+            raise ConfigError("output-unwritable", f"cannot write {path}", why="it is not a regular file", fix=fix)
         yield real
     except OSError as error:
         raise ConfigError(

@@ -1,42 +1,42 @@
-"""Checks of the names in an untrusted archive, before anything is read or unpacked."""
+"""Checks of the file names in an untrusted archive."""
 
 from __future__ import annotations
 
 from toolchain.core.errors import HostileInputError
 
-LONGEST_PART = 255  # bytes of a file's name, as file systems allow
-LONGEST_PATH = 4095
-MOST = 1_000_000
+LONGEST_PART = 255  # bytes of one part of a path, the limit of common file systems
+LONGEST_PATH = 4095  # bytes of a path, the limit of Linux
+MOST = 1_000_000  # files in an archive
 _AGAIN = "download it again, or ask its author for an archive with plain names"
 
 
 class EntryNames:
-    """The names of one archive. Each must belong to one file of its own, below the folder where it is unpacked.
+    """The names in one archive, each of which must belong to exactly one file below the folder of the archive.
 
     Args:
-        archive: the archive's name, for messages.
-        printable: whether names must be printable and without a backslash, as in archives for every system.
-        ignore_case: whether names that differ only in case are the same, as on some systems.
+        archive: the name of the archive, for messages.
+        printable: whether names must be printable and have no backslash, so that they work on all systems.
+        ignore_case: whether names that differ only in case are the same name, as on some systems.
     """
 
     def __init__(self, archive: str, *, printable: bool = True, ignore_case: bool = False) -> None:
         self._archive = archive
         self._printable = printable
         self._ignore_case = ignore_case
-        # Hashes need a fraction of the memory of a million names.
+        # Hashes are stored, because a million names would need much more memory.
         self._files: set[int] = set()
-        self._folders: dict[int, int] = {}  # hash of the folder's name as written, by its key
+        self._folders: dict[int, int] = {}  # the hash of a folder's name as written, by its key
         self._last = ""
 
     def add(self, name: str, *, folder: bool = False) -> str:
-        """Check a name, and return it without `.`, doubled slashes and a slash at the end."""
+        """Check a name, and return it without `.` parts, repeated slashes and a trailing slash."""
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:
-            raise self._refused("entry-escapes", name, "it leads out of the folder that it would be unpacked to")
+            raise self._refused("entry-escapes", name, "the file would be unpacked outside the archive's folder")
         if not parts and not folder:
-            raise self._refused("entry-unnamed", name, "it names no file")
+            raise self._refused("entry-unnamed", name, "it is not the name of a file")
         if "\0" in name or (self._printable and ("\\" in name or not name.isprintable())):
-            raise self._refused("entry-name-unsafe", name, "systems would read it differently")
+            raise self._refused("entry-name-unsafe", name, "systems would interpret it differently")
         if _bytes(name) > LONGEST_PATH or any(_bytes(part) > LONGEST_PART for part in parts):
             why = f"file systems allow {LONGEST_PART} bytes in a name, and {LONGEST_PATH} in a path"
             raise self._refused("entry-name-too-long", name, why)
@@ -47,7 +47,7 @@ class EntryNames:
     def _place(self, name: str, parts: list[str], *, folder: bool) -> None:
         path = "/".join(parts)
         above = path.rpartition("/")[0]
-        if above != self._last:  # consecutive entries mostly lie in one folder
+        if above != self._last:  # consecutive entries are mostly in the same folder
             self._last = above
             while above:
                 self._note_folder(name, above)
@@ -57,28 +57,28 @@ class EntryNames:
             return
         key = self._key(path)
         if key in self._files:
-            raise self._refused("entry-twice", name, "the archive holds this name twice")
+            raise self._refused("entry-twice", name, "the archive contains this name twice")
         if key in self._folders:
             raise self._refused("entry-through-file", name, "a folder of the archive has the same name")
         self._files.add(key)
         if len(self._files) > MOST:
             raise HostileInputError(
-                "archive-too-many-files", f"{self._archive} holds more than {MOST} files", fix=_AGAIN
+                "archive-too-many-files", f"{self._archive} contains more than {MOST} files", fix=_AGAIN
             )
 
     def _note_folder(self, name: str, folder: str) -> None:
         key = self._key(folder)
         if key in self._files:
-            raise self._refused("entry-through-file", name, f"{folder[:200]!r} is a file of the archive and a folder")
+            raise self._refused("entry-through-file", name, f"{folder[:200]!r} is both a file and a folder in it")
         if self._folders.setdefault(key, hash(folder)) != hash(folder):
-            raise self._refused("entry-case", name, "another folder of the archive differs from it in case alone")
+            raise self._refused("entry-case", name, "the name of another folder differs from it only in case")
 
     def _key(self, path: str) -> int:
         return hash(path.casefold() if self._ignore_case else path)
 
     def _refused(self, id: str, name: str, why: str) -> HostileInputError:
         shown = name if len(name) <= 200 else f"{name[:200]}…"
-        return HostileInputError(id, f"{self._archive} holds the name {shown!r}", why=why, fix=_AGAIN)
+        return HostileInputError(id, f"{self._archive} contains the name {shown!r}", why=why, fix=_AGAIN)
 
 
 def _bytes(name: str) -> int:

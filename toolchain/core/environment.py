@@ -1,8 +1,8 @@
-"""The environment of programs that run on the host: a fixed list of variables, each with its reason.
+"""The environment of programs that run on the host: a fixed list of variables, each with a reason.
 
-The list is closed, so variables that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`, `GIT_*`,
-`TAR_OPTIONS`) never reach a program. Callers add variables that one program needs: `network_environment` for programs
-with a network, `sources/pip.py` for pip, `oci/credential_helper.py` and `engine/docker.py` for docker.
+A program gets no other variables, so those that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
+`GIT_*`, `TAR_OPTIONS`) never reach it. Callers add the variables that a single program needs: `network_environment` for
+programs that use the network, `sources/pip.py` for pip, `oci/credential_helper.py` and `engine/docker.py` for docker.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ INHERITED = {
     "SSL_CERT_FILE": "the certificates that the caller trusts",
     "REGISTRY_AUTH_FILE": "the login file of skopeo, buildah and podman",
 }
-"""The variables that every program inherits, besides `PATH`; each names a file or folder."""
+"""The variables that every program inherits in addition to `PATH`; each contains the path of a file or folder."""
 
 FIXED = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }
-"""The variables that every program gets with these values: messages in one language, and one time zone."""
+"""The variables that have the same value in every program, so that messages and times do not depend on the user."""
 
 NETWORK = {
-    name: "the proxy, or what is asked without it"
+    name: "the proxy, or the hosts that are reached without it"
     for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
     for name in (stem, stem.upper())
 }
@@ -41,15 +41,15 @@ NETWORK_FILES = {
     "GIT_SSL_CAINFO": "the same, for git",
     "SSH_AUTH_SOCK": "the agent that holds the caller's SSH keys",
 }
-"""The variables that programs with a network get as well; those of the second group name files."""
+"""The variables that programs with network access inherit too; those in `NETWORK_FILES` contain paths."""
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def search_path() -> str:
-    """Return the folders of the caller's `PATH` that are absolute.
+    """Return the caller's `PATH` without its relative and empty entries.
 
-    An empty or relative entry means the current folder or one in it, which may be a hostile checkout.
+    These entries mean the current folder or a folder below it, which may be a hostile checkout.
     """
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder.startswith("/")]
     return os.pathsep.join(folders) or _STANDARD
@@ -61,31 +61,31 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[str, str]:
-    """Return those of the named variables that are set.
+    """Return the given variables that are set.
 
     Args:
-        names: variables that are taken as they are.
-        files: variables that name a file or folder. A relative name becomes absolute because programs start in another
-            folder than the caller's.
+        names: variables whose values are not changed.
+        files: variables that contain the path of a file or folder. Relative paths become absolute, because programs
+            start in another folder than the caller's.
     """
     plain = {name: os.environ[name] for name in names if name in os.environ}
     return {**plain, **{name: str(Path(os.environ[name]).absolute()) for name in files if os.environ.get(name)}}
 
 
 def network_environment() -> dict[str, str]:
-    """Return the variables that only programs with a network get: proxies, trust stores and the SSH agent."""
+    """Return the variables for programs with network access: proxies, trusted certificates and the SSH agent."""
     return inherited(NETWORK, files=NETWORK_FILES)
 
 
 @contextlib.contextmanager
 def python_children(variables: Mapping[str, str]) -> Iterator[None]:
-    """Let multiprocessing start Pythons that ignore the current folder and the caller's `PYTHON*` variables.
+    """Make multiprocessing start Pythons that ignore the current folder and the caller's `PYTHON*` variables.
 
-    multiprocessing starts `python -c` with this process's own variables and has no option for others. The current
-    folder would come first in the module path.
+    multiprocessing starts `python -c`, which puts the current folder first in the module path. It passes this process's
+    environment on and has no option to change that, so this function changes `os.environ` during the block.
 
     Args:
-        variables: further variables for the children.
+        variables: further variables for the child processes.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

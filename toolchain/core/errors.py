@@ -1,4 +1,4 @@
-"""Errors: one class and one exit code for each kind, each message with what, why and what to do."""
+"""The errors that users see. Each class has an exit code, and each error says what happened, why, and what to do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return `; did you mean WORD?` for the known word nearest to a misspelt one, or an empty text if none is near.
+    """Return `; did you mean WORD?` for the known word that is most similar to `word`; an empty string if none is.
 
     Args:
-        cutoff: how similar the words must be, from 0 to 1.
+        cutoff: the least similarity, from 0 to 1.
     """
     near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
@@ -21,13 +21,13 @@ class ToolchainError(Exception):
     """An expected failure. Its class decides the exit code and the title that users see.
 
     Args:
-        id: names the situation for programs; docs/exit-codes.md lists the ids of each exit code.
+        id: identifies the situation for programs; docs/exit-codes.md lists the ids of each exit code.
         what: what happened, in one sentence.
         why: the cause, as far as it is known.
-        fix: what the user can do; `advice` of the class if it is empty.
+        fix: what the user can do; if it is empty, the class's `advice` is used.
 
     Attributes:
-        further: lines after the fix that help with any failure at that place, such as the path of a log.
+        further: lines after the fix that do not depend on the cause, such as the path of a log.
     """
 
     code: ClassVar[int] = 1
@@ -52,7 +52,7 @@ class ToolchainError(Exception):
 
     @property
     def to_do(self) -> str:
-        """The fix and the further lines."""
+        """Return the fix, followed by the further lines."""
         return "\n".join(filter(None, (self.fix, *self.further)))
 
     def as_json(self) -> dict[str, object]:
@@ -62,47 +62,47 @@ class ToolchainError(Exception):
 
 
 class ConfigError(ToolchainError, code=3, title="Configuration"):
-    """A configuration file or option value that cannot be used."""
+    """A configuration file or an option value is invalid."""
 
 
 class PinError(ToolchainError, code=4, title="Pin"):
-    """A pin that is missing, malformed, contradictory or unknown."""
+    """A pin is missing, malformed, contradictory or unknown."""
 
 
 class SourceError(ToolchainError, code=5, title="Source"):
-    """A source that is not available, or lacks required files."""
+    """A source is not available, or lacks required files."""
 
 
 class DigestError(ToolchainError, code=6, title="Digest"):
-    """Bytes that do not match their digest."""
+    """Bytes do not match their digest."""
 
 
 class UnsupportedError(ToolchainError, code=7, title="Unsupported"):
-    """An unknown or unsupported GPU, architecture, base, release or version."""
+    """A GPU, architecture, base, release or version is unknown or unsupported."""
 
 
 class EngineError(ToolchainError, code=8, title="Engine"):
-    """No usable container engine."""
+    """The container engine is missing or cannot be used."""
 
 
 class ResourceError(ToolchainError, code=9, title="Resources"):
-    """Too little disk or memory."""
+    """There is too little disk space or memory."""
 
 
 class BuildError(ToolchainError, code=10, title="Build"):
-    """A stage that failed while building."""
+    """The build of a stage failed."""
 
 
 class ContractError(ToolchainError, code=11, title="Contract"):
-    """A layer that lacks something its users need."""
+    """A layer failed its contract check, because it lacks something that its users need."""
 
 
 class KernelError(ToolchainError, code=12, title="Kernels"):
-    """Kernels that failed, timed out or came out empty."""
+    """The compilation of kernels failed, timed out or produced nothing."""
 
 
 class RegistryError(ToolchainError, code=13, title="Registry"):
-    """A registry or layout that refused, or sent an invalid answer."""
+    """A registry or layout refused a request or returned an invalid response."""
 
 
 class LockHeldError(ToolchainError, code=14, title="Lock"):
@@ -110,11 +110,11 @@ class LockHeldError(ToolchainError, code=14, title="Lock"):
 
 
 class PolicyError(ToolchainError, code=15, title="Policy"):
-    """Prebuilt code that was not allowed by name."""
+    """A prebuilt input is not allowed with --allow-binary."""
 
 
 class PatchError(ToolchainError, code=16, title="Patch"):
-    """A patch that does not apply, or changes files outside of its tree."""
+    """A patch does not apply, or changes files outside its tree."""
 
 
 class UntrustedError(
@@ -123,33 +123,33 @@ class UntrustedError(
     title="Untrusted",
     advice="do not use it; check that the key is the publisher's, then ask the publisher",
 ):
-    """An image with invalid bytes, signature, provenance or SBOM, or that a policy forbids."""
+    """An image has invalid bytes, signature, provenance or SBOM, or a policy forbids it."""
 
 
 class UnreachableError(ToolchainError, code=18, title="Unreachable"):
-    """A registry, mirror or repository that does not answer."""
+    """A registry, mirror or repository does not respond."""
 
 
 class HostileInputError(
-    ToolchainError, code=19, title="Hostile input", advice="do not use it; get it again from its maker"
+    ToolchainError, code=19, title="Hostile input", advice="do not use it; download it again from its author"
 ):
-    """An archive or tree whose content would escape or harm."""
+    """An archive or tree would write outside its folder or harm this machine."""
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):
-    """A second build of the same inputs with different bytes."""
+    """A second build of the same inputs produced different bytes."""
 
 
 class LockedError(ToolchainError, code=21, title="Not locked"):
-    """An input that is not in toolchain.lock, or differs from it."""
+    """An input is not in toolchain.lock, or differs from it."""
 
 
 class DocumentError(ToolchainError, ValueError, code=22, title="Document", advice="do not use it; ask its author"):
-    """A JSON document that programs could read differently, or that is too large or nested too deeply."""
+    """A JSON document is ambiguous, too large or nested too deeply."""
 
 
 class EmulationError(ToolchainError, code=23, title="Emulation"):
-    """A code object that the emulator does not support: an instruction, modifier, float mode, register or GPU."""
+    """The emulator does not support an instruction, modifier, float mode, register or GPU of a code object."""
 
 
 class NumbersError(
@@ -158,15 +158,15 @@ class NumbersError(
     title="Numbers",
     advice="do not use it; compile it with another Triton or LLVM, and report it there",
 ):
-    """A kernel that computes wrong results or accesses memory outside of its buffers."""
+    """A kernel computes wrong results or accesses memory outside its buffers."""
 
 
 class RegressionError(ToolchainError, code=25, title="Regression"):
-    """Kernels that are worse than those they were compared with, as defined by `--fail-on`."""
+    """Kernels are worse than those that they were compared with, as defined by `--fail-on`."""
 
 
 class LimitError(ToolchainError, code=26, title="Limit"):
-    """A build, check or worker that reached a limit of processes, disk, log or time."""
+    """A build, check or worker reached a limit of processes, disk, log or time."""
 
 
 class LaunchError(
@@ -175,8 +175,8 @@ class LaunchError(
     title="Launch",
     advice="compare the grid and the sizes of the buffers with the kernel; if they are right, the kernel is wrong",
 ):
-    """A kernel that was launched by hand and accesses memory outside of its buffers."""
+    """A kernel that the user launched with `emulate` accesses memory outside its buffers."""
 
 
 class NotCheckedError(ToolchainError, code=28, title="Not checked"):
-    """Kernels that a check has no case for."""
+    """A check has no test case for some of the kernels."""

@@ -1,4 +1,4 @@
-"""Files in folders that others may write to: planted links, pipes and devices are not followed or read."""
+"""Safe access to files in folders that others can write to, where links, pipes and devices may have been planted."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _LARGEST_BUILT = 16 << 20  # bytes
-_BUILD = "look at what its sources do; the log says what was built"
-_LONGEST_NAME = 200  # bytes; file systems allow 255, and a temporary name is longer
+_BUILD = "check what the sources do during the build; the log shows what was built"
+_LONGEST_NAME = 200  # bytes of the name that a temporary name contains; file systems allow 255 in all
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
-    """Open a regular file for reading; anything else is an OSError, because a pipe would hang and a device has no end.
+    """Open a regular file for reading; raise an OSError for pipes, which would block, and for devices.
 
     Args:
-        within: the folder that links may not lead out of. Without it the file itself may not be a link.
+        within: a folder that the file must be in after links are followed. Without it, the file must not be a link.
     """
     if within is not None:
         path = Path(os.path.realpath(path, strict=True))
         if not path.is_relative_to(os.path.realpath(within)):
             raise OSError(errno.ELOOP, f"it is a link that leads out of {within}", str(path))
-    # Opening a device may already have an effect.
+    # This check comes before `open`, because opening a device may already have an effect.
     _require_regular(path.lstat(), path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -57,15 +57,16 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
-    """Return the content of a regular file; see `open_regular`. A file of more than `limit` bytes is an OSError.
+    """Return the content of a regular file; raise an OSError if it has more than `limit` bytes.
 
-    Memory is allocated for the file's size, not for the limit.
+    Other kinds of files are refused as by `open_regular`. Memory is allocated for the size of the file, not for the
+    limit.
     """
     with open_regular(path, within=within) as stream:
         size = os.fstat(stream.fileno()).st_size
-        # One byte more shows whether the file has grown.
+        # One more byte is read, because it shows whether the file is larger than its size says.
         content = stream.read(min(size, limit) + 1)
-        if len(content) > size and size <= limit:  # a file of /proc has no size
+        if len(content) > size and size <= limit:  # the file has grown, or is in /proc, where sizes are 0
             content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
@@ -79,39 +80,39 @@ def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:
 
 
 def read_built(tree: Path, name: str) -> str:
-    """Return a text file that a build left in a folder, checked because the build may have planted a link or a pipe."""
+    """Return the content of a text file that a build wrote, which must be a regular file inside the build's folder."""
     try:
         return read_regular(tree / name, _LARGEST_BUILT, within=tree).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise HostileInputError(
-            "build-left-unreadable", f"a build left no {name} that can be read", why=str(why), fix=_BUILD
+            "build-left-unreadable", f"the file {name} of a build cannot be read", why=str(why), fix=_BUILD
         ) from error
 
 
 def copy_built(tree: Path, name: str, target: Path) -> None:
-    """Copy a file that a build left in a folder, with the same checks as `read_built`. Its executable bit is kept."""
+    """Copy a file that a build wrote, with the same checks as `read_built`; keep its executable bit."""
     try:
         with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, _CHUNK)
             target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
     except OSError as error:
         raise HostileInputError(
-            "build-left-unreadable", f"a build left no {name} that can be copied", why=str(error.strerror), fix=_BUILD
+            "build-left-unreadable", f"the file {name} of a build cannot be copied", why=str(error.strerror), fix=_BUILD
         ) from error
 
 
 def emptied(folder: Path) -> Path:
-    """Create an empty folder in place of whatever is there, and return it."""
+    """Remove a folder if it exists, create it again empty, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner may enter; an existing one loses the rights of its group and of others.
+    """Create a folder that only its owner can enter, or remove the permissions of others from an existing one.
 
-    A folder of another user keeps its mode, because only its owner may change it.
+    A folder of another user keeps its permissions, because only its owner can change them.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -122,16 +123,17 @@ def make_private(folder: Path) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Return whether a path is in a folder after its links are followed, except a link in its last part."""
+    """Return whether a path is in a folder after links are followed, except for a link in the last part of the path."""
     return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
 
 
 class NewFile:
-    """A file that is written under a random name in the folder of `path`; `finish` renames it, otherwise it is removed.
+    """A file that is written under a temporary name, and removed unless `finish` renames it.
 
     Args:
-        path: the file that it replaces; a link is replaced, not followed. It may be changed until `finish`.
-        mode: its permissions after `finish`; until then only its owner may read it.
+        path: the final path, in the same folder; a link there is replaced and not followed. It can be changed until
+            `finish`.
+        mode: the permissions after `finish`; before, only the owner can read the file.
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:
@@ -145,16 +147,15 @@ class NewFile:
         self.stream: BinaryIO = os.fdopen(os.open(self._partial, flags, 0o600), "w+b", buffering=_CHUNK)
 
     def finish(self, digest: str = "", *, replace: bool = True, flush: bool = True) -> bool:
-        """Rename the file to its path.
+        """Rename the file to its final path.
 
         Args:
-            digest: `sha256:<hex>` that is compared with the renamed file; empty if others may write it too.
-            replace: whether an existing file is replaced.
-            flush: whether the content is flushed to disk before; otherwise a crash of the machine may leave an empty
-                file.
+            digest: the digest (`sha256:<hex>`) to compare the renamed file with; empty for no comparison.
+            replace: whether to replace an existing file.
+            flush: whether to flush the content to disk first; otherwise a crash of the machine may leave an empty file.
 
         Returns:
-            False if, without `replace`, the path exists already.
+            False if the path exists already and `replace` is not set, True otherwise.
         """
         self.stream.flush()
         if flush:
@@ -177,14 +178,14 @@ class NewFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         try:
             if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
-                value.filename = os.fspath(self.path)  # `write` does not name the file
+                value.filename = os.fspath(self.path)  # an error of `write` has no file name
             self.stream.close()
         finally:
             self._partial.unlink(missing_ok=True)
 
 
 def read_back(path: Path, digest: str) -> None:
-    """Check that a file that was just written has the expected digest, or raise a DigestError."""
+    """Raise a DigestError unless a file that was just written has the expected digest."""
     try:
         with open_regular(path) as stream:
             actual = f"sha256:{hashlib.file_digest(cast('BufferedReader', stream), 'sha256').hexdigest()}"
@@ -194,7 +195,7 @@ def read_back(path: Path, digest: str) -> None:
     if why:
         raise DigestError(
             "written-file-changed",
-            f"{path} is not what was written there",
+            f"the content of {path} differs from what was written",
             why=why,
-            fix="write to a folder that only you may write to",
+            fix="write to a folder that only you can write to",
         )

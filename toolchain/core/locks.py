@@ -1,4 +1,4 @@
-"""Locks between invocations: one works, and the others wait and say for which process."""
+"""Locks between invocations of this tool."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from toolchain.core.cache import Cache
 from toolchain.core.console import one_line
 from toolchain.core.errors import ConfigError, LockHeldError
 
-PATIENCE = 2.0  # seconds until a waiting invocation says why it waits
+PATIENCE = 2.0  # seconds until a waiting invocation prints what it waits for
 
 
 @contextlib.contextmanager
 def held(path: Path, *, what: str) -> Iterator[None]:
     """Hold the lock file `path` during the block; the kernel releases it when this process dies.
 
-    Another invocation that holds it for longer than `patience` is a LockHeldError. A note is printed after two seconds.
+    If another invocation holds the lock, print a note after two seconds, and raise a LockHeldError after the time that
+    `patience` returns.
 
     Args:
-        what: the work, for messages.
+        what: the work that the lock protects, for messages.
     """
-    import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
+    import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, does not need it
 
     wait = patience()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +43,8 @@ def held(path: Path, *, what: str) -> Iterator[None]:
         except filelock.Timeout:
             raise LockHeldError(
                 "work-locked",
-                f"{what} is held by {holder}",
-                why="another invocation is at the same work",
+                f"{what} is locked by {holder}",
+                why="another invocation is doing the same work",
                 fix="wait until it ends, or stop it",
             ) from None
     try:
@@ -53,24 +54,23 @@ def held(path: Path, *, what: str) -> Iterator[None]:
 
 
 def patience() -> float:
-    """Return how many seconds an invocation waits for another one at the same work (TOOLCHAIN_LOCK_TIMEOUT)."""
+    """Return how many seconds to wait for another invocation that does the same work (TOOLCHAIN_LOCK_TIMEOUT)."""
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ConfigError(
             "lock-timeout-invalid",
             f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds",
-            fix="give e.g. 3600, or 0 to not wait at all",
+            fix="set it to e.g. 3600, or to 0 for not waiting at all",
         )
     return float(text)
 
 
 @contextlib.contextmanager
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
-    """Hold the shared lock of the cache folder during the block, which excludes `alone`.
+    """Hold the shared lock of the cache during the block, so that no other invocation can hold it by `alone`.
 
     Args:
-        make: create the folder first, because something will be written there; otherwise a missing folder is not
-            locked.
+        make: whether to create the cache folder first; otherwise a missing folder is not locked.
     """
     if make:
         cache.make()
@@ -84,7 +84,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.note(f"waiting for {_holder(cache.use)}, which prunes the cache")
+            console.note(f"waiting for {_holder(cache.use)}, which is pruning the cache")
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -93,7 +93,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(cache: Cache) -> Iterator[None]:
-    """Hold the exclusive lock of the cache folder during the block."""
+    """Hold the exclusive lock of the cache during the block; raise if another invocation uses the cache."""
     descriptor = _open(cache)
     try:
         try:
@@ -102,7 +102,7 @@ def alone(cache: Cache) -> Iterator[None]:
             raise LockHeldError(
                 "cache-in-use",
                 f"{cache.root} is in use by {_holder(cache.use)}",
-                why="another invocation is at work there",
+                why="another invocation is using this cache",
                 fix="wait until it ends",
             ) from None
         yield
@@ -112,7 +112,7 @@ def alone(cache: Cache) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Keep a file or folder from removal during the block, also by several processes; see `free`."""
+    """Hold a shared lock of a file or folder during the block, which keeps `free` from reporting it as unused."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -124,9 +124,9 @@ def kept(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free(path: Path) -> Iterator[bool]:
-    """Give whether a file or folder exists and no process keeps it. During the block no process can begin to keep it.
+    """Yield whether a file or folder exists and no process holds it by `kept`; during the block none can begin to.
 
-    The locks work across PID namespaces, and the kernel releases those of a dead process.
+    The locks work across PID namespaces, and the kernel releases the locks of a dead process.
     """
     nobody = True
     with contextlib.ExitStack() as stack:
@@ -148,11 +148,14 @@ def _open(cache: Cache) -> int:
     try:
         return os.open(cache.use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:
-        return os.open(cache.use, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock
+        return os.open(cache.use, os.O_RDONLY | os.O_CLOEXEC)  # flock needs no write access
 
 
 def _holder(path: Path) -> str:
-    """Return `pid N` of the lock's holder by the kernel's table; a note in a file would outlive its process."""
+    """Return the holder of a lock as `pid N (VERB)`, as listed in /proc/locks; `another process` if it is not listed.
+
+    The lock file does not contain the pid, because it would still be there after the process has died.
+    """
     with contextlib.suppress(OSError, ValueError):
         inode = path.stat().st_ino
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -165,7 +168,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """Return the verb of another invocation as ` (build llvm)`; empty if unknown."""
+    """Return the first words of another invocation's command, as in ` (build llvm)`; an empty string if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

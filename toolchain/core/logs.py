@@ -1,4 +1,4 @@
-"""Log records on standard error."""
+"""Output of Python's log records on standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolchain.core import console
 
 
 def setup(verbosity: int) -> None:
-    """Send log records to standard error: warnings for 0, also information for 1, also every command for 2."""
+    """Send log records to standard error: warnings for verbosity 0, also information for 1, also commands for 2."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", handlers=[_Handler()], force=True)
     logging.getLogger("urllib3").setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
 """HTTP connections with a minimum speed.
 
-The timeout of a socket limits only the longest silence, so a server could hold a connection for ever by sending a byte
-now and then, in a header or a body.
+A socket's timeout limits only the longest pause, so a server could keep a connection open forever by sending a single
+byte now and then.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from urllib3.poolmanager import PoolManager, ProxyManager
 
 from toolchain.core.errors import ConfigError, UnreachableError
 
-RATE = 1000.0  # bytes a second; sources/git.py sets git's http.lowSpeedLimit to the same
+RATE = 1000.0  # bytes per second; sources/git.py sets git's http.lowSpeedLimit to the same value
 WINDOW = 60.0  # seconds over which the speed is averaged
-HEAD = 1 << 20  # bytes of status lines and headers, including those of provisional answers
+HEAD = 1 << 20  # bytes of status lines and headers, including those of 1xx responses
 
 
 class TooSlowError(UnreachableError):
-    """A server or network that is slower than the minimum speed."""
+    """A transfer was slower than the minimum speed."""
 
 
 class Pace:
-    """The speed of one transfer."""
+    """Measures the speed of one transfer."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -40,10 +40,10 @@ class Pace:
         self._moved = 0
 
     def wait(self, move: Callable[[], int]) -> int:
-        """Call `move`, which waits for the other side and returns the number of bytes, and measure it.
+        """Call `move`, which transfers bytes and returns their number, and measure the time that it takes.
 
-        The first call is not timed, because a server may think before it answers as long as the socket's timeout
-        allows. Fewer than `RATE` bytes a second over at least `WINDOW` seconds are a TooSlowError.
+        The first call is not timed, because a server may need long to begin its response; the socket's timeout limits
+        that. Raise a TooSlowError for fewer than `RATE` bytes per second over at least `WINDOW` seconds.
         """
         since = self._clock()
         count = move()
@@ -53,7 +53,7 @@ class Pace:
         return count
 
     def add(self, seconds: float, count: int) -> None:
-        """Add bytes and the seconds that they took."""
+        """Count transferred bytes and the seconds that they took; raise if the transfer is too slow."""
         self._waited += seconds
         self._moved += count
         if self._waited < WINDOW:
@@ -62,14 +62,14 @@ class Pace:
             raise TooSlowError(
                 "server-too-slow",
                 f"{self._host} is too slow",
-                why=f"{self._moved} bytes in {self._waited:.0f} s; at least {RATE:.0f} bytes a second are needed",
+                why=f"it sent {self._moved} bytes in {self._waited:.0f} s; the minimum is {RATE:.0f} bytes per second",
                 fix="try again later, or from another network",
             )
         self._waited, self._moved = 0.0, 0
 
 
 class _Reader(io.RawIOBase):
-    """The incoming bytes of a connection, timed."""
+    """A stream of received bytes that measures their speed."""
 
     def __init__(self, raw: io.RawIOBase, host: str) -> None:
         self._raw = raw
@@ -88,8 +88,8 @@ class _Reader(io.RawIOBase):
                 raise UnreachableError(
                     "headers-endless",
                     f"{self._host} sends headers without an end",
-                    why=f"over {HEAD} bytes",
-                    fix="check the address; if it is right, ask who runs the server",
+                    why=f"they have more than {HEAD} bytes",
+                    fix="check the address; if it is right, report this to the server's operator",
                 )
         return count
 
@@ -100,7 +100,7 @@ class _Reader(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer whose headers and body are timed."""
+    """A response that measures the speed of its headers and body."""
 
     def __init__(self, sock: Any, *args: Any, host: str, **more: Any) -> None:
         super().__init__(sock, *args, **more)
@@ -113,18 +113,18 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Timed:
-    """A connection whose answers are timed."""
+    """A mixin for connections that measures the speed of responses."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """Return the text that begins urllib3's messages."""
+        """Return host and port, with which urllib3 begins its messages."""
         return f"{self.host}:{self.port}"
 
     @property
     def response_class(self) -> Callable[..., http.client.HTTPResponse]:
-        """The factory of responses for `http.client`."""
+        """Return the factory of responses that `http.client` calls."""
         return functools.partial(_Response, host=self.host)
 
 
@@ -145,9 +145,9 @@ class _TLSPool(HTTPSConnectionPool):
 
 
 class Adapter(HTTPAdapter):
-    """An adapter of requests whose answers raise TooSlowError when they come too slowly.
+    """An adapter for requests that raises a TooSlowError for slow responses.
 
-    Connections of a SOCKS proxy are not timed.
+    It does not measure connections through a SOCKS proxy.
     """
 
     def init_poolmanager(self, *args: Any, **more: Any) -> None:
@@ -155,7 +155,7 @@ class Adapter(HTTPAdapter):
         _time(self.poolmanager)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Check certificates as requests does, with a ConfigError for its plain OSError."""
+        """Check certificates as requests does, but raise a ConfigError instead of its plain OSError."""
         try:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
         except OSError:
@@ -163,7 +163,7 @@ class Adapter(HTTPAdapter):
             raise ConfigError(
                 "certificates-unreadable",
                 "the certificate authorities cannot be read",
-                why=f"{verify} is no such file",
+                why=f"{verify} does not exist",
                 fix=fix,
             ) from None
 

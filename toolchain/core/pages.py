@@ -1,4 +1,4 @@
-"""Where readers of a message find a page of the documentation."""
+"""Locations of documentation pages, for messages that refer to them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _TOP = Path(__file__).parents[2]
 
 
 def page(name: str) -> str:
-    """Return a path or URL of a page such as `docs/costs.md` or `docs/costs.md#anchor` that the reader can open.
+    """Return a location of a page such as `docs/costs.md#anchor` that the user can open.
 
-    In a checkout it is the page's path below the top folder. A wheel contains no pages: there it is the URL below the
-    wheel's project URL `Documentation`, or if that is missing the path with a hint where it is.
+    In a checkout, this is the path of the page. An installed wheel contains no pages, so this is a URL below the
+    project URL `Documentation` of the wheel, or a text that refers to the source repository if there is no such URL.
     """
     if (_TOP / name.partition("#")[0]).is_file():
         return name

@@ -1,7 +1,7 @@
-"""Plugins: other distributions that add verbs and the check of kernels.
+"""Plugins: Python distributions that add verbs, the check of kernels, and the inspection of wheels.
 
-A plugin is an entry point of the group `toolchain.plugins` that names a `Plugin`. Plugins are looked up only for an
-unknown verb, a check, help and completion, because the import of `importlib.metadata` takes 30 ms.
+A plugin is an entry point in the group `toolchain.plugins` that refers to a `Plugin` object. Plugins are looked up only
+when they are needed, because the import of `importlib.metadata` takes 30 ms.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from toolchain.core.errors import ConfigError
 
 GROUP = "toolchain.plugins"
 LAB = "toolchain-lab"
-# By a path, because the Python index does not have it, and another project may take the name there.
+# The command installs from a path, because the package is not on PyPI, where somebody else could register its name.
 INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
-# The verbs of the package LAB, which are named in messages if it is not installed.
+# The verbs of the package LAB, for the message that tells a user to install it.
 LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
 Hook = Literal["check", "inspect_wheel"]
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb.
+    """A verb of the command line.
 
     Args:
-        name: the word that users type, after the group's name if it has one.
-        function: `module:function`; its docstring is the help of the verb. A module without a dot is in `cli/`.
-        brief: its line in the list of verbs.
-        engine: whether it runs containers, so that an ordinary user's process must enter a user namespace.
+        name: the words that users type, such as `build` or `kernels run`.
+        function: `module:function`, whose docstring is the help of the verb. A module without a dot is in `cli/`.
+        brief: the description in the list of verbs.
+        engine: whether the verb runs containers, for which the process of an ordinary user enters a user namespace.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Verb:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """The additions of a distribution.
+    """The parts that a distribution adds to the tool.
 
     Args:
-        check: a module with the functions of `stages.kernel_check.KernelCheck`; empty for none.
-        inspect_wheel: `module:function` that `inspect` calls for a wheel; empty for none.
+        check: the module with the functions of `stages.kernel_check.KernelCheck`; empty if there is none.
+        inspect_wheel: `module:function` that `inspect` calls for a wheel; empty if there is none.
     """
 
     verbs: tuple[Verb, ...] = ()
@@ -56,13 +56,13 @@ class Plugin:
 
 @functools.cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugins."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - see above
+    """Return the installed plugins; raise if one cannot be loaded."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - the import takes 30 ms
 
     found = []
     for entry in entry_points(group=GROUP):
         name = entry.dist.name if entry.dist is not None else entry.name
-        fix = f"install the {name} of toolchain {__version__}, or uninstall it"
+        fix = f"install the {name} that belongs to toolchain {__version__}, or uninstall it"
         try:
             plugin = entry.load()
         except Exception as error:
@@ -81,17 +81,17 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def load(function: str) -> Any:
-    """Import and return `module:object` or `module`."""
+    """Import and return the object `module:object`, or the module if the text has no colon."""
     module, _, name = function.partition(":")
     imported = import_module(module)
     return getattr(imported, name) if name else imported
 
 
 def hook(name: Hook, user: str) -> Any:
-    """Return the first plugin's object for a hook.
+    """Return the object that a plugin provides for a hook; raise if no plugin provides one.
 
     Args:
-        user: the feature that needs it, for the message.
+        user: the feature that needs the plugin, for the message.
     """
     for plugin in plugins():
         if function := getattr(plugin, name):

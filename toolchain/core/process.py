@@ -1,4 +1,7 @@
-"""Programs: run without a shell, in a neutral folder, with an environment built from scratch, without orphans."""
+"""Execution of programs on the host.
+
+Programs are started without a shell, in `/`, and with a minimal environment. They end when this process ends.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 40
-# A program may be hostile, and its output is held in memory.
+# The output of a program is kept in memory, and a hostile program could fill it.
 _LONGEST_LINE = 64 << 10  # characters; a longer line is read in pieces
-_LARGEST_OUTPUT = 256 << 20  # characters that `capture` keeps
+_LARGEST_OUTPUT = 256 << 20  # characters; the limit of captured output
 _LAST_LINES = 5.0  # seconds to wait for the last lines after a program has ended
 
 
 class CommandError(ToolchainError):
-    """A program that exited with an error; callers turn it into an error of their own class."""
+    """A program exited with an error. Callers convert this into an error of another class."""
 
     def __init__(self, argv: Sequence[str], returncode: int, tail: Sequence[str]) -> None:
         self.returncode = returncode
@@ -53,14 +56,16 @@ def _signal(number: int) -> str:
 
 
 class RunOptions(TypedDict, total=False):
-    """How a program runs, on this machine or in a container. A missing key means None or False, except for `check`.
+    """Options for running a program on this machine or in a container.
 
-    env: variables that are added to the clean environment, or to that of the image.
-    log: a file to which every line is appended.
-    on_line: is called with each line of both streams, without its newline.
-    on_stderr: is called instead of `on_line` for the lines of standard error.
-    capture: keep standard output whole in the result.
-    check: raise a CommandError if the exit code is not 0; True if it is missing.
+    The default is None or False, except for `check`, which is True by default.
+
+    env: variables to add to the clean environment, or to the environment of the image.
+    log: a file to which every line of output is appended.
+    on_line: a function that is called with each line of both streams, without its newline.
+    on_stderr: a function that is called instead of `on_line` for lines of standard error.
+    capture: whether the result contains all of standard output.
+    check: whether to raise a CommandError if the exit code is not 0.
     timeout: seconds after which the program and its children are killed.
     """
 
@@ -75,7 +80,7 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a program: exit code, standard output if it was captured, and the last lines of both streams."""
+    """The exit code of a program, its standard output if captured, and the last lines of both streams."""
 
     returncode: int
     stdout: str
@@ -83,12 +88,12 @@ class Result:
 
 
 def find(program: str) -> str | None:
-    """Return the path of an installed program, or None; only absolute folders of `PATH` are searched."""
+    """Return the path of a program in the absolute folders of `PATH`; None if it is not installed."""
     return shutil.which(program, path=search_path())
 
 
 def which(program: str, *, fix: str = "") -> str:
-    """Return the path of `program` as `find` does, or raise an EngineError."""
+    """Return the path of a program as `find` does; raise an EngineError if it is not installed."""
     path = find(program)
     if path is None:
         if "/" in program:
@@ -100,19 +105,19 @@ def which(program: str, *, fix: str = "") -> str:
 
 
 def python(*words: str) -> list[str]:
-    """Return the command line of this Python with `words`, isolated from the caller's folder and environment.
+    """Return a command line that starts this Python, isolated from the caller's folder and environment.
 
-    `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and ignores
-    every `PYTHON*` variable. All programs in Python that run on the host are started this way
+    `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and makes
+    Python ignore `PYTHON*` variables. Every Python program on the host is started with this command line
     (tests/unit/test_host_programs.py).
     """
     return [sys.executable, "-I", *words]
 
 
 def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the words of a program that is about to run, and log them.
+    """Return the words of a command line as text, and log them; raise if the program is not installed.
 
-    A `Path` becomes absolute because the program starts in another folder than the caller's.
+    A `Path` becomes absolute, because the program starts in another folder than the caller's.
     """
     words = [os.fspath(word.absolute() if isinstance(word, Path) else word) for word in argv]
     which(words[0])
@@ -121,12 +126,12 @@ def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _file(program: str) -> str:
-    """Return the absolute path of a program, because it starts in another folder."""
+    """Return the absolute path of a program, which starts in another folder than the caller's."""
     return str(Path(which(program)).absolute())
 
 
 def die_with_parent() -> None:  # pragma: no cover - runs in the child
-    """Have the kernel end this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -138,14 +143,16 @@ def run(
     helpers: bool = False,
     **how: Unpack[RunOptions],
 ) -> Result:
-    """Run a program to its end. If the log cannot be written, the program is ended and the OSError is raised.
+    """Run a program to its end, and return its result.
+
+    If the log cannot be written, the program is terminated and the OSError is raised.
 
     Args:
-        argv: program and arguments; no shell reads them.
-        cwd: the program's working directory; `/` otherwise, because the current one may be a hostile checkout.
-        stdin: text for standard input; nothing otherwise.
-        helpers: whether the program starts others that wait for a network, and that must end if this tool is killed.
-            A contained program (see `contained`) does not need it.
+        argv: the program and its arguments, which no shell interprets.
+        cwd: the working directory; by default `/`, because the current directory may be a hostile checkout.
+        stdin: the text for standard input; by default it is empty.
+        helpers: whether the program starts others that may wait for a network, and that must be killed too if this tool
+            is killed. A program in a PID namespace (see `contained`) does not need this.
     """
     words = _words(argv)
     timeout, on_line = how.get("timeout"), how.get("on_line")
@@ -177,15 +184,15 @@ def run(
         except subprocess.TimeoutExpired:
             kill_group(child)
             lines.tail.append(f"(killed after {timeout:.0f} s)")
-        except BaseException:  # Ctrl-C: the last lines do not matter
+        except BaseException:  # for example Ctrl-C, after which nobody needs the last lines
             kill_group(child)
             patience = 0.1
             raise
         finally:
             for thread in threads:
                 thread.join(patience)
-            # A program left in the background, such as ssh with ControlPersist, holds the pipe that a thread still
-            # reads. Closing that pipe would wait for it.
+            # A program in the background, such as ssh with ControlPersist, may keep the pipe open. Closing a stream
+            # that a thread still reads would block, so it is left open.
             if threads[0].is_alive():
                 child.stdout = None
             if threads[1].is_alive():
@@ -199,22 +206,22 @@ def run(
 
 
 def opened_log(path: Path) -> IO[str]:
-    """Open a log to append lines, and create its folder."""
+    """Open a log file for appending, and create its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("a", encoding="utf-8", errors="replace")
 
 
 def lines_of(stream: IO[str]) -> Iterator[str]:
-    """Yield the lines of a program's output; a line that would fill the memory comes in pieces without newlines."""
+    """Yield the lines of a program's output; split a very long line into pieces to limit the memory."""
     return iter(lambda: stream.readline(_LONGEST_LINE), "")
 
 
 class Lines:
-    """Keeps the output of a program, writes it to a log, and passes it to a callback, line by line.
+    """Collects the output of a program, writes it to a log, and passes it to a callback, line by line.
 
     Attributes:
-        tail: the last lines, without their newlines.
-        whole: the captured lines, with their newlines.
+        tail: the last lines, without newlines.
+        whole: the captured lines, with newlines.
     """
 
     def __init__(self, log: IO[str] | None) -> None:
@@ -224,7 +231,13 @@ class Lines:
         self._log = log
 
     def take(self, line: str, *, keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Take one line with its newline."""
+        """Process one line of output.
+
+        Args:
+            line: the line with its newline.
+            keep: whether to append it to `whole`.
+            on_line: the callback, which gets the line without its newline.
+        """
         text = line.rstrip("\n")
         self.tail.append(text)
         if keep:
@@ -232,9 +245,9 @@ class Lines:
             if self._kept > _LARGEST_OUTPUT:
                 raise LimitError(
                     "program-too-loud",
-                    "a program printed more than can be read",
+                    "a program printed too much",
                     why=f"the limit is {_LARGEST_OUTPUT >> 20} MiB",
-                    fix="look at the program that was run; the log names it",
+                    fix="check the program, which is named in the log",
                 )
             self.whole.append(line)
         if self._log is not None:
@@ -245,7 +258,7 @@ class Lines:
 
 
 class _Streams(Lines):
-    """Reads both streams of a program, each in its own thread."""
+    """Collects the output of both streams of a program, which separate threads read."""
 
     def __init__(self, child: subprocess.Popen[str], log: IO[str] | None) -> None:
         super().__init__(log)
@@ -254,7 +267,7 @@ class _Streams(Lines):
         self._lock = threading.Lock()
 
     def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Read a stream to its end, also after an error, and close it."""
+        """Read a stream to its end, even after an error, and close it."""
         with stream:
             for line in lines_of(stream):
                 with self._lock:
@@ -263,7 +276,7 @@ class _Streams(Lines):
                     try:
                         self.take(line, keep=keep, on_line=on_line)
                     except Exception as error:  # noqa: BLE001 - run() raises it
-                        # For example a full disk. The pipe must still be read, or the program would wait for ever.
+                        # The disk may be full. The pipe must still be read, or the program would block forever.
                         self.failed = error
                         with contextlib.suppress(ProcessLookupError):
                             os.killpg(self._child.pid, signal.SIGTERM)
@@ -273,8 +286,8 @@ class _Streams(Lines):
 def _started(
     words: Sequence[str], *, cwd: Path | None, env: Mapping[str, str] | None, stdin: bool
 ) -> Iterator[subprocess.Popen[str]]:
-    # PDEATHSIG is sent when the *thread* that forked ends, so callers start long programs from the main thread or from
-    # one that waits for them, as run() does.
+    # The kernel sends PDEATHSIG when the *thread* that forked ends. So callers must start a program in the main thread,
+    # or in a thread that waits for the program, as run() does.
     child = subprocess.Popen(
         words,
         executable=_file(words[0]),
@@ -301,10 +314,10 @@ def _started(
 
 @contextlib.contextmanager
 def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
-    """Kill the child's process group when this process ends inside the block, however it ends.
+    """Kill the child's process group if this process ends during the block, even by SIGKILL.
 
-    PDEATHSIG reaches only the child. A shell outside the group reads a pipe that is never written to; the end of this
-    process, by whatever signal, closes it.
+    PDEATHSIG only kills the child itself. So a shell outside its process group reads a pipe to which this process never
+    writes. When this process ends, the kernel closes the pipe, and the shell kills the group.
     """
     ours, theirs = os.pipe()
     try:
@@ -332,10 +345,10 @@ def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
 def piped(
     argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a long-lived program with pipes for its three streams; it and its process group end with the block.
+    """Start a program with pipes for its three streams, and kill it and its process group at the end of the block.
 
-    The caller must read its standard error too, otherwise it stops when that pipe is full. Open it from a thread that
-    outlives it, because the kernel ends the program when the thread that started it ends.
+    The caller must also read standard error, because the program blocks when that pipe is full. The calling thread must
+    live longer than the block, because the kernel kills the program when the thread that started it ends.
     """
     words = _words(argv)
     with _started(words, cwd=None, env=env, stdin=True) as child:
@@ -344,9 +357,10 @@ def piped(
 
 @contextlib.contextmanager
 def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
-    """Give the standard output of a program as a stream of bytes, such as that of a decompressor.
+    """Yield the standard output of a program, such as a decompressor, as a stream of bytes.
 
-    An exception in the block ends the program. After a normal end of the block a failure is a CommandError.
+    If the block raises an exception, the program is terminated. Otherwise, a CommandError is raised at the end of the
+    block if the program failed.
     """
     words = _words(argv)
     with tempfile.TemporaryFile() as errors:
@@ -376,7 +390,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
 
 
 def kill_group(child: subprocess.Popen[Any]) -> None:
-    """End a child and its process group, by SIGTERM and then by SIGKILL."""
+    """Terminate a child process and its process group, with SIGTERM and then with SIGKILL."""
     for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
@@ -385,16 +399,16 @@ def kill_group(child: subprocess.Popen[Any]) -> None:
             return
 
 
-# A build must not learn this machine's name. Root of a user namespace may not write to /proc/sys, but may set the host
-# name of its UTS namespace.
+# Builds must not depend on this machine's name. In a user namespace, root cannot write to /proc/sys, but can set the
+# host name with `hostname`.
 _NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2>/dev/null || :; exec "$@"'
 
 
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:
-    """Return `argv` in its own PID namespace, with a fixed host name, and without a network unless `network` is set.
+    """Return a command line that runs `argv` in its own PID namespace, and without a network unless `network` is set.
 
-    When the wrapper dies, also by a kill -9 of this tool, the kernel ends the namespace and every process in it.
-    engine.isolation proves inside the build that the network is gone.
+    If this tool is killed, even by SIGKILL, the kernel kills all processes in the namespace. The host name is fixed.
+    `engine.isolation.PROOF` checks inside the build that the network is gone.
     """
     flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
     if not network:

@@ -1,4 +1,4 @@
-"""The values that stages pass to an engine, and the place of the recipe files."""
+"""The values that stages pass to an engine, and the location of the recipe files."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.process import Result, RunOptions
 
 PARTS = ("containerfiles", "llvm-config", "aotriton")
-"""The folders of the recipe root, which are the context of builds."""
+"""The folders in the recipe root, which are the context of builds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A build in a container, as a stage requests it and an engine runs it.
+    """A build in a container, which a stage requests and an engine runs.
 
     Args:
         name: the name for display, such as `llvm`.
-        containerfile: path below the recipe root.
-        base: key of the base image (see `engine.buildah.Buildah.ensure_image`), passed to the build as `BASE`.
-        images: further images by build argument, with keys as in `base`.
+        containerfile: the path of the Containerfile below the recipe root.
+        base: the key of the base image (see `engine.buildah.Buildah.ensure_image`), passed to the build as `BASE`.
+        images: the keys of further images, by the build arguments that pass them.
         args: further build arguments.
-        contexts: named read-only trees, each a `--build-context`.
-        cache_key: replaces the id of the tree cache (`toolchain-<name>-tree`), so that a killed build finds its tree.
-        compiler_cache: the key of its compiler cache, added to the id `toolchain-ccache`; empty for none.
-        network: whether the build may use a network; only base and fetch do.
-        steps: relative weight of each `@step` that the script announces, for the estimate.
-        ninja: for a `@step` that runs ninja, the average seconds of one of its steps on one core, in the measure of
-            `engine.estimate.cost`.
+        contexts: named read-only trees, each of which becomes a `--build-context`.
+        cache_key: the id of the cache for the build tree, instead of `toolchain-<name>-tree`. The same key lets a build
+            continue in the tree of one that was killed.
+        compiler_cache: the key that is appended to the id of the compiler cache; empty for a build without one.
+        network: whether the build may use a network, which only base and fetch do.
+        steps: the relative duration of each `@step` that the script announces, for estimating the remaining time.
+        ninja: for each `@step` that runs ninja, the mean seconds of one ninja step on one core, as
+            `engine.estimate.cost` estimates them.
     """
 
     name: str
@@ -50,13 +51,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of this machine inside a container.
+    """A folder or file of this machine that a container can access.
 
     Args:
-        source: its path on this machine.
-        target: absolute path inside.
-        read_only: whether the container may not write to it.
-        links: whether a container that may write to it may create links and pipes, which readers must not follow.
+        source: the path on this machine.
+        target: the absolute path in the container.
+        read_only: whether the container cannot write to it.
+        links: whether a container that can write to it may create links and pipes, which readers must then refuse.
     """
 
     source: Path
@@ -65,7 +66,7 @@ class Mount:
     links: bool = False
 
     def arguments(self) -> list[str]:
-        """Return the option for `buildah run` and `docker run`."""
+        """Return the option that mounts it in `buildah run` and `docker run`."""
         source = os.fspath(self.source.absolute())
         if ":" not in source + self.target:
             return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
@@ -73,20 +74,20 @@ class Mount:
             raise ConfigError(
                 "unmountable-path",
                 f"{source} cannot be mounted",
-                why="engines accept no path with both a colon and a comma",
+                why="container engines cannot mount a path that has both a colon and a comma",
                 fix="rename the folder",
             )
         return ["--mount", f"type=bind,source={source},target={self.target}" + (",ro" if self.read_only else "")]
 
 
 def plain_files(mounts: Sequence[Mount]) -> bool:
-    """Return whether a container with these mounts may create only files and folders."""
+    """Return whether a container can write to these mounts, but must create only files and folders in them."""
     writable = [mount for mount in mounts if not mount.read_only]
     return bool(writable) and not any(mount.links for mount in writable)
 
 
 class Runner(Protocol):
-    """Runs a command in a fresh container, by buildah or docker."""
+    """An engine, buildah or docker, that runs commands in new containers."""
 
     def run(
         self,
@@ -97,17 +98,17 @@ class Runner(Protocol):
         network: bool = False,
         **how: Unpack[RunOptions],
     ) -> Result:
-        """Run `argv` in a container of `image`; the container is always removed."""
+        """Run `argv` in a new container of `image`, and remove the container."""
 
 
 COMPILER_CACHE = "containerfiles/ccache.conf"
-"""The configuration of the compiler cache of every recipe."""
+"""The configuration file of the compiler cache in all recipes."""
 CCACHE_MOUNT = "toolchain-ccache"
-"""The id of the mount of the compiler cache in Containerfiles."""
+"""The id that Containerfiles use for the mount of the compiler cache."""
 
 
 def root() -> Path:
-    """Return the folder with the recipe files: the top of a checkout, or a folder in the installed package."""
+    """Return the folder with the recipe files: the top of a checkout, or `_recipes` in the installed package."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package.parent, package / "_recipes"):
         if (candidate / "containerfiles").is_dir() and (candidate / "llvm-config").is_dir():
@@ -115,13 +116,13 @@ def root() -> Path:
     raise ConfigError(
         "recipes-missing",
         "the recipe files are missing",
-        why=f"there is no containerfiles/ next to {package}",
+        why=f"there is no containerfiles/ next to {package}, and no _recipes/ in it",
         fix="install toolchain again",
     )
 
 
 def digests(*below: str) -> dict[str, str]:
-    """Return the SHA-256 of every recipe file below the given files or folders, by its path below the recipe root."""
+    """Return the SHA-256 digests of the recipe files in the given files or folders, by path below the recipe root."""
     top = root()
     by_path: dict[str, str] = {}
     for name in below:

@@ -1,4 +1,4 @@
-"""The record of a finished stage, with one reader and one writer of its JSON form."""
+"""The record of a finished stage, and the conversion to and from its JSON form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from toolchain.core.strict_json import Keys
 from toolchain.core.typed import TypedError, typed
 
 VERSION = 2
-# A name of this project's own, not an address; explained in docs/trust.md.
+# This is a name and not an address; docs/trust.md explains it.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 STORED_KERNELS = "stored_kernels"
-"""The key in the facts of the kernels that came from kernel stores; see `stages.kernel_workers.stored_kernels`."""
+"""The key, in the facts of a record, for the kernels from kernel stores (`stages.kernel_workers.stored_kernels`)."""
 
 
 class Fate(StrEnum):
-    """What happened to a prebuilt file in a source: `fate` of a row of `found_binaries`."""
+    """What happened to a prebuilt file in a source; the value of `fate` in the rows of `found_binaries`."""
 
     ALLOWED = "let in by --allow-binary"
     DROPPED = "dropped"
@@ -29,16 +29,16 @@ class Fate(StrEnum):
 
 
 class RecordError(ValueError):
-    """A text that is not a record."""
+    """A text or value is not a valid record."""
 
 
 class OtherVersionError(RecordError):
-    """A record of another version of the format."""
+    """A record has another version of the format."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of a source: the name of the file, and the digest of its bytes (`sha256:<hex>`)."""
+    """A patch that was applied to a source: the name of its file, and the digest of its bytes (`sha256:<hex>`)."""
 
     name: str
     digest: str
@@ -49,12 +49,12 @@ class RecordedSource:
     """A source that a stage was built from.
 
     Args:
-        digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
+        digest: the digest, `sha256:<hex>` or `git:<40 hex>@<repository>`.
         kind: the kind of its origin, as in `sources.tree.Source`.
-        license: SPDX expression, empty if unknown.
-        locked: whether the digest was known before the bytes were fetched.
-        patches: the patches in their order.
-        tag: the tag that was requested; empty if none was.
+        license: the SPDX expression of its license; empty if unknown.
+        locked: whether the digest was known before the source was fetched.
+        patches: the patches in the order in which they were applied.
+        tag: the requested tag; empty if none was requested.
     """
 
     name: str
@@ -68,14 +68,14 @@ class RecordedSource:
     patches: tuple[Patch, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form in a record."""
+        """Return the JSON form that records contain."""
         value = asdict(self) | {"patches": [asdict(patch) for patch in self.patches]}
         return value if self.tag else {key: item for key, item in value.items() if key != "tag"}
 
 
 @dataclass(frozen=True)
 class TakenFrom:
-    """The origin of a reused image by digest, and the id of the key that signed it."""
+    """The reference by digest of a reused image, and the id of the key that signed it."""
 
     ref: str
     key: str
@@ -83,12 +83,12 @@ class TakenFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """The facts that every record has about its layer.
+    """The facts about a layer that every record contains.
 
     Args:
-        seconds: the duration of each step.
-        disk_bytes: the bytes of the files on disk; None if the layer was a tar.
-        largest: `{"path", "bytes"}`.
+        seconds: the duration of each step of the build.
+        disk_bytes: the total size of the files; None if the stage produced a tar archive instead of a folder.
+        largest: the largest files, each as `{"path", "bytes"}`.
     """
 
     unpacked_bytes: int
@@ -101,7 +101,7 @@ class LayerFacts:
 
     @classmethod
     def parse(cls, facts: Mapping[str, Any]) -> Self:
-        """Read them from the facts of a record."""
+        """Parse the facts of a record; raise a RecordError if one is missing or invalid."""
         known = {each.name for each in fields(cls)}
         try:
             return typed(cls, {name: value for name, value in facts.items() if name in known and value is not None})
@@ -109,7 +109,7 @@ class LayerFacts:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form in facts."""
+        """Return the JSON form that the facts of a record contain."""
         value = {each.name: getattr(self, each.name) for each in fields(self)} | {"largest": list(self.largest)}
         if self.disk_bytes is None:
             del value["largest"], value["disk_bytes"]
@@ -122,17 +122,16 @@ class Record:
 
     Args:
         inputs: the JSON value whose digest is `input_digest`.
-        manifest: digest of the image's manifest in the cache's layout.
-        layers: descriptors of the layers, as in the manifest, lowest first.
-        compressor: the program that wrote the blob of the stage's own layer, `gzip/zlib-1.2.13/9`, or `none`. Not an
-            input.
-        facts: sizes, seconds and counts for the report. Not an input.
+        manifest: the digest of the image's manifest in the layout of the cache.
+        layers: the descriptors of the layers as in the manifest, lowest first.
+        compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`.
+        facts: sizes, durations and counts for reports.
         request: the requested options.
-        started, finished: seconds since 1970; None for a local image, which was not built here.
-        tool: `version`, `builder`, and `run` if it was built by a workflow.
-        isolation: what the engine's probe found when it was built; None if unknown.
-        binaries: its prebuilt parts, by the names of `--allow-binary`.
-        partial: what is left out, for display; empty for a complete image.
+        started, finished: seconds since 1970; None for the user's own image, which was not built here.
+        tool: the keys `version` and `builder`, and `run` if a workflow built the stage.
+        isolation: the result of the engine's isolation probe during the build; None if unknown.
+        binaries: the prebuilt parts, by their names in `--allow-binary`.
+        partial: the parts that are left out, for display; empty for a complete image.
     """
 
     stage: str
@@ -156,21 +155,21 @@ class Record:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Read a record; one of another version is an OtherVersionError."""
+        """Convert a JSON value to a record; raise an OtherVersionError or another RecordError if it is not valid."""
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
-            raise OtherVersionError(f"it is a record of version {version}, and this tool reads {VERSION}")
+            raise OtherVersionError(f"it is a record of version {version}, but this tool reads version {VERSION}")
         try:
             record = typed(cls, given)
         except TypedError as error:
             raise RecordError(str(error)) from error
         if not all(isinstance(layer.get("digest"), str) for layer in record.layers):
-            raise RecordError("layers: one has no digest")
+            raise RecordError("layers: a layer has no digest")
         return record
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read the content of a record's file."""
+        """Parse the content of a record's file; raise a RecordError if it is not valid."""
         try:
             return cls.parse(strict_json.read(content, "the record", keys=KEYS))
         except RecordError:
@@ -179,7 +178,7 @@ class Record:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of its file, without unknown values."""
+        """Return the JSON value for the record's file, without unknown values."""
         present = {each.name: getattr(self, each.name) for each in fields(self)}
         value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
         value |= {"sources": [source.as_json() for source in self.sources]}
@@ -187,26 +186,26 @@ class Record:
         return value | ({"taken_from": asdict(self.taken_from)} if self.taken_from is not None else {})
 
     def as_bytes(self) -> bytes:
-        """Return the content of its file."""
+        """Return the content of the record's file."""
         return json.dumps(self.as_json(), indent=1).encode()
 
     @property
     def contract(self) -> bool:
-        """Whether the contract check was run."""
+        """Return whether the contract check was run."""
         return bool(self.request.get("contract", True))
 
     @property
     def diff_id(self) -> str:
-        """The digest of its own uncompressed layer; empty if unknown."""
+        """Return the digest of the stage's own uncompressed layer; an empty string if unknown."""
         return str(self.facts.get("diff_id", ""))
 
     @property
     def layer_digests(self) -> tuple[str, ...]:
-        """The digests of the layers, lowest first."""
+        """Return the digests of the layers, lowest first."""
         return tuple(str(layer["digest"]) for layer in self.layers)
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Return the objects of a list in the facts, such as `wheels`; nothing if there is no such list."""
+        """Return the objects in a list of the facts, such as `wheels`; an empty list if the facts have no such list."""
         value = self.facts.get(name)
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 

@@ -1,4 +1,4 @@
-"""A file of a folder, archive or image that is read on demand and in bounded memory."""
+"""A file in a folder, archive or image, which is read on demand and with limited memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file, and its path in the place that holds it. The files of a tar come in its order, and each is read once.
+    """A file in a folder, archive or image. A file in a tar archive can be read only once, in the order of the archive.
 
     Args:
-        size: bytes, as the place says.
-        start: opens the content at its beginning.
+        path: the path in the folder, archive or image.
+        size: the number of bytes that the folder, archive or image declares.
+        start: opens the content for reading from its beginning.
         seekable: whether the opened content can be read from any offset.
     """
 
@@ -33,25 +34,27 @@ class StoredFile:
     seekable: bool = False
 
     def read(self, limit: int) -> bytes:
-        """Return the content; more than `limit` bytes are refused."""
+        """Return the content; raise an error if it has more than `limit` bytes or more bytes than `size`."""
         if self.size > limit:
             raise too_large(self.path, self.size, limit)
         with self.start() as stream:
             content = stream.read(self.size + 1)
         if len(content) > self.size:
             raise HostileInputError(
-                "entry-size-mismatch", f"{self.path} has more bytes than its archive says", why=f"{self.size} bytes"
+                "entry-size-mismatch",
+                f"{self.path} has more bytes than its archive declares",
+                why=f"the archive declares {self.size} bytes",
             )
         return content
 
     def head(self, count: int) -> bytes:
-        """Return the first bytes, without a change for later readers; not possible in a tar."""
+        """Return the first `count` bytes. In a tar archive, the content cannot be read again after this."""
         with self.start() as stream:
             return stream.read(count)
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Open the content for reading at any offset; a packed file is copied to a temporary file."""
+        """Open the content for reading at any offset; copy it to a temporary file if it is compressed."""
         with self.start() as stream:
             if self.seekable:
                 yield stream
@@ -63,17 +66,17 @@ class StoredFile:
 
 
 def too_large(name: str, size: int, limit: int) -> HostileInputError:
-    """Return the error of a file with more bytes than are read of its kind."""
+    """Return the error for a file that is larger than the limit for its kind."""
     return HostileInputError(
-        "entry-too-large", f"{name} has {size} bytes", why=f"at most {limit} bytes of such a file are read"
+        "entry-too-large", f"{name} has {size} bytes", why=f"the limit for such a file is {limit} bytes"
     )
 
 
 def on_disk(path: Path, name: str, within: Path) -> StoredFile:
-    """Return a file of a folder.
+    """Return a file in a folder as a StoredFile.
 
     Args:
-        name: its path in the place.
-        within: the folder that links may not lead out of.
+        name: the path to show in messages and results.
+        within: a folder that the file must be in after links are followed.
     """
     return StoredFile(name, path.stat().st_size, lambda: open_regular(path, within=within), seekable=True)

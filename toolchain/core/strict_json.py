@@ -1,7 +1,7 @@
-"""The only reader of JSON in this tool. It refuses documents that two programs could read differently.
+"""The only JSON parser in this tool. It refuses documents that two programs could interpret differently.
 
-Go's encoding/json, which most programs for images use, accepts a key in any case and the last of two equal keys. Python
-takes keys as they are written. An ambiguous document would be checked as one thing and used as another.
+Go's encoding/json, which most container programs use, ignores the case of keys, but Python does not. A document whose
+meaning depends on this could pass a check here and mean something else to the program that uses it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any, NoReturn, TypeAlias
 from toolchain.core.errors import DocumentError
 
 LIMIT = 64 << 20  # bytes; an SBOM of LLVM has a few million
-DEEPEST = 64  # objects and lists inside one another
-_MOST = 3_000_000  # commas and brackets; a campaign of 300,000 kernels has half of that
+DEEPEST = 64  # levels of nested objects and lists
+_MOST = 3_000_000  # commas and opening brackets; a campaign of 300,000 kernels has half as many
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Keys: TypeAlias = "Mapping[str, Keys | None]"
-"""The keys of an object, each with the keys of the objects below it, or None if these are free. Lists have the keys
-of their items."""
+"""The known keys of an object, each with the known keys of its value, or None if the value may have any keys. For a
+list, these are the keys of its items."""
 
 
 def read(content: bytes | str, name: str = "the document", *, keys: Keys | None = None, limit: int = LIMIT) -> Any:
-    """Return the value of a JSON document. A text that is not JSON or not UTF-8 is a ValueError.
+    """Return the value of a JSON document; raise a ValueError for a text that is not JSON or not UTF-8.
 
     Args:
         content: the document, in UTF-8 without a byte order mark.
-        name: the document, for messages.
-        keys: known keys. Others are allowed, unless they differ from a known key, or from each other, only in case.
-        limit: the most bytes (characters, for text).
+        name: the name of the document, for messages.
+        keys: known keys. Other keys are allowed unless they differ only in case from a known key or from each other.
+        limit: the largest number of bytes, or of characters for text.
 
     Raises:
-        DocumentError: a key that occurs twice or in another case, a number that is not finite, half a surrogate pair,
-            too many bytes or values, or nesting that is too deep. It is a ValueError too.
+        DocumentError: if a key occurs twice or differs from another only in case, if a number is not finite, if half of
+            a surrogate pair occurs, or if the document is too large or nested too deeply. It is a ValueError too.
     """
     if len(content) > limit:
-        raise _error("json-too-large", name, f"it has {len(content)} bytes; {limit} are accepted")
+        raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")
     text = content if isinstance(content, str) else content.decode("utf-8")
-    # A value of two bytes needs some hundred bytes of memory.
+    # A value of two bytes may need a hundred bytes of memory, so a limit of bytes is not enough.
     if (count := sum(text.count(sign) for sign in "[{,")) > _MOST:
-        raise _error("json-too-many-values", name, f"it has {count} values; {_MOST} are accepted")
+        raise _error("json-too-many-values", name, f"it has {count} values; the limit is {_MOST}")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value: dict[str, Any] = {}
@@ -70,13 +70,13 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise _error("json-half-surrogate", name, "it holds half a surrogate pair") from None
+            raise _error("json-half-surrogate", name, "it contains half a surrogate pair") from None
     if keys is not None:
         _require_case(value, keys, name)
     return value
 
 
-_DEEP = f"it is nested more than {DEEPEST} deep"
+_DEEP = f"it has more than {DEEPEST} levels of nesting"
 
 
 def _require_shallow(value: Any, name: str) -> None:
@@ -97,10 +97,10 @@ def _require_case(value: Any, keys: Keys, name: str) -> None:
         folded = {key.casefold(): key for key in keys}
         for key, item in value.items():
             if (known := folded.setdefault(key.casefold(), key)) != key:
-                raise _error("json-key-case", name, f"the key {key[:40]!r} differs from {known[:40]!r} in case alone")
+                raise _error("json-key-case", name, f"the key {key[:40]!r} differs from {known[:40]!r} only in case")
             if (below := keys.get(key)) is not None:
                 _require_case(item, below, name)
 
 
 def _error(id: str, name: str, why: str) -> DocumentError:
-    return DocumentError(id, f"{name}: {why}", why="programs would read it differently, or not at all")
+    return DocumentError(id, f"{name}: {why}", why="other programs may interpret it differently, or fail on it")

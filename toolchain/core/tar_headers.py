@@ -1,7 +1,7 @@
-"""A check of every header of a tar archive before Python's tarfile uses it.
+"""A check of every header of a tar archive before Python's tarfile uses the header.
 
-tarfile reads headers by `TarInfo.frombuf`. Some releases, such as 3.13.5 of Debian 13, call `_frombuf` instead.
-`CheckedHeader` overrides both methods, and `require` checks that `CheckedHeader.look` sees every block.
+tarfile parses headers with `TarInfo.frombuf`. Some versions, such as 3.13.5 of Debian 13, call `_frombuf` instead.
+`CheckedHeader` overrides both methods, and `require` checks that `CheckedHeader.look` is called for every header.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from toolchain.core.errors import EngineError
 
 
 class CheckedHeader(tarfile.TarInfo):
-    """A header whose class decides whether it is accepted."""
+    """A tar header that a subclass checks before it is used."""
 
     @classmethod
     @abstractmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
-        """Read one header block, or refuse it.
+        """Return the result of `read`, or raise an error to refuse the header.
 
         Args:
-            block: 512 bytes, all zero for the end mark; fewer where the archive ends.
-            read: tarfile's own reader; it raises `tarfile.HeaderError` for an invalid header.
+            block: the 512 bytes of the header, all zero for the end mark; fewer bytes if the archive is cut off.
+            read: tarfile's own parser, which raises a `tarfile.HeaderError` for an invalid header.
         """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header as tarfile does, after `look` has seen its bytes."""
+        """Parse a header as tarfile does, after `look` has accepted it."""
         if _BEHIND is not None:  # `frombuf` calls `_frombuf`
             return super().frombuf(buf, encoding, errors)
         return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))
@@ -48,7 +48,7 @@ _BEHIND = getattr(tarfile.TarInfo, "_frombuf", None)
 
 @memoize
 def require() -> None:
-    """Check that this Python's tarfile shows every header, also after a long name, and the end mark."""
+    """Raise unless this Python's tarfile calls `look` for all headers, even after a long name, and for the end mark."""
     seen: list[bool] = []
 
     class Probe(CheckedHeader):
@@ -63,11 +63,11 @@ def require() -> None:
         plain.seek(0)
         with tarfile.open(fileobj=plain, mode="r|", tarinfo=Probe) as tar:
             list(tar)
-    # The long name's own header, the member's, and the end mark.
+    # The headers are that of the long name, that of the file, and the end mark.
     if seen[:3] != [True, True, False]:
         raise EngineError(
             "tar-reader-unknown",
-            "this Python reads tar archives in a way that this version of the tool does not know",
-            why=f"of three headers it showed {len(seen)}",
+            "the tarfile module of this Python cannot be used safely",
+            why=f"this version of the tool could check only {len(seen)} of 3 headers of a test archive",
             fix="use another Python, or a newer version of the tool",
         )

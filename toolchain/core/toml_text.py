@@ -1,4 +1,4 @@
-"""Values as TOML, and the reason why a text is not TOML."""
+"""Conversion of values to TOML, and the reason why a text is not valid TOML."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def value(content: Any) -> str:
-    """Return a value on one line; tables are written without their empty members."""
+    """Return a value as TOML on one line; omit empty texts and lists in tables."""
     match content:
         case bool():
             return "true" if content else "false"
         case int() | float():
             return repr(content)
         case str():
-            # TOML has the escapes of JSON, except for one character.
+            # TOML strings have the same escapes as JSON, but DEL must be escaped too.
             return json.dumps(content, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
             return "{ " + ", ".join(f"{key(k)} = {value(v)}" for k, v in content.items() if v not in ("", [])) + " }"
@@ -24,17 +24,17 @@ def value(content: Any) -> str:
 
 
 def key(text: str) -> str:
-    """Return a key, quoted if necessary."""
+    """Return a key as TOML, quoted if necessary."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else value(text)
 
 
 def why_not(error: Exception) -> str:
-    """Return the reason why a text could not be read as TOML."""
+    """Return text that explains why parsing TOML raised `error`."""
     match error:
         case UnicodeDecodeError():
             return "it is not UTF-8"
         case RecursionError():
-            return "it is nested too deep"
-        case _:  # the parser says `Text (at line 1, column 2)`
+            return "it is nested too deeply"
+        case _:  # the parser's message has the form `Text (at line 1, column 2)`
             said, _, place = str(error).rpartition(" (at ")
             return f"{place.rstrip(')')}: {said[:1].lower()}{said[1:]}" if said else "it is not TOML"

@@ -1,6 +1,6 @@
-"""Values of TOML and JSON as dataclasses: the only check of types at the edges of the tool's data.
+"""Conversion of TOML and JSON values to dataclasses, with a check of all types.
 
-It does not use pydantic, because the import would take a quarter of the time of a plan.
+This module does not use pydantic, because importing pydantic would take a quarter of the time of `plan`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 Kind = TypeVar("Kind")
-_PLAIN = {str, int, bool}  # a value of exactly this type needs no further check
+_PLAIN = {str, int, bool}  # types whose values need no further check
 _NAMES = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",
     dict: "a table", Mapping: "a table", type(None): "null",
@@ -21,11 +21,11 @@ _NAMES = {
 
 
 class TypedError(ValueError):
-    """A value of another type than its place has.
+    """A value has the wrong type.
 
     Args:
-        where: the keys that lead to it, such as `source.3.patches`; empty for the value itself.
-        why: what is wrong with it.
+        where: the keys that lead to the value, such as `source.3.patches`; empty for the whole document.
+        why: what is wrong with the value.
     """
 
     def __init__(self, where: str, why: str) -> None:
@@ -35,14 +35,14 @@ class TypedError(ValueError):
 
 
 def typed(kind: type[Kind], value: Any, where: str = "") -> Kind:
-    """Return a table as a dataclass, a list as a tuple, and any other value unchanged if it has exactly the type.
+    """Convert a value to a type; raise a TypedError for a wrong type, an unknown key or a missing key.
 
-    A key may have hyphens where the field has underscores. A whole number is accepted as a float. A value of another
-    type, an unknown key and a missing one are a TypedError.
+    A table becomes a dataclass and a list becomes a tuple. A whole number is accepted as a float. A key may have
+    hyphens where the field has underscores.
 
     Args:
-        kind: a dataclass whose fields are text, numbers, flags, `Literal`, `tuple[X, ...]`, `Mapping[str, X]`,
-            `X | None`, other dataclasses, or `Any`.
+        kind: a type; the fields of a dataclass can be text, numbers, flags, `Literal`, `tuple[X, ...]`,
+            `Mapping[str, X]`, `X | None`, other dataclasses, or `Any`.
         where: the keys that lead to the value, for messages.
     """
     read: Kind = _read(kind, value, where)
@@ -58,7 +58,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return _read_row(hint, value, where)
     if hint is float and type(value) in {int, float}:
         if not math.isfinite(value):
-            raise TypedError(where, f"it must be a finite number, and is {value}")
+            raise TypedError(where, f"it must be a finite number, but is {value}")
         return float(value)
     _require(hint, value, where, hint)
     return value
@@ -70,7 +70,7 @@ def _read_generic(hint: Any, origin: Any, value: Any, where: str) -> Any:
         return _read_union(inner, value, where)
     if origin is Literal:
         if value not in inner:
-            raise TypedError(where, f"it is one of {', '.join(map(repr, inner))}")
+            raise TypedError(where, f"it must be one of {', '.join(map(repr, inner))}")
         return value
     if origin is tuple:
         _require(hint, value, where, list, tuple)
@@ -86,7 +86,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             return _read(kind, value, where)
         except TypedError as error:
             failures.append(error)
-    # The failure deepest in the value explains most.
+    # The error that is deepest in the value is from the type that fits best.
     raise max(failures, key=lambda error: len(error.where))
 
 
@@ -99,16 +99,16 @@ def _read_row(kind: Any, value: Any, where: str) -> Any:
         if name not in hints:
             raise TypedError(_below(where, key), f"unknown key; known keys: {', '.join(sorted(hints))}")
         if name in given:
-            raise TypedError(_below(where, key), "it is there twice")
+            raise TypedError(_below(where, key), "the key occurs twice")
         given[name] = _read(hints[name], item, _below(where, key))
     if missing := [name for name in needed if name not in given]:
-        raise TypedError(_below(where, missing[0]), "it is missing")
+        raise TypedError(_below(where, missing[0]), "the key is missing")
     return kind(**given)
 
 
 @cache
 def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the types of a dataclass's fields, and the names of those without a default."""
+    """Return the types of a dataclass's fields, and the names of the fields without a default."""
     hints = get_type_hints(kind)
     known = {field.name: hints[field.name] for field in fields(kind)}
     return known, [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
@@ -116,7 +116,7 @@ def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
 
 def _require(hint: Any, value: Any, where: str, *kinds: Any) -> None:
     if type(value) not in kinds:
-        raise TypedError(where, f"it must be {_name(hint)}, and is {_name(type(value))}")
+        raise TypedError(where, f"it must be {_name(hint)}, but is {_name(type(value))}")
 
 
 def _below(where: str, key: object) -> str:

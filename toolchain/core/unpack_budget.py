@@ -1,4 +1,4 @@
-"""A budget for the bytes that packed files unpack to."""
+"""A limit on the number of bytes that compressed files may expand to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ _FREE = 256 << 20
 
 
 class UnpackBudget:
-    """The bytes that may be unpacked: 256 MiB, and 200 times the size of the packed files.
+    """A shared budget of unpacked bytes: 256 MiB plus 200 times the size of the compressed files.
 
-    Code objects pack to a tenth of their size, and bundles of ROCm's libraries to a thirtieth. All files share one
-    budget, because a thousand bombs of some kilobytes are a bomb too.
+    Real files are far below this limit: code objects compress to a tenth of their size, and the bundles in ROCm's
+    libraries to a thirtieth. All files share the budget, because many small decompression bombs are as harmful as one.
     """
 
     def __init__(self, packed: int = 0) -> None:
@@ -18,11 +18,11 @@ class UnpackBudget:
         self.add(packed)
 
     def add(self, packed: int) -> None:
-        """Raise the budget for a packed file, by its size in bytes."""
+        """Raise the budget for a compressed file of `packed` bytes."""
         self._left += _RATIO * packed
 
     def takes(self, unpacked: int) -> bool:
-        """Return whether so many bytes may be unpacked, and take them from the budget."""
+        """Take bytes from the budget; return False, and take nothing, if too few are left."""
         if unpacked > self._left:
             return False
         self._left -= unpacked

@@ -1,4 +1,4 @@
-"""Sessions, numbers in headers, retries and loopback hosts, for all HTTP clients."""
+"""The parts that all HTTP clients share: sessions, retries, numbers in headers, and the test for loopback hosts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses of failures that may pass
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP statuses of temporary failures
 LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
-PROGRESS = 64 << 10  # bytes; earlier failures are then forgotten
-LONGEST_ASKED = 120.0  # seconds of Retry-After that are obeyed
-# Enough digits for any size or time. Python's int() refuses thousands of digits, and accepts those of other scripts.
+PROGRESS = 64 << 10  # bytes of progress after which earlier failures no longer count
+LONGEST_ASKED = 120.0  # seconds; the limit for a server's Retry-After
+# The pattern is stricter than Python's int(), which accepts digits of other scripts and fails for thousands of digits.
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether a host name or address, without a port, means this machine."""
+    """Return whether a host name or address (without a port) is `localhost` or a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -40,13 +40,13 @@ def is_loopback(host: str | None) -> bool:
 
 
 def header_number(value: str | None) -> int | None:
-    """Return the whole number in a header; None if it is missing or something else."""
+    """Return the value of a header as a number; None if the header is missing or is not a whole number."""
     text = (value or "").strip(" \t")
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def whole_body(response: requests.Response, most: int) -> bytes | None:
-    """Return the body of an answer; None if it has more than `most` bytes."""
+    """Return the body of a response; None if it has more than `most` bytes."""
     received = bytearray()
     for piece in response.iter_content(1 << 20):
         received += piece
@@ -56,24 +56,24 @@ def whole_body(response: requests.Response, most: int) -> bytes | None:
 
 
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
-    """Return a session that retries GET and HEAD when a server is busy or a connection fails.
+    """Return a session that retries GET and HEAD requests when a server is busy or a connection fails.
 
-    A body that breaks off is not retried: see `Retries`. An answer that comes too slowly is a `pace.TooSlowError`. A
-    redirect from https to http is refused.
+    The session does not retry when a connection breaks in the middle of a body; `Retries` is for that. It raises a
+    `pace.TooSlowError` for slow responses, and refuses redirects from https to http.
 
     Args:
         attempts: how often a request is retried.
-        backoff: seconds, doubled for each further attempt.
-        netrc: whether hosts, also those of redirects, get the login that ~/.netrc has for them.
+        backoff: the seconds before the first retry, which are doubled for each further one.
+        netrc: whether hosts, including those of redirects, get the login that ~/.netrc has for them.
     """
-    import requests  # noqa: PLC0415 - plans connect to nothing and must be quick
+    import requests  # noqa: PLC0415 - a plan uses no network and must be quick
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
     from urllib3.util import Retry  # noqa: PLC0415
 
     from toolchain.core.pace import Adapter  # noqa: PLC0415
 
     class Bounded(Retry):
-        """Waits as long as a server asks, up to a limit."""
+        """Obeys the Retry-After of a server up to a limit."""
 
         def __repr__(self) -> str:  # urllib3 logs `Retrying (%r) after …`
             return f"{self.total} more"
@@ -81,14 +81,14 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
             header = response.headers.get("Retry-After", "")
             seconds: float | None = header_number(header)
-            # Otherwise it may be a date, possibly an invalid one; digits are never a date.
+            # The header may be a date, which urllib3 parses. A text of digits only is never a date.
             if seconds is None and not header.strip().isnumeric():
                 with contextlib.suppress(ValueError, OverflowError, HTTPError):
                     seconds = super().get_retry_after(response)
             return None if seconds is None else min(seconds, LONGEST_ASKED)
 
     class WithoutNetrc(requests.Session):
-        """Does not read ~/.netrc for the host of a redirect, as requests would."""
+        """Sends no login from ~/.netrc to the host of a redirect, unlike requests."""
 
         def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
             headers = prepared_request.headers
@@ -107,19 +107,19 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     made = requests.Session() if netrc else WithoutNetrc()
 
     def check_redirect(answer: requests.Response, **_: object) -> None:
-        # requests would raise the ValueError of urllib.parse, and leave the connection open.
+        # For an invalid URL, requests would raise a plain ValueError and leave the connection open.
         try:
             there = made.get_redirect_target(answer)
             plain = urlsplit(urljoin(answer.url, there or "")).scheme == "http"
         except ValueError as error:
             answer.close()
-            raise requests.exceptions.InvalidURL(f"a redirect: {error}") from None
+            raise requests.exceptions.InvalidURL(f"invalid redirect: {error}") from None
         if there is None:
             return
         if plain and urlsplit(answer.url).scheme == "https":
             answer.close()
             raise requests.exceptions.InvalidURL("a redirect leads from https to http")
-        # requests would read the whole body.
+        # Before it follows a redirect, requests reads the whole body, which may be endless.
         with contextlib.suppress(HTTPError):
             if len(answer.raw.read(_REDIRECT_BODY)) < _REDIRECT_BODY:
                 return
@@ -127,18 +127,18 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
 
     made.hooks["response"] = [check_redirect]
     if not netrc:
-        made.auth = lambda request: request  # otherwise requests reads ~/.netrc before it sends
+        made.auth = lambda request: request  # any value here prevents requests from reading ~/.netrc
     for scheme in ("http://", "https://"):
         made.mount(scheme, Adapter(max_retries=retry))
     return made
 
 
 class TryAgainError(Exception):
-    """A failure that may pass.
+    """A temporary failure, after which the operation can be tried again.
 
     Args:
-        problem: the error to raise if it does not pass.
-        retry_after: the server's Retry-After, if it sent one.
+        problem: the error to raise if all attempts fail.
+        retry_after: the Retry-After header of the server; None if it sent none.
     """
 
     def __init__(self, problem: ToolchainError, retry_after: str | None = None) -> None:
@@ -149,15 +149,15 @@ class TryAgainError(Exception):
 
 @dataclass
 class Retries:
-    """The attempts of one operation, which fails after too many failures without progress between them.
+    """Repeats an operation until it succeeds, or until it fails too often without progress.
 
     Args:
         attempts: how many consecutive failures are tolerated.
-        backoff: seconds of the first wait; each further one is twice as long, at most `LONGEST_BACKOFF`.
-        name: the server, for the log.
-        pause: waits a number of seconds.
-        failures: consecutive failures without progress.
-        furthest: the largest position that was reached, such as a number of bytes.
+        backoff: the seconds before the second attempt, which are doubled for each further one up to `LONGEST_BACKOFF`.
+        name: the name of the server, for the log.
+        pause: a function that waits a number of seconds.
+        failures: the number of consecutive failures without progress.
+        furthest: the largest position that was reached, in bytes.
     """
 
     attempts: int
@@ -168,7 +168,7 @@ class Retries:
     furthest: int = 0
 
     def run(self, once: Callable[[], T]) -> T:
-        """Call `once` until it no longer raises TryAgainError; the last failure's problem is raised."""
+        """Call `once` until it raises no TryAgainError, and return its result; after too many failures, raise."""
         while True:
             try:
                 return once()
@@ -176,10 +176,10 @@ class Retries:
                 self.failed(failure)
 
     def failed(self, failure: TryAgainError) -> None:
-        """Count a failure, and wait before the next attempt."""
+        """Count a failure and wait before the next attempt; raise the failure's problem if there were too many."""
         self.failures += 1
         if self.failures > self.attempts:
-            # Not chained, because errors of HTTP libraries hold the whole request with its tokens.
+            # The cause is dropped, because errors of HTTP libraries contain the whole request with its tokens.
             raise failure.problem from None
         seconds = min(self.backoff * 2 ** (self.failures - 1), LONGEST_BACKOFF)
         if (wished := header_number(failure.retry_after)) is not None:
@@ -188,9 +188,9 @@ class Retries:
         self.pause(seconds)
 
     def reached(self, position: int) -> None:
-        """Forget earlier failures if the position is at least `PROGRESS` bytes further than ever before.
+        """Reset the number of failures if the position is at least `PROGRESS` bytes beyond the furthest one so far.
 
-        A server that sends one byte and breaks off makes no progress, and a new start over the same bytes makes none.
+        A server that sends a single byte before each failure makes no progress in this sense.
         """
         if position >= self.furthest + PROGRESS:
             self.failures, self.furthest = 0, position

@@ -1,4 +1,4 @@
-"""Untrusted zip archives: all entries are checked before one is read, and each is read in bounded memory."""
+"""Reading of untrusted zip archives: all entries are checked before one is read, and reading needs limited memory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ LIMIT_BYTES = 4_000_000_000
 _MOST_ENTRIES = 100_000
 _LARGEST_LIST = 32 << 20
 _END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
-# An entry's own header: mark, flags, method, and the lengths of the name and of the extra field.
+# The header of an entry: signature, flags, method, and the lengths of the name and the extra field.
 _HEADER = struct.Struct("<4s2xHH16xHH")
-_ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a hidden header
-_AGAIN = "download it again, or pack it again without encryption, with the method `deflate` or none"
-# Reading an entry of a damaged archive raises these; opening an archive may raise more.
+_ENCRYPTED = 0x2041  # flags: encrypted, strong encryption, masked header
+_AGAIN = "download it again, or create it again without encryption and with the method `deflate` or `stored`"
+# The errors of reading an entry of a damaged archive. Opening an archive may raise further ones.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 
 
 class _ContradictionError(zipfile.BadZipFile):
-    """An archive whose parts contradict each other; its text says how."""
+    """Two parts of an archive contradict each other."""
 
 
 class _Zip(zipfile.ZipFile):
-    """A zip archive that refuses an entry whose own header contradicts the list of entries."""
+    """A zip archive that refuses entries whose header contradicts the list of entries."""
 
-    ends: dict[int, int]  # the offset of the next entry, by an entry's own
+    ends: dict[int, int]  # the offset of the next entry, by the offset of an entry
 
     def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
         row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
@@ -50,7 +50,7 @@ class _Zip(zipfile.ZipFile):
         stream.seek(row.header_offset)
         head = stream.read(30)
         if len(head) < 30:
-            raise _ContradictionError(f"{row.filename} begins behind the end")
+            raise _ContradictionError(f"{row.filename} begins after the end of the archive")
         mark, flags, method, name, extra = _HEADER.unpack(head)
         if mark != b"PK\x03\x04":
             raise _ContradictionError(f"{row.filename} has no header")
@@ -61,7 +61,7 @@ class _Zip(zipfile.ZipFile):
 
 
 def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]:
-    """Open a wheel, and refuse names that differ in case alone, because wheels are for any system; see `open_zip`."""
+    """Open a wheel as `open_zip` does, and refuse names that differ only in case, which not all systems allow."""
     return open_zip(path, path.name, kind="wheel", ignore_case=True)
 
 
@@ -69,22 +69,23 @@ def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]
 def open_zip(
     source: Path | BinaryIO, name: str, *, kind: str = "zip archive", ignore_case: bool = False
 ) -> Iterator[zipfile.ZipFile]:
-    """Open an archive after a check of its list: short, with plain names, no links, and entries that do not overlap.
+    """Open an archive after checking its list of entries for size, unsafe names, links and overlaps.
 
-    A damaged archive is a SourceError, possibly only when an entry is read; a harmful one is a HostileInputError.
+    Raise a SourceError for a damaged archive, possibly only when an entry is read, and a HostileInputError for a
+    harmful one.
 
     Args:
         source: a path, or a seekable stream.
         name: the name of the archive, for messages.
         kind: the expected kind of archive, for messages.
-        ignore_case: see `EntryNames`.
+        ignore_case: whether names that differ only in case are refused.
     """
     try:
         archive = _opened(source, name, kind)
     except OSError as error:
         why = error.strerror or str(error)
         raise SourceError(
-            "archive-unreadable", f"{name} cannot be read", why=why, fix=f"name a {kind} that you may read"
+            "archive-unreadable", f"{name} cannot be read", why=why, fix=f"give a {kind} that you can read"
         ) from error
     except (*_BROKEN, ValueError, OverflowError) as error:
         raise _incomplete(name, kind, error) from error
@@ -97,12 +98,12 @@ def open_zip(
 
 
 def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
-    """Return a file of an open archive. Reading a damaged one raises SourceError."""
+    """Return a file of an open archive; reading it raises a SourceError if it is damaged."""
     return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", _Entry(archive, row)))
 
 
 class _Entry(io.RawIOBase):
-    """The content of an entry, read in order; its CRC is checked at the end."""
+    """A stream of the content of an entry, which checks the CRC at the end."""
 
     def __init__(self, archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> None:
         self._name = row.filename
@@ -125,9 +126,7 @@ class _Entry(io.RawIOBase):
         super().close()
 
     def _damaged(self, error: Exception) -> SourceError:
-        return SourceError(
-            "archive-incomplete", f"{self._name} is damaged in its archive", why=_damage(error), fix=_AGAIN
-        )
+        return SourceError("archive-incomplete", f"the entry {self._name} is damaged", why=_damage(error), fix=_AGAIN)
 
 
 def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
@@ -140,14 +139,14 @@ def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
 
 
 def _damage(error: Exception) -> str:
-    """Return in words why an archive, or an entry of it, cannot be read."""
+    """Return text that explains why an archive or an entry cannot be read."""
     match error:
         case _ContradictionError():
             return str(error)
         case UnicodeDecodeError():
-            return "a name in it is not UTF-8"
+            return "the name of an entry is not UTF-8"
         case _:
-            return "its list of files or its data is damaged, or cut off"
+            return "the archive is damaged or cut off"
 
 
 def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
@@ -155,7 +154,7 @@ def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
-    """Refuse a list of entries that would fill the memory, because zipfile reads all of it at once."""
+    """Raise if the list of entries is missing or too large, because zipfile reads the whole list into memory."""
     size = stream.seek(0, 2)
     stream.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - (1 << 16)))
     tail = stream.read()
@@ -164,17 +163,19 @@ def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
         raise SourceError(
             "archive-incomplete",
             f"{name} is not a complete {kind}",
-            why="it has no list of entries at its end",
+            why="the list of entries at its end is missing",
             fix=_AGAIN,
         )
     entries, listed = struct.unpack_from("<10xHL", tail, at)
     if tail[max(0, at - _LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") or listed == 0xFFFFFFFF:
         raise HostileInputError(
-            "zip-too-large", f"{name} is a zip archive of more than 4 GiB", why=f"no {kind} has so many bytes"
+            "zip-too-large", f"{name} has the format for more than 4 GiB", why=f"no valid {kind} is that large"
         )
     if entries > _MOST_ENTRIES or listed > _LARGEST_LIST:
         raise HostileInputError(
-            "zip-too-many-entries", f"{name} has a list of entries of {listed} bytes", why=f"no {kind} has so many"
+            "zip-too-many-entries",
+            f"{name} has {entries} entries in a list of {listed} bytes",
+            why=f"no valid {kind} has that many",
         )
 
 
@@ -182,39 +183,38 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
     names, total = EntryNames(name, ignore_case=ignore_case), 0
     if len(archive.filelist) > _MOST_ENTRIES:
         raise HostileInputError(
-            "zip-too-many-entries", f"{name} has {len(archive.filelist)} entries", why=f"no {kind} has so many"
+            "zip-too-many-entries", f"{name} has {len(archive.filelist)} entries", why=f"no valid {kind} has that many"
         )
     for row in archive.filelist:
         if row.header_offset < 0:
-            raise _ContradictionError(f"{row.filename} begins before the archive")
+            raise _ContradictionError(f"{row.filename} begins before the start of the archive")
         names.add(row.filename, folder=row.filename.endswith("/"))
         if row.flag_bits & _ENCRYPTED:
-            raise HostileInputError("zip-encrypted", f"{name} is encrypted", why=row.filename, fix=_AGAIN)
-        # bzip2 and lzma may allocate gigabytes for the first byte.
+            why = f"the entry {row.filename} is encrypted"
+            raise HostileInputError("zip-encrypted", f"{name} is encrypted", why=why, fix=_AGAIN)
+        # Decompressing a single byte with bzip2 or lzma may need gigabytes of memory.
         if row.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            why = f"method {row.compress_type}; only `deflate` and none are read"
-            raise HostileInputError(
-                "zip-unusual", f"{name} packs {row.filename} in an unusual way", why=why, fix=_AGAIN
-            )
+            why = f"it has the compression method {row.compress_type}; only `deflate` and `stored` are supported"
+            raise HostileInputError("zip-unusual", f"{name} has the entry {row.filename}", why=why, fix=_AGAIN)
         form = stat.S_IFMT(row.external_attr >> 16)
         if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # Unix
-            raise HostileInputError("zip-link", f"{name} holds a link or a device: {row.filename}", fix=_AGAIN)
+            raise HostileInputError("zip-link", f"{name} contains a link or a device: {row.filename}", fix=_AGAIN)
         total += row.file_size
         if total > LIMIT_BYTES:
             raise HostileInputError(
-                "zip-bomb", f"{name} unpacks to more than {LIMIT_BYTES} bytes", why=f"no {kind} does"
+                "zip-bomb", f"{name} unpacks to more than {LIMIT_BYTES} bytes", why=f"no valid {kind} is that large"
             )
     _check_places(archive, name)
 
 
 def _check_places(archive: _Zip, name: str) -> None:
-    """Refuse overlapping entries, because a few megabytes could be read many times."""
+    """Raise if entries overlap, because a small archive could then unpack to a huge number of bytes."""
     ordered = sorted(archive.filelist, key=lambda row: row.header_offset)
     starts = [*(row.header_offset for row in ordered), archive.start_dir]
     archive.ends = {}
     for row, end in zip(ordered, starts[1:], strict=True):
         if row.header_offset + 30 + row.compress_size > end:
             raise HostileInputError(
-                "zip-overlap", f"{name} holds {row.filename}, which overlaps another entry", fix=_AGAIN
+                "zip-overlap", f"{name} contains {row.filename}, which overlaps another entry", fix=_AGAIN
             )
         archive.ends[row.header_offset] = end

@@ -1,1 +1,1 @@
-"""The options of an invocation and the request that they make."""
+"""The options of an invocation, and the request that holds their values."""

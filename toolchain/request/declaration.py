@@ -1,6 +1,7 @@
-"""Options, each declared once; command line, environment, file, record, lock and documentation are derived from it.
+"""Declarations of options, from which the command line, environment, file, records, locks and documentation derive.
 
-An option of builds is a field of `request.model.Request` that `option(...)` makes; `declared` returns all of them.
+An option of a build is a field of `request.model.Request` that is made by `option(...)`. `declared` returns all options
+of a class.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "
 Keep = Literal["never", "changed", "always"]
 Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
 PANELS: tuple[Panel, ...] = get_args(Panel)
-"""The panels in the order of the help."""
-# The Python type of a value on the command line.
+"""The panels, in the order in which `--help` shows them."""
+# The Python type of each kind of value on the command line.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
     "path": Path,
@@ -27,33 +28,33 @@ GIVEN: dict[Kind, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option.
+    """The declaration of an option.
 
     Args:
-        name: without the two dashes, and the key in toolchain.toml; TOOLCHAIN_NAME in the environment.
-        kind: `commas` is one comma-separated text, `names` and `pairs` are repeatable.
-        help: one or two sentences.
-        panel: the panel of the help that lists it.
-        short: one letter.
-        least, most: the smallest and the largest number.
-        explicit: whether giving the default differs from giving nothing.
-        negated: whether it is given as `--no-NAME`.
-        of: the names that a pair may have; empty for any.
-        place: which part of the value is relative to its file: a path, or the text after `NAME=` or `oci:`.
-        is_path: whether the text after `NAME=` is a path, if it can be something else.
-        environment, file: whether it may be given there.
-        found: whether a toolchain.toml that nobody named may set it. It must not decide whose code, keys, paths or
-            registries are used. A text that has `known` values must then be one of them.
-        never_empty: whether an empty environment variable is an error, because it decides which signatures are accepted
-            or made.
-        campaign: whether only verbs of kernel campaigns have it.
-        is_input: whether the content that is built depends on it; its value is in records and provenance.
-        lock: when a lock keeps it: never, always, or when it is not the default.
-        known: the values for shell completion.
+        name: the name without the two dashes. It is also the key in toolchain.toml, and names the environment variable.
+        kind: the kind of its value; `commas` is one comma-separated text, `names` and `pairs` can be repeated.
+        help: the help text, one or two sentences.
+        panel: the panel of the help that lists the option.
+        short: the letter of its short form; empty if it has none.
+        least, most: the smallest and the largest valid number.
+        explicit: whether a user who gives the default value requests something else than a user who gives none.
+        negated: whether the command line also has the form `--no-NAME`.
+        of: the valid names of a pair; empty if all are valid.
+        place: the part of a value in a file that is a path: all of it, or the text after `NAME=` or `oci:`.
+        is_path: tells whether that part is a path, for an option whose value can be something else.
+        environment, file: whether the environment, or toolchain.toml, can set the option.
+        found: whether a toolchain.toml in the current folder can set it without `--config`. Such an option must not
+            decide whose code, keys, paths or registries are used; a text with `known` values must be one of them.
+        never_empty: whether an empty environment variable is an error, because the option decides which signatures are
+            accepted or made.
+        campaign: whether only the verbs of kernel campaigns have the option.
+        is_input: whether the built content depends on it, so that records and provenance contain its value.
+        lock: when a lock file contains the value: never, always, or if it is not the default.
+        known: returns the values that shell completion offers.
         closed: whether values other than the known ones are refused.
-        read: makes the field's value from a given one.
-        field: the field of the request that it sets; empty for an option of a single verb.
-        default: the value of that field when nothing is given.
+        read: converts a value from the command line to the value of the field.
+        field: the field of the request that the option sets; empty for an option of a single verb.
+        default: the value of that field if the option is not given.
     """
 
     name: str
@@ -84,28 +85,28 @@ class Option:
 
     @property
     def parameter(self) -> str:
-        """The name of the verb's parameter."""
+        """Return the name of the verb's parameter."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """Return the name of the environment variable."""
         return f"TOOLCHAIN_{self.parameter.upper()}"
 
     @property
     def flag(self) -> str:
-        """The option on the command line."""
+        """Return the option as the command line has it, such as `--base`."""
         return f"--{self.name}"
 
     @property
     def given_default(self) -> Any:
-        """The default as on the command line."""
+        """Return the default in the form of the command line; None if it has no such form."""
         if self.kind == "commas":
             return ",".join(self.default) if self.default else None
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default
 
     def value(self, given: Any) -> Any:
-        """Return the field's value for a given one; a closed option refuses unknown values."""
+        """Convert a value from the command line to the field's value; raise for an unknown value of a closed option."""
         if given is None:
             return self.default
         if self.read is not None:
@@ -116,7 +117,7 @@ class Option:
             for name in parts if self.kind == "commas" else [given]:
                 if name not in known:
                     near = did_you_mean(name, known)
-                    fix = f"{self.flag} with one of {', '.join(known)}"
+                    fix = f"use {self.flag} with one of {', '.join(known)}"
                     raise UnsupportedError("unknown-value", f"{self.flag} has no value {name!r}{near}", fix=fix)
             parts.sort(key=known.index)
         if self.kind == "commas":
@@ -124,7 +125,7 @@ class Option:
         return tuple(given) if self.kind == "names" else given
 
     def words(self, value: Any) -> list[str]:
-        """Return the option as words of a command line, for a value from a lock or record."""
+        """Return the words of a command line that set the option to a value from a lock or record."""
         if self.kind == "flag":
             return [self.flag if value else f"--no-{self.name}"]
         if isinstance(value, Mapping):
@@ -137,7 +138,7 @@ class Option:
         return [word for text in texts for word in (self.flag, text)]
 
     def below(self, folder: Path, text: str) -> str:
-        """Return a text of the option with its relative path taken as relative to `folder`."""
+        """Return a value from a file in `folder`, with a relative path in it joined to that folder."""
         before, rest = "", text
         if self.place == "pair":
             name, sign, rest = text.partition("=")
@@ -153,12 +154,12 @@ class Option:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return one or several values as a list."""
+    """Return a list or tuple as a list, and any other value as a list of one item."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def option(name: str, *, default: Any = MISSING, factory: Any = MISSING, **facts: Any) -> Any:
-    """Return the field of a dataclass that an option sets; see `Option` for the facts."""
+    """Return a dataclass field that declares an option; `facts` are the arguments of `Option`."""
     metadata = {"option": Option(name=name, **facts)}
     if factory is not MISSING:
         return field(default_factory=factory, metadata=metadata)
@@ -166,7 +167,7 @@ def option(name: str, *, default: Any = MISSING, factory: Any = MISSING, **facts
 
 
 def declared(kind: Any) -> tuple[Option, ...]:
-    """Return the options that the fields of a dataclass declare, in their order."""
+    """Return the options that the fields of a dataclass declare, in the order of the fields."""
     rows = []
     for one in fields(kind):
         if "option" in one.metadata:
@@ -178,7 +179,7 @@ def declared(kind: Any) -> tuple[Option, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Return a field's value for JSON and TOML, with other types as text."""
+    """Return a field's value in types that JSON and TOML have; values of other types become text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The options of an invocation: from the command line, the environment, the file and the defaults, in that order."""
+"""The options of an invocation, which `cli.build_options` reads from command line, environment, file and defaults."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 
 class HeldSource(Protocol):
-    """The facts that a request needs of a source in a lock."""
+    """A source in a lock, with the facts that a request needs."""
 
     @property
     def ref(self) -> str:
-        """The commit, or the package with its version."""
+        """Return the commit, or the package with its version."""
 
     @property
     def digest(self) -> str:
-        """The digest of its bytes."""
+        """Return the digest of the source's bytes."""
 
     @property
     def tag(self) -> str:
-        """The tag that was requested."""
+        """Return the requested tag; an empty string if none was requested."""
 
     @property
     def repository(self) -> str:
-        """The repository that it was fetched from."""
+        """Return the repository that the source was fetched from."""
 
 
 class HeldLock(Protocol):
-    """The lock that a request must agree with: a `pipeline.lockfile.Lock`."""
+    """A lock that restricts the inputs of a request; `pipeline.lockfile.Lock` implements it."""
 
     def source(self, name: str) -> HeldSource | None:
-        """Return the source or wheel of a name."""
+        """Return the source or wheel with this name; None if the lock has none."""
 
 
 DEFAULT_BASE = BaseRef(recipe="debian13")
@@ -61,31 +61,34 @@ _LONGEST = 10**9  # seconds; the timers of Python allow about ten times that
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The resolved options of an invocation. A field with an option declares that option.
+    """The resolved options of an invocation. Each field that is made by `option(...)` declares an option.
 
     Args:
         base: a recipe (`debian13`) or a local image.
         glibc: the glibc of the oldest system that the LLVM layer supports (`catalog.floors`); empty for a layer that
             is bound to `base`.
-        arch: OCI architectures, sorted.
-        sources: overrides by source name.
-        patches: patch files by source name, in order.
-        gpus: LLVM names (`gfx942`), sorted.
-        rocm: major versions, in the order of the data; empty for the default.
-        allow_binary, drop_binary: prebuilt inputs that are accepted, and those that are removed, by name or path.
-        wheels: stages of wheels on Triton, in the order of the data; empty for all.
-        calls: the user's own calls for a Triton cache, as JSON; None for those of the data.
-        pythons: versions (`3.13`) to build wheels for; empty for the base's own.
-        jobs: compile jobs, 0 for as many as cores and memory allow.
-        runner: starts the containers of checks and kernels; not part of the input digest, because the bytes are the
-            same.
-        mirrors: URL prefixes and their replacements; not part of the input digest, because digests name the sources.
-        shard: which part of how many.
-        lock: with `locked` or a `lock_file`, the only inputs that are accepted.
-        check: number of kernels whose results are checked: 0 for all, None for none. Not part of the input digest.
-        kernel_key: signs new results in the kernel store; only results signed by it are used.
-        shards: kernel stores that all kernels must come from; nothing is compiled.
-        variation: changed conditions that the bytes must not depend on (`reproduce --vary`).
+        arch: the OCI architectures, sorted.
+        sources: the sources that replace the default ones, by name.
+        patches: the patch files of each source, in the order in which they are applied.
+        gpus: LLVM's names of the GPUs (`gfx942`), sorted.
+        rocm: major versions of ROCm, in the order of the data; empty for the default.
+        allow_binary, drop_binary: the names or paths of prebuilt inputs that are accepted, and that are removed.
+        wheels: the stages of wheels that are built on Triton, in the order of the data; empty for all.
+        calls: the user's calls for a Triton cache, as JSON; None for the built-in calls.
+        pythons: the Python versions (`3.13`) to build wheels for; empty for the Python of the base.
+        jobs: the number of compile jobs; 0 for as many as cores and memory allow.
+        runner: the program that starts the containers of checks and kernels. It is not part of the input digest,
+            because the bytes are the same.
+        mirrors: URL prefixes and their replacements. They are not part of the input digest, because sources are
+            identified by digests.
+        shard: the number of this part and the number of parts.
+        lock: the lock of `--locked` or `--lock-file`; inputs that it does not contain are refused.
+        check: the number of kernels whose results are checked: 0 for all, None for none. It is not part of the input
+            digest.
+        kernel_key: the key that signs new results in the kernel store, and that reused results must be signed with.
+        shards: the kernel stores that must contain all kernels; nothing is compiled.
+        variation: changed conditions of the build that its bytes must not depend on (`reproduce --vary`).
+        looked_up: the sources that one plan has looked up already.
     """
 
     base: BaseRef = option(
@@ -264,7 +267,7 @@ class Request:
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
-        """Return a source as `sources.resolve.locate` does; in the request of a plan each is looked up once."""
+        """Return a source as `sources.resolve.locate` does; within one plan, look each source up only once."""
         from toolchain.sources.resolve import locate  # noqa: PLC0415 - help needs no sources
 
         known = {} if self.looked_up is None else self.looked_up
@@ -275,22 +278,26 @@ class Request:
         return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:
-        """Return whether a source's own tests are included, because a patch may change them."""
+        """Return whether the tests of a source are fetched too, because a patch may change them."""
         return bool(self.patches.get(name))
 
 
 def options() -> tuple[Option, ...]:
-    """Return the options of a request."""
+    """Return all options that the fields of `Request` declare."""
     return declared(Request)
 
 
 def option_named(name: str) -> Option:
-    """Return the option of a request with this name."""
+    """Return the option of `Request` with a name such as `lock-file`."""
     return next(option for option in options() if option.name == name)
 
 
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
-    """Return the command that builds a stage with these options: `kernels run` if options of campaigns matter."""
+    """Return the command that builds a stage with the options in `words`.
+
+    This is `kernels run` if the options include some of kernel campaigns and the stage has campaigns; for other stages,
+    these options are omitted.
+    """
     campaign = {option.flag: option for option in options() if option.campaign}
     if campaign.keys().isdisjoint(words):
         return ["toolchain", "build", stage, *words]

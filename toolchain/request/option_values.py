@@ -1,4 +1,4 @@
-"""The values of options that are more than text."""
+"""Conversion and checks of option values that are more than plain text."""
 
 from __future__ import annotations
 
@@ -23,55 +23,55 @@ if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
-PARTS = ("tablegen", "mlir-tblgen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
+PARTS = ("tablegen", "mlir-tblgen", "support")  # the parts of LLVM that `toolchain.stages.llvm_subset` builds
 _LARGEST_LIST = 16 << 20  # bytes of a list of calls
 
 
 def is_triton_path(text: str) -> bool:
-    """Return whether `--triton` names a file or folder: anything but a version or a commit."""
+    """Return whether the value of `--triton` is a path, which is any text other than a version or a commit."""
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
 def known_tritons() -> Iterable[str]:
-    """Return the releases of Triton whose LLVM is on record."""
+    """Return the versions of the Triton releases whose LLVM is known."""
     return [row.version for row in triton_releases() if row.version and row.llvm]
 
 
 def arches(text: str) -> tuple[str, ...]:
-    """Return OCI architectures, sorted."""
+    """Parse `--arch` into sorted OCI architectures; raise if one is unknown."""
     names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
     for name in names:
         machine_of(name)
     if not names:
-        raise ConfigError("option-empty", "--arch names no architecture", fix="e.g. --arch amd64, or leave it out")
+        raise ConfigError("option-empty", "--arch names no architecture", fix="use e.g. --arch amd64, or omit it")
     return names
 
 
 def gpus(text: str) -> tuple[str, ...]:
-    """Return GPUs by LLVM's names, sorted."""
+    """Parse `--gpu` into LLVM's names of the GPUs, sorted."""
     names = parse_gpus(text)
     if not names:
         raise ConfigError(
-            "option-empty", f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out"
+            "option-empty", f"--gpu {text!r} names no GPU", fix="use e.g. --gpu gfx942,gfx1100, or omit it"
         )
     return names
 
 
 def pythons(text: str) -> tuple[str, ...]:
-    """Return versions of Python, in the order in which they were given."""
+    """Parse `--python` into Python versions, in the order in which the user gave them."""
     return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
 
 
 def is_calls_file(text: str) -> bool:
-    """Return whether `--calls` names a file. Records hold the calls as a JSON list instead."""
+    """Return whether the value of `--calls` is a path; records contain the calls as a JSON list instead."""
     return not text.lstrip().startswith("[")
 
 
 def calls(text: str) -> str:
-    """Return a user's list of calls as JSON, so that a record, a lock and `reproduce` need no file.
+    """Return the list of calls as JSON, so that records, locks and `reproduce` do not need the user's file.
 
     Args:
-        text: the path of a TOML file with tables of `call`, or that JSON.
+        text: the path of a TOML file with `[[call]]` tables, or the JSON that this function returned for it.
     """
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
@@ -85,46 +85,44 @@ def calls(text: str) -> str:
         raise ConfigError("calls-unreadable", f"--calls {text[:200]} cannot be read", why=why or "", fix=fix) from error
     rows = tables.get("call")
     if set(tables) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        why = f"it has {', '.join(map(repr, tables)) or 'nothing'}, and tables [[call]] were expected"
+        why = f"it contains {', '.join(map(repr, tables)) or 'nothing'} instead of only [[call]] tables"
         raise ConfigError("calls-invalid", f"--calls {text[:200]} is not a list of calls", why=why, fix=fix)
     try:
         return json.dumps(rows, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:  # dates, and numbers that JSON has not
+    except (TypeError, ValueError) as error:  # JSON has no dates, NaN or infinity
         why = "a value is a date, a time, or a number that is not finite"
-        raise ConfigError(
-            "calls-invalid", f"--calls {text[:200]} has a value that no call takes", why=why, fix=fix
-        ) from error
+        raise ConfigError("calls-invalid", f"--calls {text[:200]} has an invalid value", why=why, fix=fix) from error
 
 
 def kernel_store(given: Path) -> Path:
-    """Return the folder of a kernel store."""
+    """Return the folder of a kernel store; raise if the value is an `oci:` reference."""
     if str(given).startswith("oci:"):
         raise ConfigError(
-            "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="name a folder"
+            "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="give a folder"
         )
     return given
 
 
 def scheduler(text: str) -> str:
-    """Return the address of a Dask scheduler."""
+    """Return the address of a Dask scheduler; raise if its form or its protocol is not accepted."""
     from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls name none
 
     return check_address(text.strip())
 
 
 def shard(text: str) -> tuple[int, int]:
-    """Return the part and the number of parts: (2, 4) for `2/4`."""
+    """Parse `--shard` into the number of the part and the number of parts: `2/4` becomes (2, 4)."""
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(
-            "not-a-shard", f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4"
+            "not-a-shard", f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="use e.g. --shard 2/4"
         )
     return int(match[1]), int(match[2])
 
 
 def is_path(text: str) -> bool:
-    """Return whether the text after `NAME=` in a source is a path; invalid values are refused later."""
-    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - for values out of files alone
+    """Return whether the text after `NAME=` in `--source` is a path; False for an invalid text, which fails later."""
+    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - only values from files need it
 
     try:
         return parse_source_spec(text).path is not None
@@ -133,7 +131,7 @@ def is_path(text: str) -> bool:
 
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
-    """Return sources by name."""
+    """Parse the values of `--source` into sources by name; raise if a name is given twice."""
     from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls name none
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
@@ -141,7 +139,7 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
     by_name = dict(named)
     if len(named) > len(by_name):
         twice = sorted({name for name, _ in named if sum(name == later for later, _ in named) > 1})
-        raise ConfigError("option-twice", f"--source names {', '.join(twice)} more than once", fix="leave one of them")
+        raise ConfigError("option-twice", f"--source names {', '.join(twice)} more than once", fix="keep one of them")
     specs = {name: parse_source_spec(text, project=name) for name, text in by_name.items()}
     for name, spec in specs.items():
         check_local(name, spec)
@@ -149,12 +147,12 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
 
 
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
-    """Return patch files by source, absolute, in the order in which they were given."""
+    """Parse the values of `--patch` into absolute paths by source name, in the order in which the user gave them."""
     by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):
         path = Path(file)
         if not path.is_file():
-            raise ConfigError("patch-missing", f"--patch {name}={file} names no file", fix="check the path")
+            raise ConfigError("patch-missing", f"--patch {name}={file} is not a file", fix="check the path")
         by_source[name] = (*by_source.get(name, ()), path.absolute())
     return by_source
 
@@ -165,24 +163,30 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
         name, sep, rest = value.partition("=")
         if not sep or not name or not rest:
             raise ConfigError(
-                "not-name-value", f"{flag} {value!r} is not NAME=VALUE", fix=f"e.g. {flag} llvm=/path/to/llvm-project"
+                "not-name-value",
+                f"{flag} {value!r} is not NAME=VALUE",
+                fix=f"use e.g. {flag} llvm=/path/to/llvm-project",
             )
         if name not in SOURCES:
             near = did_you_mean(name, SOURCES)
-            raise ConfigError("unknown-source", f"unknown source {name!r}{near}", fix=f"one of {', '.join(SOURCES)}")
+            raise ConfigError(
+                "unknown-source", f"unknown source {name!r}{near}", fix=f"use one of {', '.join(SOURCES)}"
+            )
         pairs.append((name, rest))
     return pairs
 
 
 def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return prefixes of URLs, each with its replacement."""
-    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - the HTTP library; most calls have none
+    """Parse the values of `--mirror` into URL prefixes and their replacements."""
+    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - it loads the HTTP library
 
     return parse_mirrors(values)
 
 
 def check(text: str, flag: str = "--check") -> int:
-    """Return the number of kernels to check; 0 for all."""
+    """Parse `--check` into the number of kernels to check; `all` becomes 0."""
     if text != "all" and not (text.isascii() and text.isdigit() and int(text)):
-        raise ConfigError("not-a-number", f"{flag} {text!r} is not a number of kernels", fix=f"e.g. {flag} 300, or all")
+        raise ConfigError(
+            "not-a-number", f"{flag} {text!r} is not a number of kernels", fix=f"use {flag} 300 or {flag} all"
+        )
     return 0 if text == "all" else int(text)
