@@ -253,7 +253,7 @@ def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
 
 
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """Return the version of a tree, which its generator's files reveal if CMakeLists.txt has none (before 0.8)."""
+    """Return the version of a tree; before 0.8, CMakeLists.txt has none, but the generator's files differ."""
     if stated := _stated_version(tree):
         return stated
     if (tree / "v2python/autotune_config.py").is_file():
@@ -318,7 +318,7 @@ def _path_in(tree: Path, path: str) -> str:
 
 
 def _is_unread(tree: Path, row: Database) -> bool:
-    """Return whether no CMake or Python file of the generator mentions the database, which came later."""
+    """Return whether a tree is older than a database, so that no file of its generator mentions it."""
     stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
     files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
     return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())

@@ -228,7 +228,7 @@ def _neighbours(version: str) -> str:
 
 
 def _no_such_triton(version: str) -> UnsupportedError:
-    """Return the error for an unknown version, which the nearest one cannot replace because its pin may differ."""
+    """Return the error for an unknown version. The nearest version is not used instead, because its pin may differ."""
     return UnsupportedError(
         "unknown-triton",
         f"Triton {version} is unknown",

@@ -1,4 +1,4 @@
-"""The console script: the options before a verb, and how the process ends."""
+"""The console script: the global options, and the handling of signals and of the end of the process."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    from toolchain.core import logs  # noqa: PLC0415 - for a verb that runs
+    from toolchain.core import logs  # noqa: PLC0415 - `--help` does not need it
 
     logs.setup(verbose)
     try:
         if config == "":
-            fix = "name a file, or leave --config out for ./toolchain.toml"
+            fix = "give a file, or omit --config to use ./toolchain.toml"
             raise ConfigError("option-empty", "--config is empty", fix=fix)
         if config or os.path.lexists("toolchain.toml"):
-            from toolchain.cli.config_file import read_config  # noqa: PLC0415 - most calls have no file
+            from toolchain.cli.config_file import read_config  # noqa: PLC0415 - only needed if there is a file
 
             ctx.obj = read_config(config)
     except ToolchainError as error:
-        if {"-h", "--help"}.intersection(sys.argv):  # help explains how to correct the file
+        if {"-h", "--help"}.intersection(sys.argv):  # a user who corrects the file needs the help
             console.warn(f"{error.what}: {error.why}")
             return
-        # The options of the verb are not parsed yet.
+        # The options of the verb are not parsed yet, so `--json` must be looked for in the arguments.
         console.failure(error, as_json="--json" in sys.argv)
         raise typer.Exit(error.code) from error
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit runs every `finally` block, so children end and partial files are removed. While a program is being
-    # started, Python discards exceptions of handlers that run at a fork, and the program would continue.
+    # SystemExit runs every `finally` block, so child processes end and partial files are removed. While a program is
+    # being started, Python discards exceptions from handlers that run at the fork, so a timer calls this one again.
     if _starts_a_program(frame):
         signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -100,12 +100,12 @@ def main() -> None:
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
-        # Scripts ask this often, so it does not wait for the list of verbs.
+        # Scripts often run `toolchain --version`, so it does not load the list of verbs.
         console.text(__version__)
         return
     # Containers run with other user ids, so the files that they see must be readable by all.
     os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
         signal.signal(signal.SIGHUP, _terminated)
     app(prog_name="toolchain")

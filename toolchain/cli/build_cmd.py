@@ -1,4 +1,4 @@
-"""`build`, `kernels run`, `kernels merge` and `kernels worker`: build missing stages."""
+"""The verbs `build`, `kernels run`, `kernels merge` and `kernels worker`, which build missing stages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PublicKeyOpt = Annotated[
     Path | None,
     o.typed(
         o.PUBLIC_KEY,
-        help="Public key (PEM) that must have signed what --reuse-from takes.",
+        help="Public key (PEM) that must have signed the images of --reuse-from.",
         panel=True,
     ),
 ]
@@ -94,7 +94,7 @@ def kernels_run(
     *,
     request: Request,
 ) -> None:
-    """Compile kernels like `build`, with all options of campaigns: selection, shards, stores, limits, scheduler."""
+    """Build kernels like `build`, with options for selection, shards, kernel stores, limits and a Dask scheduler."""
     _require_kernels(stage)
     _campaign(request, stage, _reuse(reuse_from, reuse_only, public_key, request.offline))
 
@@ -111,8 +111,8 @@ def kernels_merge(
 ) -> None:
     """Assemble ledger, packs and image from the results of `--shard` runs. No kernel is compiled.
 
-    Use the options of the shards, without --shard. Shards with different inputs are refused; missing kernels are
-    listed.
+    Use the same options as for the shards, except --shard. Shards with different inputs are refused, and missing
+    kernels are listed.
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
@@ -134,13 +134,13 @@ def kernels_worker(
 ) -> None:
     """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted. Builds the Triton image first.
 
-    Use the options of the campaign. A worker with another Triton, other sources or limits gets no kernels of it.
+    Use the options of the campaign. A worker with a different Triton, sources or limits gets none of its kernels.
     """
     _require_kernels(stage)
     from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - only a worker needs it
 
     security(check_address(address), "worker")
-    from toolchain.pipeline.cluster_member import serve_kernels  # noqa: PLC0415 - it needs Dask
+    from toolchain.pipeline.cluster_member import serve_kernels  # noqa: PLC0415 - it imports Dask
 
     serve_kernels(request, stage, address, name=name, reuse=_reuse(reuse_from, reuse_only, public_key, request.offline))
 
@@ -155,12 +155,12 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 def _check_kernel_store(request: Request) -> None:
     """Check the kernel store, its key, the shard and the scheduler before a long build begins."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
-        from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - cryptography
+        from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - it imports cryptography
 
         result_key(request.kernel_key)
         check_stores(request)
     if request.kernel_key is None and (request.kernel_store is not None or request.shards):
-        console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
+        console.note("results in --kernel-store are neither signed nor verified (use --kernel-key for both)")
     if request.shard is not None and request.kernel_store is None:
         from toolchain.kernels.shards import without_store  # noqa: PLC0415 - most builds have no shard
 
@@ -190,7 +190,7 @@ def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Re
                 fix="add --reuse-from REGISTRY/NS --public-key FILE",
             )
         return None
-    from toolchain.pipeline.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
+    from toolchain.pipeline.reuse import make_reuse  # noqa: PLC0415 - it imports cryptography
 
     return make_reuse(where, key, only=only, offline=offline)
 
@@ -199,7 +199,7 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
     from toolchain.publish.plain_files import write_archives  # noqa: PLC0415
 
     if reuse is not None:
-        from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - the registry client
+        from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - it imports the registry client
 
         bring_wheels(request, built, reuse)
     records = [read_record(request.cache, stage.input_digest) for stage in built]
@@ -208,12 +208,12 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
 
 
 def _tell_known_bad(built: list[Built]) -> None:
-    """Fail with the exit code of a kernel error if --keep-going marked kernels as known bad."""
+    """Raise a KernelError if --keep-going marked kernels as known bad."""
     for stage in built:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            failures = stage.facts.get("failures", {})  # by call, or AOTriton's rows
+            failures = stage.facts.get("failures", {})  # reasons by call, or AOTriton's list of failed kernels
             reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name
@@ -223,12 +223,12 @@ def _tell_known_bad(built: list[Built]) -> None:
                 "kernels-known-bad",
                 f"{bad} kernels of {stage.planned.image} did not compile and are marked as known bad",
                 why="\n".join(rows),
-                fix="the image was built and lists them; without --keep-going the build fails instead",
+                fix="use the image, which lists these kernels, or omit --keep-going to make the build fail instead",
             )
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """Print the images, then the commands that report on and publish them."""
+    """Print the images, and the commands that show a report and publish them."""
     wanted = published(target)
     records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)

@@ -1,4 +1,4 @@
-"""The options of verbs that plan or run a build, and the `Request` made from them."""
+"""The options of verbs that plan or run a build, and the `Request` that is made from them."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
-"""Fields of `Request` that only decide how a stage is built; verbs that build nothing do not have them."""
+"""Fields of `Request` that only decide how a stage is built; verbs that build nothing do not have these options."""
 
-# Takes a verb's own parameters, which it may change, and the options of the command line. Returns the stage and the
-# recorded options, or None if nothing was recorded.
+# A function that gets a verb's own parameters, which it may change, and the options on the command line. It returns the
+# stage and the recorded options, or None if nothing was recorded.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
-# By parameter: the origin of each of its texts, with an empty text for the whole value.
+# The origins of option values, by parameter and by text in its value; an empty text stands for the whole value.
 Places = Mapping[str, Mapping[str, str]]
 
 
 def with_request(
     *without: str, recorded: Recorded | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a verb's parameter `request` by the options that make a `Request`.
+    """Return a decorator that replaces a verb's parameter `request` by the options of a `Request`.
 
-    All such verbs take the options that decide what is built, so that the same options work for `plan` and `build`.
+    All these verbs accept the options that decide what is built, so the same options work for `plan` and `build`.
 
     Args:
-        without: fields of `Request` that this verb does not use.
-        recorded: gives the options with which an image was built. They replace environment, file and defaults; the
+        without: the fields of `Request` that the verb does not use.
+        recorded: returns the options that an image was built with. They replace environment, file and defaults, and the
             command line overrides them.
     """
 
@@ -93,9 +93,10 @@ def with_request(
 def _take_recorded(
     context: typer.Context, given: dict[str, Any], declared: Sequence[Option], recorded: Recorded
 ) -> str | None:
-    """Set options that the command line does not give to their recorded values, and return the stage.
+    """Set the options that are not on the command line to their recorded values.
 
-    The result is None if nothing was recorded.
+    Returns:
+        The recorded stage; None if nothing was recorded.
     """
     options = {option.parameter: option for option in declared}
     typed = {name for name in options if source_of(context, name) == COMMAND_LINE}
@@ -119,10 +120,13 @@ def _take_recorded(
 
 
 def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
-    """Return the NAME=VALUE pairs of all origins with the origin of each; for a name the strongest origin decides."""
+    """Return the NAME=VALUE pairs from command line, environment and file, each with its origin.
+
+    If a name has several values, the command line overrides the environment, and the environment overrides the file.
+    """
     file = file_of(context)
     typed = given or () if source_of(context, option.parameter) == COMMAND_LINE else ()
-    # Typer would split a variable at every space, and paths may contain spaces: only one before a known name splits.
+    # Typer would split a variable at every space. Paths may contain spaces, so the text is split only before NAME=.
     of_environment = os.environ.get(option.variable, "").strip()
     names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
     weaker = [(option.variable, re.split(rf"\s+(?=(?:{names})=)", of_environment) if of_environment else [])]
@@ -138,7 +142,7 @@ def _joined(context: typer.Context, option: Option, given: list[str] | None) -> 
 
 
 def _others(strong: Iterable[str], weak: Iterable[str]) -> list[str]:
-    """Return the NAME=VALUE pairs whose name no stronger pair has."""
+    """Return the NAME=VALUE pairs in `weak` whose name does not occur in `strong`."""
     named = {text.partition("=")[0] for text in strong}
     return [text for text in weak if text.partition("=")[0] not in named]
 
@@ -153,37 +157,37 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Refuse control characters, because values end up in labels, records, file names and build arguments."""
+    """Raise if a value has control characters, because values become parts of labels, records and build arguments."""
     for text in value if isinstance(value, list) else [value]:
-        # A path may contain any of them except NUL.
+        # A path may contain all control characters except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
         if barred & set(str(text)):
             raise ConfigError(
                 "control-character",
                 f"{flag} {str(text)[:200]!r} contains a control character",
-                fix="remove line breaks, tabs and the like",
+                fix="remove line breaks, tabs and other control characters",
             )
 
 
 def _floor(base: str | None, glibc: str | None) -> str:
-    """Return the glibc of a portable LLVM; empty for a named base, because LLVM is then built for that base."""
+    """Return the glibc of a portable LLVM; an empty string if the user names a base, for which LLVM is then built."""
     if base and glibc:
         raise ConfigError(
             "options-exclude",
             f"--base {base} and --glibc {glibc} exclude each other",
-            why="--base builds LLVM for that base only, --glibc for every system with that glibc or newer",
-            fix="leave one of them out; --base '' overrides a base from a file or the environment",
+            why="--base builds LLVM for that base only, but --glibc for every system with that glibc or newer",
+            fix="omit one of them; --base '' overrides a base from a file or the environment",
         )
     if not glibc:
         return "" if base else DEFAULT_GLIBC
-    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - the default is known
+    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - the default needs no look-up
 
     return floor_of(glibc).glibc
 
 
 @contextlib.contextmanager
 def _told_where(places: Places) -> Iterator[None]:
-    """Add the origins of the options that an error names to the error."""
+    """If the block raises an error, append the origins of the options that its text mentions."""
     try:
         yield
     except ToolchainError as error:
@@ -192,10 +196,12 @@ def _told_where(places: Places) -> Iterator[None]:
 
 
 def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
-    """Add the origin of a value to an error about it, unless the command line gives it.
+    """Append the origins of option values, such as a variable or file, to the text of an error.
+
+    Values from the command line are not mentioned.
 
     Args:
-        name: the parameter; if empty, every parameter whose option the error names.
+        name: the parameter that the error is about; if empty, all parameters whose option the error mentions.
     """
     told = []
     for parameter_name in [name] if name else places:
@@ -210,7 +216,7 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
-    """Decide which Triton is meant, and print the decision."""
+    """Return the choice with its Triton resolved, and print notes and warnings about it."""
     if not choice.target and choice.triton is None:
         return choice
     choice = resolve_triton(choice, lock=lock, cache=request.cache)
@@ -227,12 +233,12 @@ def make_request(
     places: Places | None = None,
     **given: Any,
 ) -> Request:
-    """Check and combine option values.
+    """Return the request for option values; raise if a value, or a combination of values, is invalid.
 
     Args:
         target: the requested stage; empty for none.
         places: the origins of values, for messages.
-        given: values by parameter, as on the command line; missing values and None mean the default.
+        given: values by parameter, in the form of the command line; missing values and None mean the default.
     """
     options = {option.parameter: option for option in request_module.options()}
     places = places or {}
@@ -253,7 +259,7 @@ def make_request(
     if both := sorted({*request.allow_binary} & {*request.drop_binary}):
         with _told_where(places):
             what = f"--allow-binary {both[0]} and --drop-binary {both[0]} exclude each other"
-            raise ConfigError("options-exclude", what, fix="leave one of them out")
+            raise ConfigError("options-exclude", what, fix="omit one of them")
     _note_used(request.cache, request)
     lock: Lock | None = None
     if request.locked or request.lock_file is not None:
@@ -266,7 +272,7 @@ def make_request(
     request = replace(request, triton=choice.triton, aotriton=choice.aotriton, sources=dict(choice.sources), lock=lock)
     if "llvm" not in request.sources:
         return request
-    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415 - only where an LLVM is named
+    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415 - only needed for a given LLVM
 
     return replace(request, patches=with_edits(request, target))
 
@@ -274,6 +280,6 @@ def make_request(
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
         if path.is_relative_to(cache.store):  # imported from a bundle
-            from toolchain.sources.store import mark_used  # noqa: PLC0415 - the user's own patches are elsewhere
+            from toolchain.sources.store import mark_used  # noqa: PLC0415 - only patches from a bundle need it
 
             mark_used(path.parent)

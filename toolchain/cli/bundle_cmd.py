@@ -1,4 +1,4 @@
-"""`bundle`: move all inputs of a build to a machine without a network."""
+"""The verbs `bundle export` and `bundle import`, which move the inputs of a build to a machine without a network."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ OutOpt = Annotated[
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the stage and the recorded options of a named image; None for a stage."""
+    """Return the stage and the recorded options of a named image; None if the argument is a stage."""
     if given["stage"] in stages.targets():
         return None
-    from toolchain.pipeline.original import given_options, of_architectures  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.original import given_options, of_architectures  # noqa: PLC0415 - it imports cryptography
 
     cache = cache_of(chosen["cache"])
     original = of_architectures(cache, given["stage"])
@@ -52,7 +52,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
 @with_request(*HOW, "contract", recorded=_asked)
 def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -> None:
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
-    from toolchain.bundle.export import export  # noqa: PLC0415 - brings the registry client in
+    from toolchain.bundle.export import export  # noqa: PLC0415 - it imports the registry client
 
     with amounts_told():
         done = export(request, stage, parse(dest))
@@ -73,7 +73,7 @@ def bundle_import(
     json_: o.JsonOpt = False,
 ) -> None:
     """Fill the cache from a bundle and verify every digest. `build STAGE --offline --locked` then needs no network."""
-    from toolchain.bundle.importer import import_bundle  # noqa: PLC0415 - brings the registry client in
+    from toolchain.bundle.importer import import_bundle  # noqa: PLC0415 - it imports the registry client
 
     where = cache_of(cache)
     with in_use(where, make=True), amounts_told():

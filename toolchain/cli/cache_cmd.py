@@ -1,4 +1,4 @@
-"""`cache`: the size of the cache, and the removal of unused entries."""
+"""The verbs `cache ls` and `cache prune`, which show the size of the cache and remove unused entries."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """Show the size of the cache."""
     where = cache_of(cache)
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
-        from toolchain.engine.namespace import enter  # noqa: PLC0415 - root needs none
+        from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
-        enter()  # builds of an ordinary user leave folders of subordinate ids
+        enter()  # builds of an ordinary user leave folders that belong to subordinate ids
     size = disk_bytes(where.root)
     if json_:
         console.data({"cache": str(where.root), "bytes": size})
@@ -56,19 +56,19 @@ def cache_prune(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Remove images, sources, unfinished work and logs that have not been used for a while. A build makes them again.
+    """Remove images, sources, unfinished work and logs that have not been used for a while. A build recreates them.
 
-    With IMAGE, remove only the named images, however recently used.
+    With IMAGE, remove only the named images, even if they were used recently.
     """
-    from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs do not need it
     from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415
 
     if images and unfinished:
         raise ConfigError(
             "options-exclude",
             "--unfinished and IMAGE exclude each other",
-            why="with IMAGE only the images go",
-            fix="run it once for each",
+            why="with IMAGE, only the named images are removed",
+            fix="run the command once for each",
         )
     where = cache_of(cache)
     if not dry_run:
@@ -76,7 +76,7 @@ def cache_prune(
     named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()
-    elif dry_run or not where.is_ours:  # where it is not, this raises and leaves no lock file
+    elif dry_run or not where.is_ours:  # `prune` refuses a folder that is not a cache, so nothing is written there
         done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):

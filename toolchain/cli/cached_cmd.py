@@ -1,4 +1,4 @@
-"""`kernels cached`: whether Triton in an image would use a cache of compiled kernels."""
+"""The verb `kernels cached`, which checks whether Triton in an image would use a cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def kernels_cached(
 ) -> None:
     """Check a cache of compiled kernels, and whether Triton in an image would find them.
 
-    Exits with 4 for a different Triton, and 11 for one at a different path. A different environment variable or cache
-    folder gives 3.
+    Exits with 4 if Triton is different, with 11 if its path is different, and with 3 if an environment variable or the
+    cache folder is different.
     """
     from toolchain.kernels.cache_image import read_cache, require_hit  # noqa: PLC0415
 
@@ -70,20 +70,20 @@ def kernels_cached(
 def _variables(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if wrong := [name for name, between, _ in pairs if not name or not between]:
-        raise ConfigError("not-name-value", f"--env {wrong[0]!r} is not NAME=VALUE", fix="--env NAME=VALUE")
+        raise ConfigError("not-name-value", f"--env {wrong[0]!r} is not NAME=VALUE", fix="use --env NAME=VALUE")
     names = [name for name, _, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError("option-twice", f"--env gives {twice[0]} twice", fix="leave one of them out")
+        raise ConfigError("option-twice", f"--env gives {twice[0]} twice", fix="remove one of them")
     return {name: value for name, _, value in pairs}
 
 
 @contextlib.contextmanager
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
-    """Give the single image of a name or reference, and the layout that holds it."""
+    """Yield the layout and the descriptor of the single image that a name or reference stands for."""
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
-    from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - it imports cryptography
 
     if is_image_name(text):
         layout = Layout(cache.images)
@@ -94,13 +94,13 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
         images = {image.digest: image for row in named for image in layout.images_below(row.image)}
         if len(images) != 1:
             raise ConfigError(
-                "several-images", f"{text} names {len(images)} images", fix="name one image by tag or digest"
+                "several-images", f"{text} names {len(images)} images", fix="choose one image by tag or digest"
             )
         yield layout, next(iter(images.values()))
 
 
 def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, str]) -> dict[str, Any]:
-    """Query Triton's facts about itself in a fresh container of the image."""
+    """Return the facts that Triton reports about itself in a new container of the image."""
     from toolchain.core import recipe, strict_json  # noqa: PLC0415
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415
     from toolchain.stages.triton_cache import RECIPE  # noqa: PLC0415
@@ -109,7 +109,7 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
     name = engine.ensure_image("cached-check", layout.root, image.digest)
     try:
         mounts = [recipe.Mount(recipe.root() / RECIPE, "/recipe")]
-        # Without a call, the GPU and the module are not used.
+        # GPU, memory limit and module path have no effect, because the list of calls is empty.
         argv = ["python3", "/recipe/calls.py", "gfx942", "65536", "-", "/dev/null"]
         home = {"PYTHONDONTWRITEBYTECODE": "1"}
         done = engine.run(name, argv, mounts=mounts, env={**home, **env}, capture=True, check=False)
@@ -122,6 +122,6 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
             "triton-not-importable",
             "Triton cannot be imported in the image",
             why="\n".join(done.tail),
-            fix=f"use an image of a wheel, or give the path of its Triton: --env PYTHONPATH={SITE}",
+            fix=f"use an image with a Triton wheel, or give the path of its Triton: --env PYTHONPATH={SITE}",
         ) from None
     return facts

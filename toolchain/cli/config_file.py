@@ -1,7 +1,7 @@
-"""toolchain.toml: values of options, from a file that the user names, or from one in the current folder.
+"""Option values from a configuration file: one that the user names, or toolchain.toml in the current folder.
 
-A file that was only found may come from someone else, as after `git clone`. It may set only options that cannot decide
-whose code, keys, paths or registries are used; any other key in it is an error.
+A file that the user did not name may come from someone else, for example after `git clone`. Such a file must not decide
+whose code, keys, paths or registries are used, so it can set only options that have no influence on these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain.request.declaration import Kind, Option
 
 DEFAULT = "toolchain.toml"
 _LIMIT = 1 << 20  # bytes
-# The type of a value in the file, and an example.
+# The type of each kind of value in the file, and an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
     "commas": (str | tuple[str, ...], '"…,…"'), "names": (tuple[str, ...], '["…"]'),
@@ -32,11 +32,11 @@ _FORMS: dict[Kind, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A file of option values.
+    """The content of a configuration file.
 
     Args:
-        path: the path as it was named or found.
-        values: the values by parameter, as on the command line; relative paths are relative to the current folder.
+        path: the path of the file, for messages.
+        values: the values by parameter, in the form of the command line; paths are relative to the current folder.
     """
 
     path: Path
@@ -44,13 +44,13 @@ class ConfigFile:
 
 
 def read_config(named: str | None) -> ConfigFile | None:
-    """Read the named file, otherwise `toolchain.toml` in the current folder if there is one."""
+    """Return the content of the named file, or else of ./toolchain.toml; None if no file is named and none exists."""
     path = Path(named or DEFAULT)
     try:
         written = read_regular(path, _LIMIT, within=path.parent)
         content = tomllib.loads(written.decode("utf-8-sig"))
     except OSError as error:
-        # A dangling link must not silently mean the defaults.
+        # A dangling link is an error, because the user expects the file to be used.
         if named is None and not os.path.lexists(path):
             return None
         raise ConfigError(
@@ -76,9 +76,9 @@ def read_config(named: str | None) -> ConfigFile | None:
         if named is None and not may_be_found(options[name], value):
             raise ConfigError(
                 "config-not-named",
-                f"{path} sets {name} = {value!r:.200}, and nobody named this file",
-                why="a file that was only found may not decide whose code, keys, paths or registries are used",
-                fix=f"if you trust it, name it: toolchain --config {path} …; otherwise remove the key",
+                f"{path} sets {name} = {value!r:.200}, which requires --config",
+                why="a file that you did not name must not decide whose code, keys, paths or registries are used",
+                fix=f"if you trust the file, run: toolchain --config {path} …; otherwise remove the key",
             )
     return ConfigFile(
         path, {options[name].parameter: _value(options[name], value, path.parent) for name, value in content.items()}
@@ -86,14 +86,15 @@ def read_config(named: str | None) -> ConfigFile | None:
 
 
 def forms() -> Mapping[Kind, str]:
-    """Return an example of a value in the file for each kind of option."""
+    """Return an example value for each kind of option, as the file would contain it."""
     return {kind: form for kind, (_, form) in _FORMS.items()}
 
 
 def may_be_found(option: Option, value: Any) -> bool:
-    """Return whether a file that nobody named may set an option to this value.
+    """Return whether a file that the user did not name can set an option to this value.
 
-    A version on record is harmless, but the same option may take a path or any commit.
+    For an option with known values, such as released versions, only these are harmless. The same option may also accept
+    a path or any commit.
     """
     return option.found and (option.kind != "text" or option.known is None or value in option.known())
 
@@ -103,7 +104,7 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
     try:
         typed(kind, value, option.name)
     except TypedError as error:
-        fix = f"write it as in: {option.name} = {form}"
+        fix = f"use the form {option.name} = {form}"
         raise ConfigError("config-bad-value", f"{path}: bad value for {error.where}", why=error.why, fix=fix) from error
     if option.least is not None and value < option.least:
         why = f"it must be at least {option.least:g}"
@@ -111,11 +112,11 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
         why = f"it must be at most {option.most:g}"
     else:
         return
-    raise ConfigError("config-bad-value", f"{path}: {option.name} is {value}", why=why, fix="correct it")
+    raise ConfigError("config-bad-value", f"{path}: {option.name} is {value}", why=why, fix="correct the value")
 
 
 def _value(option: Option, value: Any, folder: Path) -> Any:
-    """Return the value as on the command line."""
+    """Return a value in the form of the command line, with relative paths joined to the file's folder."""
     if isinstance(value, list):
         return ",".join(value) if option.kind == "commas" else [option.below(folder, text) for text in value]
     return option.below(folder, value) if isinstance(value, str) else value

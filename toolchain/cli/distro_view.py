@@ -1,4 +1,4 @@
-"""`toolchain pins --distro`: Debian's LLVM source packages with a known digest, and the Tritons close to each."""
+"""The output of `pins --distro`: Debian's LLVM source packages with known digests, and the Tritons near each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.stages.llvm_version import major_of
 
 
 def show(*, as_json: bool) -> None:
-    """Print the LLVM packages of data/distro.toml, the oldest LLVM first."""
+    """Print the LLVM packages of data/distro.toml, oldest LLVM first."""
     rows = [_row(package) for package in known_packages() if package.name.startswith("llvm-toolchain-")]
     rows.sort(key=lambda row: (row["llvm"] or 0, row["ref"]))
     if as_json:

@@ -1,4 +1,4 @@
-"""Checks whether this machine can build, with remedies. They work with nothing installed."""
+"""Checks of this machine that show what builds lack. They also work if no program is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toolchain.stages.llvm_subset import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
 
-_OLDEST_BUILDAH = (1, 24)  # cache mounts in RUN
+_OLDEST_BUILDAH = (1, 24)  # older versions have no cache mounts in RUN
 _PATIENCE = 3.0
 _GIT_HOST = "github.com"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -33,10 +33,10 @@ class Check:
     """The result of a check.
 
     Args:
-        status: `ok`; `warn` for a lack that only some work needs; `fail` for one that every build needs.
-        detail: what was found.
-        fix: how to correct it.
-        code: exit code of a failure.
+        status: `ok`; `warn` if only some builds are affected; `fail` if all builds are affected.
+        detail: what the check found.
+        fix: what the user can do; empty if the status is `ok`.
+        code: the exit code of `doctor` if this check failed.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Check:
 
 
 def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the default") -> Iterator[Check]:
-    """Yield the result of every check; an error in a check is a failed check.
+    """Yield the result of every check; an error during a check makes the check fail.
 
     Args:
-        runner: the program for contract checks and kernel workers: `buildah` or `docker`.
-        runner_why: the origin of that choice.
+        runner: the program that runs contract checks and kernel workers, `buildah` or `docker`.
+        runner_why: where the choice of the runner comes from, for display.
     """
     checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
         ("cache", _cache),
@@ -60,8 +60,8 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
         ("namespaces", _namespaces),
         ("storage", _storage),
         ("isolation", _isolation),
-        ("mmdebstrap", lambda _: _program("mmdebstrap", "makes the base image")),
-        ("skopeo", lambda _: _program("skopeo", "loads images into docker", needed=False)),
+        ("mmdebstrap", lambda _: _program("mmdebstrap", "it builds the base image")),
+        ("skopeo", lambda _: _program("skopeo", "it loads images into docker", needed=False)),
         ("keyring", _keyring),
         ("disk", _disk),
         ("memory", _memory),
@@ -79,11 +79,11 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
             yield Check(name, "fail", f"{error.what}{why}", error.fix, error.code)
         except OSError as error:
             named = f"{error.filename}: " if error.filename else ""
-            yield Check(name, "fail", f"{named}{error.strerror}", "check that folder, or name another with --cache")
+            yield Check(name, "fail", f"{named}{error.strerror}", "check that folder, or choose another with --cache")
 
 
 def exit_code(checks: list[Check]) -> int:
-    """Return 0 if nothing failed, otherwise the code of the first failure."""
+    """Return the exit code of the first failed check, or 0 if none failed."""
     return next((check.code for check in checks if check.status == "fail"), 0)
 
 
@@ -110,7 +110,7 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
 
 def _cache(cache: Cache) -> Check:
     cache.check()
-    cache.make()  # later checks write there, and a build would not mark a folder with content
+    cache.make()  # this marks the folder as a cache, before later checks write files to it
     return Check("cache", "ok", str(cache.root))
 
 
@@ -124,7 +124,7 @@ def _user(_: Cache) -> Check:
 
 def _buildah(_: Cache) -> Check:
     if process.find("buildah") is None:
-        return _missing("buildah", "it builds everything")
+        return _missing("buildah", "it builds all layers")
     program = _program("buildah", "")
     numbers = tuple(int(part) for part in re.findall(r"\d+", program.detail)[:2])
     if numbers < _OLDEST_BUILDAH:
@@ -136,7 +136,7 @@ def _buildah(_: Cache) -> Check:
 def _namespaces(cache: Cache) -> Check:
     tried = process.run(view.command(["/bin/sh", "-c", ":"], cache.engine / "settings"), check=False, timeout=20)
     if tried.returncode == 0:
-        return Check("namespaces", "ok", "a process gets user, mount, PID and network namespaces of its own")
+        return Check("namespaces", "ok", "a process can have its own user, mount, PID and network namespaces")
     sysctl = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     restricted = sysctl.is_file() and sysctl.read_text(encoding="ascii").strip() == "1"
     fix = "sysctl kernel.apparmor_restrict_unprivileged_userns=0" if restricted else "run as root"
@@ -158,15 +158,15 @@ def _storage(cache: Cache) -> Check:
 def _isolation(cache: Cache) -> Check:
     mode = probe(Storage(cache), again=True)
     first, count = view.ids()
-    held = f"a program in a build tried to get out and failed: {', '.join(attack.ATTEMPTS)}"
-    seen = "interfaces besides loopback that a container without network sees: 0"
+    held = f"a program in a build could not escape by any of: {', '.join(attack.ATTEMPTS)}"
+    seen = "a container without a network sees no interface except loopback"
     return Check("isolation", "ok", f"{mode} in a user namespace ({count} ids from {first} on); {held}; {seen}")
 
 
 def _keyring(_: Cache) -> Check:
     if _KEYRING.is_file():
         return Check("keyring", "ok", str(_KEYRING))
-    return _missing("keyring", "it checks the base's packages", package="debian-archive-keyring")
+    return _missing("keyring", "it verifies the packages of the base", package="debian-archive-keyring")
 
 
 def _disk(cache: Cache) -> Check:
@@ -174,7 +174,7 @@ def _disk(cache: Cache) -> Check:
     detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_DISK)}"
     if free >= FULL_DISK:
         return Check("disk", "ok", detail)
-    return Check("disk", "fail", detail, "free some, or name another folder with --cache", ResourceError.code)
+    return Check("disk", "fail", detail, "free disk space, or choose another folder with --cache", ResourceError.code)
 
 
 def _memory(_: Cache) -> Check:
@@ -189,10 +189,10 @@ def _memory(_: Cache) -> Check:
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:
-    """Check the program for contract checks and kernel workers; the isolation of docker must be proved."""
+    """Check the program that runs contract checks and kernel workers; for docker, test its isolation."""
     if name == "buildah":
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
-    from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - its client takes a while to load
+    from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - the docker client is slow to import
 
     try:
         return Check("runner", "ok", f"{name}, {why}: {describe(proved(cache))}")
@@ -202,10 +202,10 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
 
 
 def _docker(_: Cache) -> Check:
-    """Check whether docker answers, without starting a container."""
+    """Check whether docker's daemon responds, without starting a container."""
     if process.find("docker") is None:
         return Check("docker", "warn", "not installed; only --runner docker needs it", "apt-get install docker.io")
-    from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
+    from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - the docker client is slow to import
 
     try:
         version = DockerRunner().version()
@@ -216,7 +216,7 @@ def _docker(_: Cache) -> Check:
 
 
 def _emulators(_: Cache) -> Check:
-    """Check the emulators, which builds call by name, without a registration in the kernel."""
+    """Check whether the qemu programs for other architectures are installed."""
     here = this_machine()
     names = {arch: emulator_name(arch) for arch in sorted(set(MACHINES) - {here})}
     missing = {name for name in names.values() if process.find(name) is None}
@@ -227,14 +227,14 @@ def _emulators(_: Cache) -> Check:
     return Check(
         "emulators",
         "warn",
-        f"{detail}; without one a layer for that machine needs --no-contract",
+        f"{detail}; without it, a layer for that architecture needs --no-contract",
         "apt-get install qemu-user-static",
     )
 
 
 def _mirrors(_: Cache) -> Check:
     if process.find("apt-get") is None:
-        return Check("mirrors", "warn", "no apt here; the debian bases need one", "use --base with a local image")
+        return Check("mirrors", "warn", "apt is not installed; debian bases need it", "use --base with a local image")
     listed = _run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages").stdout.split()
     sites = list(dict.fromkeys(site for site in listed if "://" in site))
     local = [site for site in listed if site.startswith(("file:", "/"))]
@@ -247,7 +247,7 @@ def _mirrors(_: Cache) -> Check:
 
 
 def _reachable(address: str) -> bool:
-    """Return whether the host of an address, or its proxy, accepts a connection; True for other kinds of addresses."""
+    """Return whether the host of an HTTP URL, or the proxy for it, accepts a connection; True for other URLs."""
     try:
         scheme = urlsplit(address).scheme
         parts = urlsplit(os.environ.get(f"{scheme}_proxy") or address)
@@ -256,7 +256,7 @@ def _reachable(address: str) -> bool:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         with socket.create_connection((parts.hostname, port), _PATIENCE):
             return True
-    except (OSError, ValueError):  # the variable of a proxy may hold something else
+    except (OSError, ValueError):  # a proxy variable may contain something other than a URL
         return False
 
 

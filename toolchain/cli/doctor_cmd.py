@@ -1,4 +1,4 @@
-"""`toolchain doctor`: what is missing or unusable on this machine, and how to fix it."""
+"""The verb `doctor`, which shows what is missing or unusable on this machine, and how to fix it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Errors that a user's path can cause. ENOENT is not among them, because it is a mistake of this tool.
+# Errors that a path from the user can cause. ENOENT is not included, because the tool should have reported it earlier.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -27,7 +27,7 @@ _OF_PATHS = {
 
 
 def handled(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn expected errors of a verb into their message and exit code."""
+    """Return a verb that prints expected errors as messages, and exits with their exit codes."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -40,7 +40,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json")))
             raise typer.Exit(failure.code) from error
-        except EOFError as error:  # Typer would print "Aborted." instead of where
+        except EOFError as error:  # Typer would print only "Aborted."
             raise RuntimeError("a file ends early") from error
         except (KeyboardInterrupt, Terminated) as stop:
             console.note(f"stopped; finished and unfinished work is kept. To continue: {console.command()}")
@@ -50,42 +50,42 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _full_disk(failure: Exception) -> ResourceError | None:
-    """Return the error of a full disk, whichever part of the tool or program met it; None for another failure."""
+    """Return an error about a full disk if that is the cause of a failure; None otherwise."""
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
             full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # with the place
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # these name the file or folder
             return full
         error = error.__cause__
     return None
 
 
 def _bad_path(error: Exception) -> ConfigError | None:
-    """Return the error about a path that no other part of the tool reports; None for another failure."""
+    """Return an error about a path that the user gave; None for other failures."""
     if isinstance(error, RuntimeError):
         return _link_loop(str(error))
     if not isinstance(error, OSError):
         return None
-    if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
+    if isinstance(error, FileNotFoundError) and error.filename is None and _folder_deleted():
         return ConfigError(
             "current-folder-deleted",
             "the current folder was deleted",
             fix="change to an existing folder, or use absolute paths",
         )
-    if error.errno == errno.EIO and error.filename is None:  # `read` does not name the file
+    if error.errno == errno.EIO and error.filename is None:  # an error of `read` has no file name
         return ConfigError(
             "file-unreadable",
             "a file cannot be read",
             why=error.strerror or str(error),
-            fix="look for disk errors in the system log",
+            fix="check the system log for disk errors",
         )
     if error.errno not in _OF_PATHS or error.filename is None:
         return None
     return ConfigError(
         "path-unusable",
-        # In a rename the user named the second one.
+        # For a rename, the second path is the one that the user gave.
         f"{os.fsdecode(error.filename2 or error.filename)} cannot be used",
         why=error.strerror or str(error),
         fix="use another path, or change its permissions",
@@ -93,24 +93,24 @@ def _bad_path(error: Exception) -> ConfigError | None:
 
 
 def _link_loop(text: str) -> ConfigError | None:
-    """Return the error of pathlib's RuntimeError about a loop of links; None for another one."""
+    """Return an error for the text of pathlib's RuntimeError about a loop of links; None for other texts."""
     if not text.startswith("Symlink loop from "):
         return None
     what = f"{text.removeprefix('Symlink loop from ')} cannot be used"
-    return ConfigError("path-unusable", what, why="its symbolic links form a loop", fix="name another path")
+    return ConfigError("path-unusable", what, why="its symbolic links form a loop", fix="use another path")
 
 
-def _nowhere() -> bool:
+def _folder_deleted() -> bool:
     """Return whether the current folder was deleted."""
     try:
-        os.getcwd()  # noqa: PTH109 - a path made of it would ask again
+        os.getcwd()  # noqa: PTH109 - the path itself is not needed
     except FileNotFoundError:
         return True
     return False
 
 
 def _no_space(error: BaseException) -> str:
-    """Return the text of an error about a full disk; empty for another error."""
+    """Return the message of an error about a full disk; an empty string for another error."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
@@ -121,7 +121,7 @@ def _no_space(error: BaseException) -> str:
 
 
 def _of_sqlite() -> tuple[type[Exception], ...]:
-    """Return the error class of sqlite3, if the module is imported."""
+    """Return the error class of sqlite3 in a tuple; an empty tuple if sqlite3 is not imported."""
     if "sqlite3" not in sys.modules:
         return ()
     import sqlite3  # noqa: PLC0415 - it is loaded already

@@ -1,4 +1,4 @@
-"""`images` and `inspect`: the finished images, and the content of an image."""
+"""The verbs `images` and `inspect`, which list the finished images and show the content of an image."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ InspectArg = Annotated[
 
 
 def is_image_name(text: str) -> bool:
-    """Return whether an `IMAGE|REF` argument names an image of the cache and is not a reference."""
+    """Return whether an `IMAGE|REF` argument is the name of an image in the cache rather than a reference."""
     return "/" not in text and not text.startswith(("oci:", *OTHER_SCHEMES))
 
 
@@ -56,7 +56,7 @@ def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     if not records:
         console.note(f"no finished image in {where.root}; `toolchain build STAGE` builds one")
         return
-    from toolchain.cli.listing import Listing  # noqa: PLC0415 - only people look at a table
+    from toolchain.cli.listing import Listing  # noqa: PLC0415 - --json does not need it
 
     rows = []
     for record in records:
@@ -80,14 +80,14 @@ def inspect(
 ) -> None:
     """Show what an image contains, or with --use the Containerfile lines that use it. For a Triton wheel, its LLVMs.
 
-    Works with any image or Triton wheel, also from elsewhere. Exits with 4 if a wheel's LLVM is not the pinned one.
+    The image or wheel may have been built by others. Exits with 4 if a wheel's LLVM is not the pinned one.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
-        from toolchain.core.plugins import hook  # noqa: PLC0415 - for a verb that runs
+        from toolchain.core.plugins import hook  # noqa: PLC0415 - `--help` does not need it
 
         hook("inspect_wheel", "`inspect` of a wheel")(image, cache_of(cache), use=use, json_=json_)
         return
-    from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - it imports the registry client
 
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
         if is_image_name(image):
@@ -132,7 +132,7 @@ def inspect(
 
 
 def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
-    """Return all names of each image by its digest, because a folder may have several tags for one."""
+    """Return the names of each image by its digest, because an image may have several tags."""
     names: dict[str, list[str]] = {}
     for image in images:
         names.setdefault(image.image.digest, []).append(image.name)
@@ -140,7 +140,7 @@ def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
 
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
-    """Return the finished images of a name, each with the build facts of its record."""
+    """Return the finished images with a name, each with the facts about its build from its record."""
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
     from toolchain.pipeline.finished_images import full_name, image_row, named_images  # noqa: PLC0415
@@ -173,7 +173,7 @@ def _tell(row: dict[str, Any]) -> None:
 
 
 def _uses(layout: Layout, images: Sequence[NamedImage]) -> list[Use]:
-    from toolchain.publish.consumer import use_of  # noqa: PLC0415 - reads layers
+    from toolchain.publish.consumer import use_of  # noqa: PLC0415 - only --use needs it
 
     return [use_of(layout, image.image, image.ref) for image in images]
 

@@ -1,4 +1,4 @@
-"""`kernels status`: the progress of the campaigns in the cache."""
+"""The verb `kernels status`, which shows the progress of the campaigns in the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
         return
     if not rows:
         console.text("no unfinished campaign")
-    from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - not for --json
+    from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - --json does not need it
 
     for text in (text for row in rows for text in screen(row)):
         console.text(text)

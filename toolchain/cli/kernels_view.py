@@ -1,4 +1,4 @@
-"""The status of campaigns as text, 80 columns wide."""
+"""Formatting of the status of campaigns for a terminal with 80 columns."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STATES = {
 
 
 def screen(row: Mapping[str, Any]) -> list[str]:
-    """Return the status as lines of at most 80 columns, except the command.
+    """Return the status of a campaign as lines of at most 80 columns; only the command line may be longer.
 
     Args:
-        row: a row that `toolchain.kernels.status.read` returned.
+        row: the status, as `toolchain.kernels.status.read` returns it.
     """
     lines = [f"{row['campaign']}  {_state(row)}", f"  {_counts(row)}"]
     if row["numbers"]:
@@ -104,7 +104,7 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _total(row: Mapping[str, Any], name: str) -> int:
-    """Return a sum over the requested kernels; the ledger may hold more."""
+    """Return the sum of a count over the requested kernels, because the ledger may contain others."""
     return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 
@@ -118,7 +118,7 @@ def _since(text: str) -> float:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return the end of a text, in which kernels differ."""
+    """Return the last `width` characters of a text, because the names of kernels differ at their end."""
     return text if len(text) <= width else f"…{text[-width + 1 :]}"
 
 

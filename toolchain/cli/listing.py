@@ -1,4 +1,4 @@
-"""Rows as a table if it fits, otherwise as a line for each row with its other columns below."""
+"""Output of rows as a table, or as one line per row with further columns below it if the table is too wide."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _NOTHING = ("", "-")
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Rows that a terminal of any width shows untruncated, so that commits and names can be copied.
+    """Rows that are printed without truncation at any terminal width, so that commits and names can be copied.
 
-    Empty columns are left out.
+    Empty columns are omitted.
 
     Args:
-        columns: their names.
-        rows: a cell for each column; nothing in it is markup.
-        head: the columns in the line of a row if the table is too wide, as many as fit; the others follow below.
-        right: the columns that are aligned on the right.
+        columns: the names of the columns.
+        rows: the cells of each row; they are not parsed as markup.
+        head: the columns for the line of a row if the table is too wide. The other columns follow below, and so do
+            columns of `head` that do not fit into the line.
+        right: the columns that are right-aligned.
         lines: whether the table has borders.
     """
 
@@ -61,7 +62,7 @@ class Listing:
         return look
 
     def _fitting(self, width: int) -> list[int]:
-        """Return the numbers of the columns of the head that fit into `width`."""
+        """Return the indexes of the columns of `head` that fit into `width`."""
         at = [number for number, name in enumerate(self.columns) if name in self.head]
         texts = [self.columns, *self.rows]
         while len(at) > 1 and sum(2 + max(_width(_text(row[number])) for row in texts) for number in at) - 2 > width:

@@ -1,4 +1,4 @@
-"""`lock`: write the inputs of a build to a lock file, or compare them with it."""
+"""The verb `lock`, which writes the inputs of a build to a lock file, or compares them with it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ def lock(
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
     if check and open_base:
-        why = "the lock file says whether its base is locked"
-        raise ConfigError(
-            "options-exclude", "--check and --open-base exclude each other", why=why, fix="leave --open-base out"
-        )
-    from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
+        why = "the lock file records whether its base is locked"
+        what = "--check and --open-base exclude each other"
+        raise ConfigError("options-exclude", what, why=why, fix="omit --open-base")
+    from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - slow to import
     from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
     from toolchain.pipeline.plan import resolved_plan  # noqa: PLC0415
 

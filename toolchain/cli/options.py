@@ -1,4 +1,4 @@
-"""Typer's options, made from the declarations, and the declarations of options that single verbs have."""
+"""Typer options for the declared options, and the declarations of options that belong to single verbs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUNDLES = Option(name="bundles", kind="flag", help="With --key: also attach Sigs
 FILES = Option(name="files", kind="flag", help="Also publish archives, wheels and reports, as OCI artifacts.")
 PUBLIC_KEY = Option(
     name="public-key", panel="Trust", kind="path", place="path", never_empty=True,
-    help="Public key (PEM) that must have signed.",
+    help="Public key (PEM) that the image must be signed with.",
 )  # fmt: skip
 IDENTITY = Option(
     name="identity", never_empty=True,
@@ -59,14 +59,15 @@ OF_VERBS = (
 
 
 def file_options() -> tuple[Option, ...]:
-    """Return the options that toolchain.toml may contain."""
+    """Return the options that toolchain.toml can set."""
     return tuple(option for option in (*model.options(), *OF_VERBS) if option.file)
 
 
 def declaration_of(parameter: Any) -> Option | None:
-    """Return the declaration of a verb's parameter; None if only the command line sets it.
+    """Return the declaration of a verb's parameter; None if only the command line can set it.
 
-    An option that only shares its name with another verb's option, such as `lock --check`, has no variable.
+    Declared options are recognized by their environment variable. An option such as `lock --check`, which only shares
+    its name with a declared one, has no variable.
     """
     if parameter.param_type_name == "argument":
         return STAGE if parameter.name == STAGE.parameter else None
@@ -74,12 +75,12 @@ def declaration_of(parameter: Any) -> Option | None:
 
 
 def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> Any:  # noqa: A002 - as in Typer
-    """Return the Typer option of a declaration.
+    """Return the Typer option for a declaration.
 
     Args:
-        also: further flags of one verb.
-        help: the help text for one verb, if it differs from the declaration's.
-        panel: whether the help shows it under its panel, for verbs with many options.
+        also: further flags that only this verb has.
+        help: the help text of this verb, if it differs from the declaration's.
+        panel: whether `--help` shows the option in its panel, for verbs with many options.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
     return typer.Option(
@@ -91,7 +92,10 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
 
 
 def completion(option: Option) -> Callable[[str], list[str]] | None:
-    """Return the shell completion of an option's value; in a comma-separated list it completes the last item."""
+    """Return the function that completes an option's value in the shell; None if the option has no known values.
+
+    In a comma-separated list, the function completes the last item.
+    """
     known = option.known
     if known is None:
         return None
@@ -105,7 +109,7 @@ def completion(option: Option) -> Callable[[str], list[str]] | None:
 
 
 def parameter(option: Option) -> inspect.Parameter:
-    """Return an option of a request as a parameter of a verb."""
+    """Return the parameter of a verb for an option of a request."""
     given, default = GIVEN[option.kind], option.given_default
     kind: Any = given if default is not None else given | None
     return inspect.Parameter(
@@ -117,7 +121,7 @@ def parameter(option: Option) -> inspect.Parameter:
 
 
 def of_request(name: str, **more: Any) -> Any:
-    """Return the Typer option of a request's option, for a verb that makes no request."""
+    """Return the Typer option for an option of a request, for a verb that makes no request."""
     return typed(model.option_named(name), **more)
 
 

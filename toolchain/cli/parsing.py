@@ -1,4 +1,4 @@
-"""The values of a verb's options: from the command line, the environment, the file, or the default, in this order."""
+"""Parsing of a verb's options, whose values come from the command line, the environment, the file or the default."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from toolchain.cli.config_file import ConfigFile
 
 COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT"
-"""Typer's names of the source of a value."""
+"""Typer's names for the source of a value."""
 
 
 class Command(TyperCommand):
-    """A verb whose declared options may have values in the file."""
+    """A verb whose declared options can be set in the configuration file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as Typer does, with the values of the file; a repeated option that would lose a value is refused."""
-        from toolchain.cli.options import declaration_of  # noqa: PLC0415 - for a verb that runs
+        """Parse arguments as Typer does, with values from the file; refuse a second use of an option with one value."""
+        from toolchain.cli.options import declaration_of  # noqa: PLC0415 - `--help` does not need it
 
         read_lightly(self, ctx)
         self._check_words(ctx, args)
@@ -43,9 +43,9 @@ class Command(TyperCommand):
             if empty and source_of(ctx, name) != COMMAND_LINE:
                 error = ConfigError(
                     "variable-empty",
-                    f"{option.variable} is set and empty",
-                    why="it decides which signatures are accepted or made; an empty value would skip that check",
-                    fix=f"give it a value (in CI: is the secret there?), or unset {option.variable}",
+                    f"{option.variable} is set but empty",
+                    why="it decides which signatures are accepted or made, and an empty value would skip that check",
+                    fix=f"set it to a value (in CI, check that the secret exists), or unset {option.variable}",
                 )
                 console.failure(error, as_json=any(ctx.params.get(one) for one in ("json", "json_")))
                 raise typer.Exit(error.code)
@@ -55,7 +55,7 @@ class Command(TyperCommand):
         try:
             given = self.make_parser(ctx).parse_args(list(args))[2]
         except typer.TyperException as error:
-            from toolchain.request.model import options  # noqa: PLC0415 - for a misspelt option
+            from toolchain.request.model import options  # noqa: PLC0415 - only needed for a wrong option
 
             name = getattr(error, "option_name", "")
             if any(option.campaign and option.flag == name for option in options()):
@@ -68,10 +68,10 @@ class Command(TyperCommand):
 
 
 def read_lightly(command: Any, ctx: Any) -> None:
-    """Let values that need no conversion pass a command's parameters without pydantic.
+    """Make a command's parameters accept values that need no conversion, without calling Typer.
 
-    Typer converts each value by pydantic, even None, and loading pydantic takes a quarter of the time of a plan. Only
-    the other values go to Typer.
+    Typer converts every value with pydantic, even None, and importing pydantic takes a quarter of the time of `plan`.
+    Values that need a conversion are still passed to Typer.
     """
     kinds = {
         name: _kind(one.annotation)
@@ -86,11 +86,11 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
     def read(ctx: Any, value: Any) -> Any:
         if value == "" and (kind is Path or parameter.param_type_name == "argument"):
-            # `Path("")` would be the current folder, which the user of an unset variable does not mean.
+            # `Path("")` is the current folder, but an empty value mostly comes from an unset shell variable.
             raise typer.BadParameter("it is empty", ctx=ctx, param=parameter)
         texts = kind == list[str] and isinstance(value, list | tuple) and all(type(text) is str for text in value)
         if parameter.callback is not None or (not value and parameter.required):
-            # Typer would convert the None of a missing `--help`.
+            # A flag without a value is False, because Typer would convert None with pydantic.
             return process(ctx, value or False if getattr(parameter, "is_flag", False) else value)
         if value is None or texts or (kind in {str, int, bool, float} and type(value) is kind):
             return value
@@ -100,7 +100,7 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the type in an annotation, without Typer's metadata and without None."""
+    """Return the type in an annotation without Typer's metadata and None; None for a union of several types."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, UnionType):
@@ -110,19 +110,19 @@ def _kind(annotation: Any) -> Any:
 
 
 def file_of(context: Any) -> ConfigFile | None:
-    """Return the file of option values, or None."""
+    """Return the content of the configuration file; None if there is no file."""
     file: ConfigFile | None = context.find_root().obj
     return file
 
 
 def source_of(context: Any, name: str) -> str:
-    """Return the source of a parameter's value, one of the four constants; empty if the verb does not have it."""
+    """Return the source of a parameter's value, such as `COMMAND_LINE`; empty if the verb has no such parameter."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else ""
 
 
 def place_of(context: Any, name: str) -> str:
-    """Return the origin of a parameter's value: its option, variable or file; empty for the default."""
+    """Return the option, variable or file that a parameter's value comes from; an empty string for the default."""
     file = file_of(context)
     places = {
         COMMAND_LINE: f"--{name.replace('_', '-')}",
@@ -134,7 +134,7 @@ def place_of(context: Any, name: str) -> str:
 
 @contextlib.contextmanager
 def errors_as_data() -> Iterator[None]:
-    """With `--json`, print usage errors also as JSON."""
+    """Print usage errors in the block as JSON too, if the arguments contain `--json`."""
     try:
         yield
     except typer.TyperException as error:

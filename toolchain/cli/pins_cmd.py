@@ -1,4 +1,4 @@
-"""`toolchain pins`: the LLVM that a PyTorch, AOTriton, Triton or checkout pins, and how certain it is."""
+"""The verb `pins`, which shows the LLVM that a PyTorch, AOTriton or Triton pins, and how certain that is."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pins(
     if len(given) > 1:
         raise typer.BadParameter("give one of --pytorch, --triton, --aotriton, --from and --distro")
     if distro:
-        from toolchain.cli.distro_view import show  # noqa: PLC0415 - the other forms need none of it
+        from toolchain.cli.distro_view import show  # noqa: PLC0415 - the other forms do not need it
 
         show(as_json=json_)
         return
@@ -73,7 +73,7 @@ def pins(
 
 
 def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
-    """Return the facts from the given version to its LLVM, in that order."""
+    """Return the facts that lead from the given version to its LLVM, in this order."""
     if path is not None:
         return _read(_below_home(str(path)))
     if triton is not None:
@@ -89,9 +89,9 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
         if not release.llvm:
             raise PinError(
                 "aotriton-llvm-unknown",
-                f"PyTorch {pytorch} takes AOTriton {release.name}, whose LLVM is unknown",
+                f"PyTorch {pytorch} uses AOTriton {release.name}, whose LLVM is unknown",
                 why=release.source,
-                fix=f"name LLVM yourself: toolchain plan aotriton --aotriton {release.name} --source llvm=PATH|URL@SHA",
+                fix=f"give the LLVM: toolchain plan aotriton --aotriton {release.name} --source llvm=PATH|URL@COMMIT",
             )
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
     release = aotriton_release(aotriton or "")
@@ -104,13 +104,13 @@ def _below_home(text: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, _Fact]:
-    """Return the LLVM of a pin file or checkout, and a checkout's LLVMs for GPUs, by stage name."""
+    """Return the pinned LLVM of a pin file or checkout, and the LLVMs of a checkout for GPUs, by stage name."""
     further = read_codegen_pins(path) if path.is_dir() else ()
     return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """Return a row as JSON, with null for unknown values."""
+    """Return a fact as a JSON object, with null for unknown values."""
     row = {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
     return {**row, "tag": value.tag or None} if isinstance(value, TritonRelease) else row
 
@@ -171,7 +171,7 @@ def _all(as_json: bool) -> None:
 
 
 def _shown(content: Any) -> str:
-    """Return a field as text; for an LLVM for GPUs its target and revision."""
+    """Return the value of a field as text; LLVMs for GPUs are shown as their targets and revisions."""
     if not isinstance(content, tuple | list):
         return str(content)
     return ", ".join(

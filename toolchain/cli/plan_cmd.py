@@ -1,4 +1,4 @@
-"""`plan` and `fetch`: show what would be built, and download its sources."""
+"""The verbs `plan` and `fetch`, which show what would be built and download its sources."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         documents = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
         console.data({"stages": documents})
     else:
-        for combination in untried_in(rows, request):  # docs/compatibility.md lists what was built
+        for combination in untried_in(rows, request):  # docs/compatibility.md lists the tested combinations
             console.text(f"untried: {combination}")
         _show(rows)
         for line in (*_takes(rows, request, cores()), *_copies(rows, stage)):
@@ -51,11 +51,11 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         console.warn(f"`build` will refuse prebuilt inputs (exit code {PolicyError.code}) unless you add: {names}")
     for name in unknown_names(request):
         names = page("docs/reference/names.md#prebuilt-files")
-        console.warn(f"no prebuilt on record is called {name!r}; {names} lists the names")
+        console.warn(f"no known prebuilt file is called {name!r}; {names} lists the names")
     for planned in online_in(rows, request):
-        console.warn(f"`build --offline` will refuse to make {planned.image} (exit code {UnreachableError.code})")
+        console.warn(f"`build --offline` will refuse to build {planned.image} (exit code {UnreachableError.code})")
     if away := _away(rows, request):
-        console.warn(f"`build --offline` will stop at sources that are not in the store: {', '.join(away)}")
+        console.warn(f"`build --offline` will fail, because sources are not in the store: {', '.join(away)}")
     for name in undecided_in(rows, request):
         console.warn(
             f"`build` will refuse the prebuilt {name} in Triton's source (exit code {PolicyError.code}) unless you add"
@@ -64,7 +64,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
 
 
 def _check_packages(rows: Sequence[PlanRow]) -> None:
-    """Refuse a distribution package that neither the data nor an earlier fetch knows."""
+    """Raise if a distribution package is neither in the data nor known from an earlier fetch."""
     for source in (source for row in rows for source in row.planned.sources if source.kind == "distro"):
         if source.digest is None and all(package.name != source.where for package in known_packages()):
             known = dict.fromkeys(package.name for package in known_packages())
@@ -72,12 +72,13 @@ def _check_packages(rows: Sequence[PlanRow]) -> None:
                 "unknown-package",
                 f"unknown distribution package {source.where}",
                 why=f"known: {', '.join(known)}",
-                fix="use one of these; if the distribution has it, `toolchain fetch` with the same options adds it",
+                fix="use a known package; or, if the distribution has this one, run `toolchain fetch` with the same "
+                "options first",
             )
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
-    from toolchain.cli.listing import Listing  # noqa: PLC0415 - only people look at a table
+    from toolchain.cli.listing import Listing  # noqa: PLC0415 - --json does not need it
 
     table = []
     for row in rows:
@@ -96,7 +97,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
 
 
 def _away(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return the sources that `build --offline` would not find."""
+    """Return the sources that `build --offline` would not find in the store."""
     if not request.offline:
         return []
     needed = {(s.name, s.ref): s for row in rows if row.to_build for s in row.planned.sources}
@@ -137,7 +138,7 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
 
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
-    """Yield the costs of unbuilt stages on this machine, a line each, at most 80 columns wide."""
+    """Yield the estimated costs of unbuilt stages on this machine as lines of at most 80 columns."""
     costs = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if costs:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: {page('docs/costs.md')}):"
@@ -152,14 +153,14 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
             parts.append(f"memory {console.size(MEMORY[cost.job])} per {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
         if begun is not None:
-            yield f"  {'':{width}}{begun.done:,} of {begun.total:,} steps are already compiled"
+            yield f"  {'':{width}}{begun.done:,} of {begun.total:,} steps are already done"
         if row.planned.name == "aotriton" and not row.planned.partial:
             yield f"  {'':{width}}{_kernels(cost, row.planned.details, count)}"
 
 
 def _kernels(cost: Cost, details: Any, cores: int) -> str:
-    """Return the number of AOTriton kernels to compile, and their time."""
-    from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - data of one stage
+    """Return text with the number of AOTriton kernels to compile and the time for them."""
+    from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - only AOTriton needs it
 
     release = details.release
     return cost.all_kernels(cores, generation_of(release).kernels(details.gpus) if release else None)
@@ -170,14 +171,14 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
     wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # once for all architectures
     if wanted:
-        yield "in a Dockerfile, once it is published to REGISTRY/NAMESPACE:"
+        yield "to use it in a Dockerfile, after publishing it to REGISTRY/NAMESPACE:"
     for image, prefix in wanted:
         yield f"  COPY --from=REGISTRY/NAMESPACE/{image} \\"
         yield f"      {prefix} {prefix}"
 
 
 def _how_sure(source: Source) -> str:
-    """Return a note on a source: its tag, and whether its digest is locked."""
+    """Return a note about a source: its tag, and whether its digest is known."""
     if source.pending:
         known = "unknown until fetched" if "://" in source.pending else "not known in full"
         return f"{known}: {source.pending}"
@@ -190,7 +191,7 @@ def _how_sure(source: Source) -> str:
 @with_request(*HOW, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Download the sources of a stage into the cache."""
-    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it
+    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - `plan` does not need it
     from toolchain.pipeline.locking import check_tree  # noqa: PLC0415
 
     request.cache.check()

@@ -1,4 +1,4 @@
-"""`publish`, and `keygen` for its signing key."""
+"""The verbs `publish` and `keygen`, which publish images and generate the key that signs them."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def publish(
     IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either. REF is a published
     image: it is copied with all platforms and everything that is attached to it, and verified before and after.
     """
-    from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - brings cryptography in
-    from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
+    from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - it imports cryptography
+    from toolchain.publish.images import deliver  # noqa: PLC0415 - it imports the registry client
     from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
@@ -68,7 +68,7 @@ def publish(
     where, names = _places(words or [], dest)
     target, how = parse_place(where, "the destination"), packing(compression)
     if key is not None and keyless:
-        raise ConfigError("options-exclude", "--key and --keyless exclude each other", fix="leave one of them out")
+        raise ConfigError("options-exclude", "--key and --keyless exclude each other", fix="omit one of them")
     if bundles and key is None:
         raise ConfigError(
             "option-needs-option",
@@ -83,7 +83,7 @@ def publish(
             raise ConfigError(
                 "option-needs-option",
                 "--builder-id needs --key or --keyless",
-                why="it is written into the provenance, which is only attached if it is signed",
+                why="it is part of the provenance, which is only attached if it is signed",
                 fix="add --key FILE or --keyless",
             )
     home = cache_of(cache)
@@ -91,9 +91,9 @@ def publish(
         if len(refs) < len(names) or signer is not None or files or compression != "gzip":
             raise ConfigError(
                 "copy-with-options",
-                "a reference is copied as it is",
-                why="a copy keeps bytes and signatures, so it is neither signed, packed again, nor mixed with builds",
-                fix=f"toolchain publish {where} {' '.join(refs)}",
+                "published images can only be copied unchanged",
+                why="a copy keeps bytes and signatures, so it is not signed, recompressed or mixed with builds",
+                fix=f"run: toolchain publish {where} {' '.join(refs)}",
             )
         _copy(home, refs, target, json_=json_)
         return
@@ -109,14 +109,14 @@ def publish(
 
 
 def _built_by(record: Record, builder_id: str | None) -> Record:
-    """Return the record with the builder's URI, unless the record already names the builder that made the image."""
+    """Return the record with the builder's URI, unless the record names a builder other than this machine."""
     if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
         return record
     return replace(record, tool={**record.tool, "builder": builder_id})
 
 
 def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> None:
-    from toolchain.publish.copying import copy_images  # noqa: PLC0415 - brings the registry client in
+    from toolchain.publish.copying import copy_images  # noqa: PLC0415 - it imports the registry client
 
     with in_use(cache, make=True), amounts_told():
         copied = [row for ref in refs for row in copy_images(parse(ref), dest, cache.work)]
@@ -130,18 +130,18 @@ def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> No
 
 
 def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
-    """Return the destination and the names of the images. The first word is the destination if it looks like one."""
+    """Return the destination and the images. The first word is the destination unless it is the name of an image."""
     if words and not is_image_name(words[0]):
         dest, words = words[0], words[1:]
     if not dest:
         raise ConfigError(
-            "no-destination", "publish has no destination", fix="toolchain publish oci:DIR IMAGE, or REGISTRY/NS IMAGE"
+            "no-destination", "publish needs a destination", fix="run: toolchain publish oci:DIR|REGISTRY/NS IMAGE"
         )
     if not words:
         raise ConfigError(
             "no-image-named",
-            "publish names no image",
-            fix=f"toolchain publish {dest} IMAGE; `toolchain images` lists what is finished",
+            "publish needs an image",
+            fix=f"run: toolchain publish {dest} IMAGE; `toolchain images` lists the finished images",
         )
     return dest, words
 

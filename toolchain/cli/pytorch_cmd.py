@@ -1,4 +1,4 @@
-"""`pytorch`: the AOTriton that a PyTorch source tree needs, and whether archives or a prefix provide it."""
+"""The verb `pytorch`, which shows the AOTriton that a PyTorch source tree needs, and whether it is available."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def pytorch(
 
     for folder, name in ((archives, "--from"), (prefix, "--prefix")):
         if folder is not None and not folder.is_dir():
-            raise ConfigError("not-a-folder", f"{name} {folder} is not a folder", fix="name an existing folder")
+            raise ConfigError("not-a-folder", f"{name} {folder} is not a folder", fix="give an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu)
-    # With only a prefix PyTorch downloads nothing, and accepts any ROCm and any GPU.
+    # If only a prefix is given, PyTorch downloads no archives and accepts any ROCm and GPU.
     needed = wanted.needed(rocm, gpus) if prefix is None or archives is not None else []
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
@@ -63,12 +63,12 @@ def pytorch(
         console.text(f"{archive.name}  {digest}  {state}".rstrip())
     if checked:
         packs = ", ".join(name for name in checked if name != "version")
-        unchecked = "kernels in the library" if gpus else "images unchecked, as --gpu names none"
+        unchecked = "kernels in the library" if gpus else "images not checked without --gpu"
         console.text(f"prefix: {checked['version'] or 'version not stated'}, {packs or unchecked}")
 
 
 def _state(archive: Archive, found: Mapping[str, str]) -> str:
-    """Return whether an archive was found, and whether it is the one that PyTorch expects."""
+    """Return text that says whether an archive was found, and whether PyTorch expects its digest."""
     digest = found.get(archive.name)
     if digest is None:
         return "missing"

@@ -1,4 +1,4 @@
-"""`reproduce`: rebuild a finished image and compare the bytes."""
+"""The verb `reproduce`, which rebuilds a finished image and compares the bytes."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _LISTED = 20
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the stage and the options that made the image, and replace the image's name in `given` by its original.
+    """Return the stage and the options that an image was built with.
 
     Args:
-        given: the verb's own parameters.
-        chosen: cache and architecture, if given.
+        given: the verb's own parameters. The name in `image` is replaced by the `Original` with the facts of the image.
+        chosen: the options on the command line, and the cache.
     """
-    from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415
 
     cache, arch = cache_of(chosen["cache"]), str(chosen.get("arch") or "")
@@ -66,7 +66,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         raise ConfigError(
             "option-needs-option",
             "--attest and --builder-id need each other",
-            fix="add --builder-id URI, or leave both out",
+            fix="give both or none of them",
         )
     if attest is not None:
         from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
@@ -77,7 +77,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
             raise ConfigError(
                 "attest-needs-reference",
                 "--attest needs a published image",
-                fix="name it: oci:DIR:TAG, or REGISTRY/NS/NAME@DIGEST",
+                fix="give it as oci:DIR:TAG or REGISTRY/NS/NAME@DIGEST",
             )
         load_signer(attest)
     if is_image_name(given["image"]):
@@ -91,8 +91,8 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         raise UnsupportedError(
             "stage-not-reproducible",
             f"{original.name} cannot be rebuilt",
-            why="it contains distribution packages, of which mirrors have only the current versions",
-            fix="name an image of another stage",
+            why="it consists of distribution packages, and mirrors have only their current versions",
+            fix="give an image of another stage",
         )
     given["image"] = original
     return original.stage, given_options(original, cache)
@@ -112,13 +112,13 @@ def reproduce_image(
     """Rebuild an image from a clean tree with its recorded options, and compare the bytes.
 
     Options come from the image's record, or from the provenance that the key has signed; the command line overrides
-    them. With --attest provenance of an equal rebuild is attached to the image, for `verify --rebuilders`.
+    them. With --attest, provenance of an equal rebuild is attached to the image, for `verify --rebuilders`.
     """
     original: Any = image  # set by `_asked`
     command = request_command(dict(original.parameters))
     if command:
         console.note(f"{original.name} was built by: {command}")
-    # The bytes are compared, so no contract check is needed; the stages below may have been built without one too.
+    # The contract check is not needed, because the bytes are compared; lower stages may have been built without it too.
     asked = replace(request, offline=True, contract=False, variation=_variation(request, vary=vary, seed=seed))
     result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()
@@ -135,7 +135,7 @@ def reproduce_image(
             "not-reproduced",
             f"{result.image} was not reproduced: the bytes differ",
             why="\n".join(str(file) for file in result.differing[:_LISTED])
-            or "the files are equal, the headers of the archive differ",
+            or "the files are equal, but the headers of the archive differ",
             fix="compare the tool versions of both builds",
         )
 
@@ -144,7 +144,10 @@ def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation |
     if not vary:
         if seed is not None:
             raise ConfigError(
-                "option-needs-option", "--seed repeats the conditions of --vary, which is not given", fix="add --vary"
+                "option-needs-option",
+                "--seed needs --vary",
+                why="it repeats the conditions of an earlier --vary",
+                fix="add --vary",
             )
         return None
     elsewhere = {
@@ -156,22 +159,22 @@ def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation |
         raise ConfigError(
             "vary-elsewhere",
             f"--vary and {given[0]} exclude each other",
-            why="only containers of buildah on this machine get the changed conditions",
-            fix=f"leave {given[0]} out",
+            why="conditions can be changed only in buildah's containers on this machine",
+            fix=f"omit {given[0]}",
         )
     from toolchain.engine.variation import Variation  # noqa: PLC0415 - only this option needs it
 
     seed = secrets.randbelow(10**6) if seed is None else seed
-    # The end of an interrupted build names no seed, and only the same conditions continue it.
-    console.note(f"--vary changes conditions by --seed {seed}; if interrupted, continue with it")
+    # The message of an interrupted build does not contain the seed, but only a build with the same seed can continue.
+    console.note(f"--vary changes conditions with --seed {seed}; give the same seed to continue after an interruption")
     return Variation(seed)
 
 
 def _attested(original: Any, document: Mapping[str, Any], key: Path, builder: str) -> dict[str, Any]:
-    """Sign provenance of the rebuild, and attach it to the image."""
-    from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
+    """Sign provenance of the rebuild, attach it to the image, and return the JSON form of the result."""
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - it imports the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
-    from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - cryptography
+    from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
     from toolchain.trust.rebuilt import provenance  # noqa: PLC0415
 

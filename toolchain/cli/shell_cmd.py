@@ -1,4 +1,4 @@
-"""`shell`: a shell in the build container of a stage."""
+"""The verb `shell`, which opens a shell in the build container of a stage."""
 
 from __future__ import annotations
 

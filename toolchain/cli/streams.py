@@ -1,4 +1,4 @@
-"""Standard output and standard error when the reader is gone or the disk is full."""
+"""Handling of failures to write to standard output and standard error, such as a closed pipe or a full disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.core.errors import ResourceError
 
 
 class ReaderGoneError(SystemExit):
-    """The reader is gone, as after `| head -1`. It is a SystemExit, so that handlers of errors do not catch it."""
+    """The reader has closed the pipe, as `| head -1` does. A SystemExit is not caught by handlers of Exception."""
 
 
 class Terminated(SystemExit):
@@ -30,11 +30,11 @@ class Terminated(SystemExit):
 
 
 class OutputLostError(SystemExit):
-    """The output could not be written, because the disk is full or failed."""
+    """The output cannot be written, because the disk is full or has failed."""
 
 
 class _Guarded(io.TextIOWrapper):
-    """A stream whose failure ends the program in order, instead of raising in the code that writes."""
+    """A stream that ends the program cleanly if writing fails, instead of raising an OSError in the calling code."""
 
     def write(self, text: str) -> int:
         try:
@@ -49,13 +49,13 @@ class _Guarded(io.TextIOWrapper):
             raise self._lost(error) from error
 
     def _lost(self, error: OSError) -> SystemExit:
-        # Discard the buffer, or the interpreter would meet the same error at exit.
+        # The rest of the buffer goes to /dev/null, because the interpreter would fail again when it flushes at exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
         if error.errno == errno.EPIPE:
             return ReaderGoneError(128 + signal.SIGPIPE)
-        from toolchain.core import console  # noqa: PLC0415 - as the verb that prints has it
+        from toolchain.core import console  # noqa: PLC0415 - a verb that prints has imported it
 
         what = "standard error" if self.fileno() == 2 else "standard output"
         lost = ResourceError(
@@ -69,12 +69,12 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Let failures of the standard streams end the program in order, and open /dev/null for closed ones."""
+    """Make failures of the standard streams end the program cleanly, and open /dev/null for closed streams."""
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise the next opened file gets this number, and output would be written into it.
+            # Otherwise the next file that is opened would get this number, and output would be written to it.
             os.open(os.devnull, os.O_RDWR)
             if getattr(sys, name) is None:
                 stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8")
@@ -84,7 +84,7 @@ def guard() -> None:
 
 
 def sane_width() -> None:
-    """Ignore an absurd COLUMNS, because a table of that width would fill the memory."""
+    """Unset COLUMNS if its value is invalid or huge, because a very wide table would fill the memory."""
     text = os.environ.get("COLUMNS", "")
     if text and not re.fullmatch(r"[1-9]\d{0,3}", text):
         del os.environ["COLUMNS"]
@@ -92,8 +92,8 @@ def sane_width() -> None:
 
 def _guarded(stream: TextIO) -> Any:
     if not isinstance(stream, io.TextIOWrapper):
-        return stream  # a test's
-    # Escape what the encoding lacks: a message with an escaped name is better than none.
+        return stream  # a test has replaced the stream
+    # Characters that the encoding lacks are escaped, because a message with escapes is better than none.
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
     return _Guarded(
         stream.buffer, encoding=stream.encoding, errors=errors, line_buffering=stream.line_buffering,
@@ -102,6 +102,6 @@ def _guarded(stream: TextIO) -> Any:
 
 
 def die_of_pipe() -> None:
-    """End silently by SIGPIPE, so that the parent sees the signal."""
+    """End this process silently with SIGPIPE, so that its parent sees the signal."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)

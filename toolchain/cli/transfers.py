@@ -1,4 +1,4 @@
-"""Progress lines for transfers and compression outside of a build."""
+"""Progress lines for transfers and compression that are not part of a build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.core.amounts import reporting_to
 
 @contextlib.contextmanager
 def amounts_told() -> Iterator[None]:
-    """Print progress of transfers and compression in the block, at each 10 % or every ten seconds."""
+    """Print the progress of transfers and compression during the block, at every 10 % and every ten seconds."""
     with reporting_to(_Lines().tell):
         yield
 
@@ -22,7 +22,7 @@ class _Lines:
         self._what, self._tenth, self._said = "", -1, 0.0
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Print a line when another tenth is done, at most once a second."""
+        """Print a line when another 10 % are done, but at most one per second, or when ten seconds have passed."""
         tenth, now = 10 * done // total if total else 0, time.monotonic()
         if what == self._what and (tenth == self._tenth or now - self._said < 1) and now - self._said < 10:
             return

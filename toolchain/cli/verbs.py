@@ -1,4 +1,4 @@
-"""The verbs: the function of each, and its line in `--help`. A verb's module is imported when it runs."""
+"""The table of verbs, with the function and the `--help` line of each. A verb's module is imported when it runs."""
 
 from __future__ import annotations
 
@@ -62,35 +62,35 @@ VERBS = (
     Verb("bundle export", "bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "bundle_cmd:bundle_import", "Fill the cache from a bundle."),
     Verb("cache ls", "cache_cmd:cache_ls", "Show the size of the cache."),
-    Verb("cache prune", "cache_cmd:cache_prune", "Remove what has not been used for a while.", engine=True),
+    Verb("cache prune", "cache_cmd:cache_prune", "Remove entries that have not been used for a while.", engine=True),
 )
 
 
 class LazyCommand(TyperCommand):
-    """A verb in the list of verbs, with its name and line. Its module is imported when it is called."""
+    """A verb in the list of verbs, whose module is imported only when the verb is called."""
 
     function: ClassVar[str]
     engine: ClassVar[bool] = False
 
     @cached_property
     def loaded(self) -> TyperCommand:
-        """The verb itself."""
-        from toolchain.cli.failing import handled  # noqa: PLC0415 - for a verb that runs
+        """Return the command of the verb, after importing its module."""
+        from toolchain.cli.failing import handled  # noqa: PLC0415 - `--help` does not need it
 
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
         own = "." not in self.function.partition(":")[0]
         verb = plugins.load(f"toolchain.cli.{self.function}" if own else self.function)
-        # Typer keeps the line breaks of a paragraph, which are the source's.
+        # Typer would keep the line breaks inside the paragraphs of the docstring.
         help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(verb) or "")
         alone.command(self.name, cls=Command, help=help_text, context_settings=dict(self.context_settings))(
             handled(_in_namespace(verb) if self.engine else verb)
         )
         command = typer.main.get_command(alone)
-        assert isinstance(command, TyperCommand)  # noqa: S101 - one function makes one
+        assert isinstance(command, TyperCommand)  # noqa: S101 - an app with one function is a command
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the context of the verb itself, so that its options are parsed and its help is shown."""
+        """Return the context of the loaded command, so that its options are parsed and its help is shown."""
         return self.loaded.make_context(*args, **kwargs)
 
 
@@ -98,7 +98,7 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(verb)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if os.geteuid() != 0:
-            from toolchain.engine.namespace import enter  # noqa: PLC0415 - root needs none
+            from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
             enter()
         return verb(*args, **kwargs)
@@ -107,10 +107,10 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 class Verbs(TyperGroup):
-    """The verbs of a group. Those of plugins are added when help lists the verbs, or when a verb is unknown."""
+    """A group of verbs. Verbs of plugins are added when the verbs are listed, or when a verb is unknown."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a verb, or None for an unknown one; a verb of a package that is not installed is a usage error."""
+        """Return the command of a verb, or None if it is unknown; raise if its package is not installed."""
         if cmd_name not in self.commands:
             self._add_plugins(ctx)
         command, verb = super().get_command(ctx, cmd_name), f"{_above(ctx)}{cmd_name}"
@@ -124,7 +124,7 @@ class Verbs(TyperGroup):
         return super().list_commands(ctx)
 
     def _add_plugins(self, ctx: Any) -> None:
-        """Add the verbs of plugins. A plugin that cannot be loaded is named in a warning."""
+        """Add the verbs of plugins; print a warning if a plugin cannot be loaded."""
         try:
             added = [verb for plugin in plugins.plugins() for verb in plugin.verbs]
         except ConfigError as error:
@@ -138,20 +138,20 @@ class Verbs(TyperGroup):
 
 
 def _above(ctx: Any) -> str:
-    """Return the words before the verbs of a group, with a space after them; empty for the tool itself."""
+    """Return the name of a group and a space, which precede its verbs; an empty string for top-level verbs."""
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 
 class _NotInstalledError(typer.BadParameter):
-    """A verb of a package that is not installed."""
+    """The package of a verb is not installed."""
 
     def format_message(self) -> str:
-        """Return the message, with the package to install."""
+        """Return the message, which names the package to install."""
         return f"`toolchain {self.message}` is a verb of {plugins.LAB}, which is not installed. {plugins.INSTALL}."
 
 
 class Group(Verbs):
-    """The list of verbs, and the options before them."""
+    """The top-level command: the global options and the list of verbs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         read_lightly(self, ctx)
@@ -165,7 +165,7 @@ class Group(Verbs):
 
 
 def register(app: typer.Typer, group: str = "") -> None:
-    """Add the verbs of a group to an app; with an empty name the top-level verbs and the groups."""
+    """Add the verbs of a group to an app; with an empty name, add the top-level verbs and all groups."""
     for verb in VERBS:
         above, _, name = verb.name.rpartition(" ")
         if above == group:
@@ -181,18 +181,18 @@ def _kind(verb: Verb) -> type[LazyCommand]:
 
 
 def lazy(verb: Verb) -> LazyCommand:
-    """Return the command of a verb."""
+    """Return a command for a verb, which imports the verb's module when it is called."""
     alone = typer.Typer(add_completion=False)
     alone.command(verb.name.rpartition(" ")[2], cls=_kind(verb), short_help=verb.brief)(_not_loaded)
     command = typer.main.get_command(alone)
-    assert isinstance(command, LazyCommand)  # noqa: S101 - one function makes one
+    assert isinstance(command, LazyCommand)  # noqa: S101 - an app with one function is a command
     return command
 
 
 def _not_loaded() -> None:
-    """Serve as a function that is never called, because `LazyCommand.make_context` replaces it by the verb."""
+    """Do nothing; Typer needs a function for each command, and `LazyCommand` calls the verb's own one instead."""
 
 
 def all_verbs() -> tuple[Verb, ...]:
-    """Return the tool's verbs, and those of plugins."""
+    """Return the verbs of the tool and of all plugins."""
     return (*VERBS, *(verb for plugin in plugins.plugins() for verb in plugin.verbs))

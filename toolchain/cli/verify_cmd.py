@@ -1,4 +1,4 @@
-"""`verify`: check an image's bytes, signature, provenance, SBOM and policy."""
+"""The verb `verify`, which checks an image's bytes, signature, provenance, SBOM and policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verify(
     rebuilders: Annotated[
         int | None,
         typer.Option(
-            "--rebuilders", min=1, help="Number of independent --builders that must have built it to equal bytes."
+            "--rebuilders", min=1, help="Number of independent --builders that must have built the same bytes."
         ),
     ] = None,
     builders: Annotated[
@@ -67,8 +67,8 @@ def verify(
     json_: o.JsonOpt = False,
 ) -> None:
     """Verify an image: bytes, signature, provenance, SBOM and policy. Stops at the first failure."""
-    from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
-    from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - it imports the registry client
+    from toolchain.trust import verify as trust  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy  # noqa: PLC0415
@@ -82,7 +82,7 @@ def verify(
             "identity-needs-issuer",
             "--identity and --issuer need each other, and exclude --public-key",
             why="an identity is only meaningful together with its issuer",
-            fix="e.g. --issuer https://token.actions.githubusercontent.com",
+            fix="add e.g. --issuer https://token.actions.githubusercontent.com",
         )
     if public_key is None and identity is None and not demands.empty:
         raise ConfigError(
@@ -95,7 +95,7 @@ def verify(
         raise ConfigError(
             "vsa-needs-signer",
             "--vsa needs --public-key, --identity or --rebuilders",
-            why="a summary of an image whose author was not checked would say nothing",
+            why="a summary is only meaningful if the author of the image was checked",
             fix="add the publisher's key: --public-key FILE",
         )
     listed = _builders(rebuilders, builders, sigstore, vsa)
@@ -143,7 +143,7 @@ def verify(
 
 
 def _print(row: Verdict) -> None:
-    from toolchain.trust.contents import of_provenance  # noqa: PLC0415 - cryptography
+    from toolchain.trust.contents import of_provenance  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.policy import named, summary  # noqa: PLC0415
 
     build = [named(row.provenance)] if row.provenance is not None else []
@@ -156,7 +156,7 @@ def _print(row: Verdict) -> None:
 
 
 def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, Any], *, level: int) -> None:
-    from toolchain.trust.vsa import statement  # noqa: PLC0415 - cryptography
+    from toolchain.trust.vsa import statement  # noqa: PLC0415 - it imports cryptography
 
     ok = not any(row.problems for row in rows)
     digests = [row.digest for row in rows]
@@ -165,12 +165,12 @@ def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, 
 
 
 def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa: Path | None) -> tuple[Builder, ...]:
-    """Return the builders that --builders lists, which --rebuilders counts and --vsa looks up the level of."""
-    from toolchain.trust.rebuilt import read_builders  # noqa: PLC0415 - cryptography
+    """Return the builders in the file of --builders, which --rebuilders and the SLSA level of --vsa need."""
+    from toolchain.trust.rebuilt import read_builders  # noqa: PLC0415 - it imports cryptography
 
     if path is None and needed is not None:
         raise ConfigError(
-            "option-needs-option", "--rebuilders needs --builders", fix="e.g. --rebuilders 2 --builders FILE"
+            "option-needs-option", "--rebuilders needs --builders", fix="use e.g. --rebuilders 2 --builders FILE"
         )
     if path is None:
         return ()
@@ -178,14 +178,14 @@ def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa:
         raise ConfigError(
             "option-needs-option",
             "--builders needs --rebuilders or --vsa",
-            fix="e.g. --rebuilders 2 --builders FILE",
+            fix="use e.g. --rebuilders 2 --builders FILE",
         )
     return read_builders(path, sigstore)
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:
-    """Print the contents of a trusted image, how it was built, and the command that builds it."""
-    from toolchain.trust.policy import stored  # noqa: PLC0415 - cryptography
+    """Print the contents of an image, facts about its build from its provenance, and the command that builds it."""
+    from toolchain.trust.policy import stored  # noqa: PLC0415 - it imports cryptography
 
     for name, text in inside.rows():
         console.note(f"  {name}: {text}")
@@ -198,7 +198,7 @@ def _tell(row: Mapping[str, Any], inside: Contents) -> None:
 
 
 def took_too_long(ref: str, seconds: float) -> UnreachableError:
-    """Return the error of a check that did not end in time."""
+    """Return the error for a check that did not end in time."""
     return UnreachableError(
         "verify-timeout",
         f"{ref} could not be checked within {seconds:g} s",

@@ -153,7 +153,7 @@ class Cache:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """Raise unless the folder exists or can be created, and unless it is writable if `write` is set."""
+        """Raise if the folder cannot be created or entered or, if `write` is set, cannot be written to."""
         place = self.root
         while not os.path.lexists(place):
             place = place.parent

@@ -15,7 +15,7 @@ from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the modification time of all files in layers
-FORMAT = 2  # is part of input digests; increase it when the same inputs give other bytes
+FORMAT = 2  # part of input digests; increase it when the same inputs give other bytes
 
 
 def canonical(value: Any) -> bytes:

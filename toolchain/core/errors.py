@@ -110,7 +110,7 @@ class LockHeldError(ToolchainError, code=14, title="Lock"):
 
 
 class PolicyError(ToolchainError, code=15, title="Policy"):
-    """A prebuilt input is not allowed with --allow-binary."""
+    """A build needs a prebuilt input that --allow-binary does not name."""
 
 
 class PatchError(ToolchainError, code=16, title="Patch"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _LARGEST_BUILT = 16 << 20  # bytes
 _BUILD = "check what the sources do during the build; the log shows what was built"
-_LONGEST_NAME = 200  # bytes of the name that a temporary name contains; file systems allow 255 in all
+_LONGEST_NAME = 200  # bytes; temporary names are longer, and file systems allow 255
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
@@ -137,7 +137,7 @@ class NewFile:
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:
-        if not path.name:  # `.` and `/`
+        if not path.name:  # the path is `.` or `/`
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         self.path = path
         self._mode = mode

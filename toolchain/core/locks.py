@@ -115,7 +115,7 @@ def kept(path: Path) -> Iterator[None]:
     """Hold a shared lock of a file or folder during the block, which keeps `free` from reporting it as unused."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -136,7 +136,7 @@ def free(path: Path) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             nobody = False
-        except OSError:  # a file system without locks
+        except OSError:  # the file system has no locks
             pass
         yield nobody
 

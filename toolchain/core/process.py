@@ -126,7 +126,7 @@ def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _file(program: str) -> str:
-    """Return the absolute path of a program, which starts in another folder than the caller's."""
+    """Return the absolute path of a program, because it is started in another folder."""
     return str(Path(which(program)).absolute())
 
 

@@ -81,7 +81,7 @@ class Mount:
 
 
 def plain_files(mounts: Sequence[Mount]) -> bool:
-    """Return whether a container can write to these mounts, but must create only files and folders in them."""
+    """Return whether a container can write to these mounts, but must not create links and pipes in them."""
     writable = [mount for mount in mounts if not mount.read_only]
     return bool(writable) and not any(mount.links for mount in writable)
 

@@ -20,7 +20,7 @@ STORED_KERNELS = "stored_kernels"
 
 
 class Fate(StrEnum):
-    """What happened to a prebuilt file in a source; the value of `fate` in the rows of `found_binaries`."""
+    """The treatment of a prebuilt file in a source, as the key `fate` of `found_binaries` records it."""
 
     ALLOWED = "let in by --allow-binary"
     DROPPED = "dropped"

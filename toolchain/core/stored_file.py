@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from toolchain.core.errors import HostileInputError
 from toolchain.core.filesystem import open_regular
 
-_IN_MEMORY = 16 << 20  # bytes of a copy in memory; a larger one is a temporary file
+_IN_MEMORY = 16 << 20  # bytes; a larger copy is kept in a temporary file
 _CHUNK = 1 << 20
 
 

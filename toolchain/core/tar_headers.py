@@ -33,7 +33,7 @@ class CheckedHeader(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Parse a header as tarfile does, after `look` has accepted it."""
-        if _BEHIND is not None:  # `frombuf` calls `_frombuf`
+        if _BEHIND is not None:  # `frombuf` calls `_frombuf`, which calls `look`
             return super().frombuf(buf, encoding, errors)
         return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))
 

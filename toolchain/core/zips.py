@@ -42,7 +42,7 @@ class _Zip(zipfile.ZipFile):
         self._require_room(row)
         try:
             return super().open(row, mode, pwd, force_zip64=force_zip64)
-        except (ValueError, RuntimeError) as error:  # a name in another encoding, a flag of encryption
+        except (ValueError, RuntimeError) as error:  # the header has another encoding, or is encrypted
             raise _ContradictionError(f"the header of {row.filename} contradicts the list of entries") from error
 
     def _require_room(self, row: zipfile.ZipInfo) -> None:
@@ -197,7 +197,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
             why = f"it has the compression method {row.compress_type}; only `deflate` and `stored` are supported"
             raise HostileInputError("zip-unusual", f"{name} has the entry {row.filename}", why=why, fix=_AGAIN)
         form = stat.S_IFMT(row.external_attr >> 16)
-        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # Unix
+        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # created on Unix
             raise HostileInputError("zip-link", f"{name} contains a link or a device: {row.filename}", fix=_AGAIN)
         total += row.file_size
         if total > LIMIT_BYTES:

@@ -268,7 +268,7 @@ class Request:
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
         """Return a source as `sources.resolve.locate` does; within one plan, look each source up only once."""
-        from toolchain.sources.resolve import locate  # noqa: PLC0415 - help needs no sources
+        from toolchain.sources.resolve import locate  # noqa: PLC0415 - `--help` does not need it
 
         known = {} if self.looked_up is None else self.looked_up
         if (name, spec) not in known:

@@ -105,7 +105,7 @@ def kernel_store(given: Path) -> Path:
 
 def scheduler(text: str) -> str:
     """Return the address of a Dask scheduler; raise if its form or its protocol is not accepted."""
-    from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls name none
+    from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls do not need it
 
     return check_address(text.strip())
 
@@ -132,7 +132,7 @@ def is_path(text: str) -> bool:
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
     """Parse the values of `--source` into sources by name; raise if a name is given twice."""
-    from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls name none
+    from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls do not need it
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
     named = _pairs(values, "--source")
