@@ -22,6 +22,7 @@ from tests.refusals import refused
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.recipe import Mount
+from toolchain.engine.variation import Variation
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.file_sets import FileSets
@@ -262,11 +263,14 @@ class Spy:
         return contextlib.nullcontext(SimpleNamespace())
 
 
+@pytest.mark.parametrize("seed", [None, 1], ids=["", "varied"])
 @pytest.mark.parametrize("project", [kernels.PROJECT, aotriton_images.PROJECT], ids=["flash-attn", "aotriton"])
 def test_a_compile_process_inherits_what_is_named_and_nothing_else(
-    hostile: Path, tmp_path: Path, project: KernelProject
+    hostile: Path, tmp_path: Path, project: KernelProject, seed: int | None
 ) -> None:
     spy = Spy(tmp_path)
+    if seed is not None:
+        spy.request = replace(spy.request, variation=Variation(seed))
     workspace = cast("Workspace", spy)
     naming = project.naming(hostile, LAYERS, spy.request)
     setup = kernel_workers.compile_setup(
@@ -277,7 +281,12 @@ def test_a_compile_process_inherits_what_is_named_and_nothing_else(
         pass
     ((argv, mounts, _),) = spy.calls
     named = naming.shared
-    variables = [f"{name}={value}" for name, value in sorted(named["environment"].items())]
+    assert "LD_PRELOAD" in named["environment"], "a name does not depend on a changed heap"
+    variables = [
+        f"{name}={value}"
+        for name, value in sorted(named["environment"].items())
+        if seed is None or name != "LD_PRELOAD"
+    ]
     assert argv == ["env", "-i", *variables, *named["command"]]
     assert not [name for name in named["environment"] if name.startswith(("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"))]
     assert mounts.keys() == {"/recipe", project.source, "/out"}

@@ -121,7 +121,10 @@ def compile_setup(
     from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415
 
     sets = FileSets(naming, emptied(scratch) / "seen")
-    environment = naming.shared["environment"]
+    environment = dict(naming.shared["environment"])
+    if workspace.request.variation is not None:
+        # The base's allocator would hide the changed heap, and jemalloc waits for itself where libfaketime is loaded.
+        environment.pop("LD_PRELOAD", None)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # `env -i` removes variables that the image's configuration or the engine adds.
     command = ["env", "-i", *variables, *naming.shared["command"]]
