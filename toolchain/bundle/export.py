@@ -143,7 +143,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
             packer.source(source)
         for base, row in bases:
             packer.base(base, row)
-        lock = resolve(request, planned, target)  # again, because now the digests of all trees are known
+        lock = resolve(request, planned, target)  # resolve again, because now the digests of all trees are known
         if lock.bases != tuple(base for base, _ in bases):
             raise SourceError("base-changed", "a base changed while it was exported", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))

@@ -35,7 +35,7 @@ def user_and_password(login: str | None) -> tuple[str, str]:
     """
     try:
         user, _, password = base64.b64decode(login or "", validate=True).decode().partition(":")
-    except ValueError:  # neither base64 nor UTF-8
+    except ValueError:  # it is not base64 of UTF-8 text
         return "", ""
     return user, password
 
@@ -43,7 +43,7 @@ def user_and_password(login: str | None) -> tuple[str, str]:
 @dataclass(frozen=True)
 class _Token:
     value: str
-    stale: float  # time on the monotonic clock at which to renew it
+    stale: float  # time on the monotonic clock at which the token is renewed
 
 
 class Authorizer:
@@ -85,7 +85,7 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Replace the secrets of this registry in a text."""
+        """Return a text with the secrets of this registry replaced."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
@@ -187,12 +187,12 @@ def _parameters(text: str) -> dict[str, str]:
 
 
 def login_command(host: str) -> str:
-    """Return a shell command that logs in to a registry, by skopeo because builds need it anyway."""
+    """Return a shell command that logs in to a registry. It uses skopeo, which builds need anyway."""
     return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Replace each of `secrets`, and the values of all query parameters of URLs, in a text."""
+    """Return a text with `secrets`, and the values of all query parameters of URLs, replaced."""
     for secret in secrets:
         if len(secret) >= 4:
             text = text.replace(secret, "[secret]")

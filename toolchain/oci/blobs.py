@@ -178,10 +178,11 @@ class Blobs:
         return self.put_bytes(canonical(value), media_type)
 
     def put_artifact(self, kind: str, layers: Iterable[Descriptor], **more: Any) -> Descriptor:
-        """Store the manifest of an artifact, which has blobs and an empty configuration.
+        """Store the manifest of an artifact with an empty config.
 
         Args:
-            kind: its artifact type.
+            kind: the artifact type.
+            layers: the layers of the artifact, whose blobs are in the layout.
             more: `subject` and `annotations`, as JSON.
         """
         value = {
@@ -195,29 +196,29 @@ class Blobs:
         return replace(self.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """Return a blob of at most `MANIFEST_LIMIT` bytes, and check its digest."""
+        """Return the content of a blob; raise RegistryError if it is too large, and DigestError if it is damaged."""
         with self.open(descriptor.digest) as stream:
             content = stream.read(MANIFEST_LIMIT + 1)
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
                 "manifest-too-large",
                 f"{descriptor.digest} is too large for a manifest",
-                why=f"more than {MANIFEST_LIMIT} bytes",
-                fix="name a manifest; this is something else",
+                why=f"it has more than {MANIFEST_LIMIT} bytes",
+                fix="give the digest of a manifest",
             )
         _compare(self._path(descriptor.digest), descriptor.digest, sha256_bytes(content))
         return content
 
     def read_json(self, descriptor: Descriptor) -> dict[str, Any]:
-        """Return a JSON object, and check its digest."""
+        """Return the JSON object in a blob (see `read`)."""
         return parse_object(self.read(descriptor), descriptor.digest, keys=keys_of(descriptor.media_type))
 
     def verify(self, digest: str) -> None:
-        """Hash a blob; raise DigestError if it is damaged."""
+        """Raise DigestError if the content of a blob does not match its digest."""
         _compare(self._path(digest), digest, self.digest_of(digest))
 
     def forget(self, *digests: str) -> None:
-        """Remove blobs of an image that was never tagged."""
+        """Remove blobs, which must belong to an image without a tag."""
         for digest in digests:
             self._path(digest).unlink(missing_ok=True)
 

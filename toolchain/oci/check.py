@@ -19,7 +19,7 @@ from toolchain.oci.layout import Layout
 
 
 class Fault(NamedTuple):
-    """A fault of the content: the id of the error to raise for it, and a description."""
+    """An error in the content of an image: the id to raise it with, and a description."""
 
     id: str
     text: str
@@ -50,7 +50,7 @@ class _Check:
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
-        # Each manifest is checked once, because a few indexes that repeat each other have very many paths.
+        # Each manifest is checked once, because indexes may list each other many times.
         self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)

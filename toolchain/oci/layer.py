@@ -132,7 +132,7 @@ def _write_tree(
     first_id: int = 0,
     whiteouts: bool = True,
 ) -> None:
-    """Write the content of `tree` as a tar into `sink` (see `write_layer`); all members are below `prefix`."""
+    """Write the content of `tree` as a tar into `sink` (see `write_layer`); `prefix` is put before all names."""
     if not tree.is_dir():
         raise SourceError(
             "layer-tree-missing", f"{tree} is not a folder", fix="give the folder whose content becomes the layer"
@@ -161,7 +161,7 @@ def _write_tree(
                 member = replace(member, kind=tar.HARDLINK, link=earlier, xattrs={})
         sink.write(member.header())
         if member.kind == tar.REGULAR and member.size:
-            with open(path, "rb", buffering=0) as source:  # noqa: PTH123 - bytes path
+            with open(path, "rb", buffering=0) as source:  # noqa: PTH123 - the path is bytes
                 tar.copy_content(source, sink, member.size, name=os.fsdecode(path))
     sink.write(tar.END)
 
@@ -187,7 +187,7 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
         stat.S_IFBLK: tar.BLOCK_DEVICE,
         stat.S_IFIFO: tar.FIFO,
     }.get(stat.S_IFMT(status.st_mode))
-    link = os.readlink(path) if kind == tar.SYMLINK else b""  # noqa: PTH115 - bytes path
+    link = os.readlink(path) if kind == tar.SYMLINK else b""  # noqa: PTH115 - the path is bytes
     size = status.st_size if kind == tar.REGULAR else 0
     if normalise:
         if kind not in {tar.REGULAR, tar.DIRECTORY, tar.SYMLINK}:

@@ -166,7 +166,7 @@ def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callab
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
     """Return the content of a file like `read_member`, but without checking the rest of the layer.
 
-    It is faster, and only for layers that this machine built.
+    It is faster, but must only be used for layers that were built on this machine.
     """
     how: Any = "r:" if media_type in PLAIN else "r|"  # tarfile can seek in an uncompressed file
     with (

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
 
 
 class Layout(Blobs):
-    """The layout in the folder `root`. Changes of index.json hold a lock, so several processes may make them."""
+    """The layout in the folder `root`. A lock protects index.json, because several processes may change it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

@@ -67,7 +67,10 @@ def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _login(files: list[_File], name: str) -> str:
-    """Return the login for a name from the files, from the name's helper, or from the default helper; or empty."""
+    """Return the login for a name, or an empty text.
+
+    The files are searched first, then the helper of the name is asked, then the default helper.
+    """
     for file in files:
         if name in file.auths and (login := _written(file, name)):
             return login

@@ -71,7 +71,7 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
             "manifest-type-mismatch",
             f"{descriptor.digest} has the media type {str(own_type)[:100]!r}, but is listed as "
             f"{descriptor.media_type!r}",
-            why="programs use different ones of the two types",
+            why="some programs use the first type, and others use the second",
             fix=_OTHER,
         )
     if "manifests" in value and value.keys() & {"config", "layers"}:

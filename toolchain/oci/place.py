@@ -208,7 +208,7 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Raise RegistryError if an item is below too many indexes."""
+    """Raise RegistryError if an item is nested in too many indexes."""
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",

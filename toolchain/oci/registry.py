@@ -36,8 +36,6 @@ _TAGS_A_PAGE, _PAGES = 1000, 1000
 class Registry(Transport):
     """A client of a registry (see `Transport` for the arguments)."""
 
-    # Blobs
-
     def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
         """Upload a blob; return its size, or 0 if the registry already had it."""
         with self.translated():
@@ -77,8 +75,6 @@ class Registry(Transport):
             why=f"expected {blob.digest}, got {actual}",
             fix="do not use this image, and report the error to the registry's operator",
         )
-
-    # Tags and manifests
 
     def tags(self, repository: str) -> tuple[str, ...]:
         """Return all tags of a repository, sorted; empty if the repository does not exist."""
@@ -187,7 +183,7 @@ class Registry(Transport):
                 content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
                 return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
         except requests.RequestException as error:
-            raise self.unreachable(error) from None  # not retried, because `request` already did
+            raise self.unreachable(error) from None  # `request` has already retried it
         except HTTPError as error:
             raise TryAgainError(self.unreachable(error)) from None
 

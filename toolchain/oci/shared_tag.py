@@ -67,7 +67,10 @@ class SharedTag:
 
 
 def add_to_all(tags: Sequence[SharedTag]) -> None:
-    """Add to each tag until its additions stay for the time of `CALM`; raise RegistryError after `_ROUNDS` retries."""
+    """Add the entries to each tag, and repeat this until no other publisher replaces them.
+
+    RegistryError is raised after `_ROUNDS` repetitions.
+    """
     retries = {tag.tag: tag.registry.retries() for tag in tags}
     for attempt in range(_ROUNDS + 1):
         written = [tag for tag in tags if tag.add(retries[tag.tag])]

@@ -55,13 +55,13 @@ class Tagged:
         return about_tag(self.subject, self.kind)
 
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
-        """Return the layers that the manifest under the tag lacks; None stands for a missing manifest."""
+        """Return the layers that the manifest `value` lacks; `value` is None if there is no manifest under the tag."""
         there = list(readable((value or {}).get("layers", ())))
         return [layer for layer in self.layers if not any(_same(layer, present) for present in there)]
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """Parse the manifest under cosign's tag; raise RegistryError if it is an image, which must not be overwritten."""
+    """Parse the manifest under cosign's tag; raise RegistryError for other content, which must not be overwritten."""
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):

@@ -41,7 +41,7 @@ class Member:
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
 
     def header(self) -> bytes:
-        """Return the header of the member, with the PAX records that it needs before it."""
+        """Return the PAX records that the member needs, followed by its header."""
         name = self.name + b"/" if self.kind == DIRECTORY else self.name
         records: list[tuple[bytes, bytes]] = []
         for key, text in ((b"path", name), (b"linkpath", self.link)):

@@ -144,8 +144,6 @@ class Transport:
         """Close all connections."""
         self._session.close()
 
-    # Requests
-
     def url(self, path: str) -> str:
         """Return the URL of a path of the registry; a URL from a `Location` header is also accepted.
 
@@ -293,7 +291,7 @@ class Transport:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the innermost exception, because requests and urllib3 wrap it in texts with objects and whole URLs."""
+    """Return the innermost exception, because the texts of the outer ones contain Python objects and whole URLs."""
     for _ in range(8):
         inner = getattr(error, "reason", None) or next((arg for arg in error.args if isinstance(arg, Exception)), None)
         if not isinstance(inner, BaseException):

@@ -105,7 +105,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot, with the name of its distribution because the base has the same packages."""
+    """Return the packages of a sysroot. Each names its distribution, because the base has equally named packages."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -119,7 +119,7 @@ def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# The functions that return the packages whose code a stage compiles or copies into its image, by stage.
+# For each stage, the function that returns the packages whose code the stage compiles or copies into its image.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,

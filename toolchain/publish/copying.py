@@ -242,7 +242,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if a digest or the attached SBOM is wrong; signatures are not checked without a key."""
+    """Raise UntrustedError if a digest or the attached SBOM is wrong; signatures need a key and are not checked."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

@@ -108,7 +108,7 @@ def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[
         yield Layer(layer.diff_id, layer.descriptor.size, blob)
         return
     tar = cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}.tar"
-    require_disk(cache.root, 2 * size)  # for the tar and the compressed layer
+    require_disk(cache.root, 2 * size)  # space for the tar and the compressed layer
     try:
         yield Layer(layer.diff_id, _unpack(blob, layer, tar), tar)
     finally:

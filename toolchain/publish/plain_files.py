@@ -229,7 +229,7 @@ def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(prefix).as_posix() for path in beside))
 
 
-# The functions that write plain files, by stage, in the order of the stages.
+# For each stage with plain files, the function that writes them; the order is that of the stages.
 FORMS: dict[str, _Write] = {
     "llvm": llvm, "triton": wheels, "aotriton": aotriton,
     **{row.name: wheels for row in wheel_rows()},

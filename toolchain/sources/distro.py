@@ -142,7 +142,7 @@ def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
 def _first(
     indexes: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
 ) -> tuple[Package, Path]:
-    """Download the package from the first suite that has it.
+    """Download the package from the first suite that has it; return its row in the index, and its file.
 
     Args:
         version: the upstream version; empty for the newest version of the first suite that has the package.

@@ -73,8 +73,7 @@ class EditFile:
                 "edit-tree-mismatch",
                 f"{self.path.name} does not fit this tree: {file} has another digest",
                 why=f"expected sha256:{expected}, found {actual or 'no such file'}",
-                fix=f"undo the change to {file}, or build from another commit: these edits are only for commit "
-                f"{self.commit[:12]}",
+                fix=f"undo the change to {file}, or commit it: the edits apply only to commit {self.commit[:12]}",
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:

@@ -34,12 +34,12 @@ class Wanted:
     mirrors: Sequence[str] = ()
 
     @property
-    def promised(self) -> str:
+    def description(self) -> str:
         """Return name, size and digest of the file for messages."""
         return f"expected: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
-    def how_to_bring_it(self) -> str:
+    def advice(self) -> str:
         """Return advice on how to provide the file, in a bundle or by `--source` if that can name it."""
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
         if self.source.startswith("wheel-"):  # --source cannot name these wheels
@@ -60,8 +60,8 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
         return fetch()
     except (SourceError, UnreachableError) as error:
         if offline:
-            fix = "\n".join(filter(None, (error.fix, wanted.how_to_bring_it)))
-            raise UnreachableError(error.id, error.what, why=wanted.promised, fix=fix) from error
+            fix = "\n".join(filter(None, (error.fix, wanted.advice)))
+            raise UnreachableError(error.id, error.what, why=wanted.description, fix=fix) from error
         failed: list[tuple[str, ToolchainError]] = [(wanted.first, error)]
     for url in wanted.mirrors:
         console.note(f"cannot get {wanted.file} from {wanted.first} ({failed[0][1].what}); trying {without_query(url)}")
@@ -83,8 +83,8 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
     return kind(
         "nowhere-available",
         f"no server provides {wanted.file}",
-        why="\n".join([wanted.promised, *causes]),
-        fix="\n".join([wanted.how_to_bring_it, *later]),
+        why="\n".join([wanted.description, *causes]),
+        fix="\n".join([wanted.advice, *later]),
     )
 
 

@@ -76,7 +76,7 @@ def check_address(url: str) -> str:
         if parts.port == 0:
             raise ValueError("port 0")
     except ValueError as error:
-        # The exception's text may repeat a password.
+        # The exception is not shown, because its text may contain a password.
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host is invalid"
         raise SourceError(
             "not-a-url",

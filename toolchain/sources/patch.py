@@ -16,7 +16,7 @@ from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links
 
 _LIMIT = 64 << 20
-# A limit of git's address space in bytes, because the binary part of a small patch may unpack to gigabytes.
+# git's address space is limited to this many bytes, because a small binary patch may unpack to gigabytes.
 _MEMORY = 2 << 30
 
 

@@ -199,7 +199,7 @@ def _address(project: str, filename: str) -> str:
         raise UnreachableError(
             "index-unreachable",
             "the Python index does not answer",
-            why=f"{page_url} could not be read",
+            why=f"the page of {project} could not be read",
             fix="check the network and `pip config list`",
         ) from error
     if status >= 500:

@@ -25,8 +25,8 @@ LOG = logging.getLogger(__name__)
 # Hashes of files younger than this are not cached, because a change within the same clock tick would be missed.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
-_TOLD_EVERY = 64  # files
-_MAX_LINKS = 40  # the kernel's limit
+_TOLD_EVERY = 64  # number of files after which the progress is reported
+_MAX_LINKS = 40  # the limit of Linux for links in a path
 _REPOSITORIES = {"distro": "debian"}  # for other kinds, the kind is the name
 
 
@@ -196,7 +196,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
             "source-unreadable",
             f"cannot read {error.filename or path}",
             why=str(error.strerror),
-            fix="check path and rights",
+            fix="check the path and its permissions",
         ) from error
     if stat_cache is not None and fresh != known:
         try:
@@ -259,7 +259,7 @@ def _hash_file(path: str) -> str:
 
 
 def _load_cache(path: Path) -> dict[str, str]:
-    # Without the cache, all files are hashed again.
+    # A cache that cannot be read is ignored, because then all files are hashed again.
     with contextlib.suppress(OSError, ValueError):
         content = strict_json.read(path.read_bytes())
         files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
