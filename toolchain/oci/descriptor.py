@@ -51,7 +51,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """Return the text if it is a digest, and so is safe in a path; raise RegistryError otherwise."""
+    """Return a digest unchanged; raise RegistryError if it is malformed, because digests become parts of paths."""
     if not _DIGEST.fullmatch(text):
         raise RegistryError(
             "not-a-digest",

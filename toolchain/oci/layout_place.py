@@ -140,7 +140,7 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # Prefer images to artifacts with plain files.
+    # A reference without a tag means an image, and not an artifact with plain files.
     named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
     digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:

@@ -30,7 +30,7 @@ _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})
 # Statuses by which registries refuse the upload of a whole blob in one request.
 _NO_WHOLE = frozenset({405, 411, 413, 415, 501})
-# Error codes that another kind of request would get too.
+# Error codes that do not depend on the kind or size of the request.
 _NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
 # The number of retries after the registry reported a wrong digest although the file has the right digest.
 _WRONG_TRIES = 2

@@ -105,7 +105,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot. Each names its distribution, because the base has equally named packages."""
+    """Return the packages of a sysroot. Each names its distribution, to distinguish it from the base's packages."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)

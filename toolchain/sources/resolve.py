@@ -116,7 +116,7 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
-    """Return the package, wheel or archive with this digest, or None if the data has none."""
+    """Return the known package, wheel or archive with this digest, or None."""
     plain = digest.removeprefix("sha256:")
     for package in known_packages():
         if package.sha256 == plain:
@@ -200,7 +200,7 @@ def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool
 def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
     store = Store(cache.store)
     if source.kind not in {"local", "git"} and source.path is not None and source.path.is_file():
-        _keep(source.path, str(source.digest), store, cache)  # `locate` found the digest of a user's file in the data
+        _keep(source.path, str(source.digest), store, cache)  # a user's file that `locate` recognized by its digest
     match source.kind:
         case "local":
             return source.fetched(_fetch_local(source, store, cache, how))

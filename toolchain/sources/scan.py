@@ -133,7 +133,7 @@ def _files(tree: Path) -> Iterator[str]:
 def _is_plain(file: str) -> bool:
     """Return whether a file is neither a binary nor an archive.
 
-    The function reads only the two ends of the file, because nearly all files of a tree are plain.
+    The function reads only both ends of the file, because a tree has many files, and few of them are binaries.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
