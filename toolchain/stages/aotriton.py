@@ -23,8 +23,8 @@ from toolchain.catalog.aotriton_generations import (
 from toolchain.core import recipe
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_json, write_atomically
-from toolchain.core.errors import ContractError, HostileInputError
-from toolchain.core.filesystem import copy_built, is_inside
+from toolchain.core.errors import ContractError
+from toolchain.core.filesystem import copy_built
 from toolchain.core.locks import held
 from toolchain.core.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.kernels import launches
@@ -46,6 +46,7 @@ from toolchain.stages.aotriton_library import (
     portable_inputs,
     refuse_unbuildable,
     require_aotriton,
+    require_no_link,
 )
 from toolchain.stages.hip import PLACE
 from toolchain.stages.inputs import source_inputs, stage_inputs
@@ -274,13 +275,7 @@ def assemble(
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
         # The library looks for its images in its own folder. All ROCms share the images.
-        if not is_inside(folder, tree):
-            raise HostileInputError(
-                "aotriton-library-link",
-                f"{installed} holds a link where AOTriton's library is",
-                why=str(folder),
-                fix="look at its sources",
-            )
+        require_no_link(folder, tree)
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
@@ -289,13 +284,7 @@ def assemble(
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
-            if not is_inside(target, tree):
-                raise HostileInputError(
-                    "aotriton-library-link",
-                    f"{installed} holds a link where AOTriton's images go",
-                    why=str(target),
-                    fix="look at its sources",
-                )
+            require_no_link(target, tree)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             copy_built(made.folder, file.relative_to(made.folder).as_posix(), target)

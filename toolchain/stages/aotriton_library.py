@@ -216,13 +216,7 @@ def library_facts(
     for major in what.rocm:
         row = rocm_of(major)
         path = library_in(built / "prefix" / what.prefix.lstrip("/"), major)
-        if not is_inside(path, built):
-            raise HostileInputError(
-                "aotriton-library-link",
-                f"{built} holds a link where AOTriton's library is",
-                why=str(path),
-                fix="look at its sources",
-            )
+        require_no_link(path, built)
         linked = read_linked(path)
         rows[major] = {
             **check_linked(path, stubs, soname=row.soname, floor=floor),
@@ -231,6 +225,17 @@ def library_facts(
             "holds": [row.glibc for row in load_floors().values() if holds_on(linked, row)],
         }
     return {"hip": ", ".join(headers[row.name] for row in headers_of(what.rocm)), "rocm": rows, **facts}
+
+
+def require_no_link(path: Path, tree: Path) -> None:
+    """Refuse a path of a built tree that leads out of it by a link."""
+    if not is_inside(path, tree):
+        raise HostileInputError(
+            "aotriton-library-link",
+            f"AOTriton's build left a link in the place of {path.relative_to(tree)}",
+            why="the link leads out of the built tree",
+            fix="look at its sources",
+        )
 
 
 def library_in(prefix: Path, major: str) -> Path:

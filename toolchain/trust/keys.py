@@ -163,6 +163,15 @@ def _p256(key: object) -> bool:
     )
 
 
+def _other_kind(path: Path) -> ConfigError:
+    return ConfigError(
+        "key-kind",
+        f"{path} is a key of another kind",
+        why="only Ed25519 and ECDSA on P-256 are supported",
+        fix="toolchain keygen FILE makes one; to verify, ask the publisher for one of these kinds",
+    )
+
+
 def load_signer(path: Path) -> Signer:
     """Read a private key in PEM (PKCS#8 or SEC1). An encrypted one needs TOOLCHAIN_KEY_PASSPHRASE."""
     return _signer(_content(path), path)
@@ -206,12 +215,7 @@ def _signer(content: bytes, path: Path) -> Signer:
             "not-a-private-key", f"{path} is not a private key that can be used", why=why, fix=fix
         ) from error
     if not isinstance(key, _PRIVATE) or not _p256(key):
-        raise ConfigError(
-            "key-kind",
-            f"{path} is a key of another kind",
-            why="only Ed25519 and ECDSA on P-256 are supported",
-            fix="make one with toolchain keygen FILE",
-        )
+        raise _other_kind(path)
     return Signer(key)
 
 
@@ -230,10 +234,5 @@ def load_public(path: Path) -> PublicKey:
             fix="toolchain keygen FILE makes one",
         ) from error
     if not isinstance(key, _PUBLIC) or not _p256(key):
-        raise ConfigError(
-            "key-kind",
-            f"{path} is a key of another kind",
-            why="only Ed25519 and ECDSA on P-256 are supported",
-            fix="give the publisher's key as PEM, of one of these kinds",
-        )
+        raise _other_kind(path)
     return PublicKey(key)
