@@ -20,7 +20,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import SourceError, UnsupportedError
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.llvm import LlvmStage, refined
+from toolchain.stages.llvm import LlvmStage, refined, unknown_to_edits
 from toolchain.stages.llvm_choice import llvm_needs
 from toolchain.stages.llvm_version import major_of, version_of_tree
 from toolchain.stages.stage import Planned
@@ -208,3 +208,21 @@ def test_a_package_that_names_them_in_another_way_is_an_error(tmp_path: Path) ->
     done = cleaned(tmp_path)
     assert done.returncode == 3
     assert re.search(r"a\.cmake .*include\(/build/x\.cmake\)", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("std::set<const Record *> ProcItinList;", True),  # LLVM 19 to 22
+        ("std::set<Record *> ProcItinList;", True),  # LLVM 17 and 18
+        ("std::set<const Record *, LessRecord> ProcItinList;", True),  # LLVM 23
+        ("std::set<Record const *> ProcItinList;", False),
+        (None, True),
+    ],
+)
+def test_a_generator_that_the_edits_do_not_know_is_named(tmp_path: Path, text: str | None, known: bool) -> None:
+    file = "llvm/utils/TableGen/DFAPacketizerEmitter.cpp"
+    if text is not None:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(f"int a; {text}\n")
+    assert unknown_to_edits(tmp_path) == ([] if known else [file])

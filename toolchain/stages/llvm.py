@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from toolchain.catalog.floors import floor_of
 from toolchain.core import console
 from toolchain.core.digest import sha256_json
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
+from toolchain.core.recipe import root as recipe_root
 from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
@@ -28,6 +30,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 
 # LLVM's headers give some types other members if NDEBUG is not defined, and Triton's default build type defines none.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
+_EDITS = "llvm-config/edits.cmake"
 # Files that decide the layer's content. The contract check is no input, so that it can grow without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
@@ -35,7 +38,7 @@ _RECIPE = (
     "llvm-config/archive_index.py",
     "llvm-config/closure.py",
     "llvm-config/common.cmake",
-    "llvm-config/edits.cmake",
+    _EDITS,
     "llvm-config/packages.py",
     "llvm-config/pch.cmake",
     "llvm-config/pch-headers.cmake",
@@ -43,6 +46,7 @@ _RECIPE = (
     "llvm-config/pch-scan.py",
 )
 COMPONENTS = "llvm-config/components.toml"
+_EDIT = re.compile(r'^ *"([^|"]+)\|[^|"]+\|([^|"]+)\|([^|"]+)"$', re.MULTILINE)
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
 PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
 # The relative durations of the steps of a first build.
@@ -227,6 +231,11 @@ def build_llvm(
         emulate: the emulator of another machine, for the check.
     """
     request, arch = workspace.request, workspace.request.arch[0]
+    for file in unknown_to_edits(source.path):
+        console.note(
+            f"{source.ref} has another {file} than the LLVMs that llvm-config/edits.cmake knows, so no edit was made: "
+            "the layer's bytes may depend on the machine (`toolchain reproduce IMAGE --vary` shows it)"
+        )
     planned, intake_facts = take_in_llvm(source.path, request, planned)
     system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
     tree = workspace.build(
@@ -291,6 +300,19 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
     listed = [finding for finding in findings if finding.file not in intake.tests]
     facts = {"found_binaries": intake.rows(listed), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}
     return replace(planned, binaries=intake.binaries(planned.binaries)), facts
+
+
+def unknown_to_edits(tree: Path) -> list[str]:
+    """Return the files of llvm-config/edits.cmake that have neither a text to edit nor the edited one."""
+    known: dict[str, list[str]] = {}
+    for file, *texts in _EDIT.findall((recipe_root() / _EDITS).read_text(encoding="utf-8")):
+        known.setdefault(file, []).extend(texts)
+    return [
+        file
+        for file, texts in known.items()
+        if (tree / file).is_file()
+        and not any(text in (tree / file).read_text(encoding="utf-8", errors="replace") for text in texts)
+    ]
 
 
 def _proves(part: LlvmSubset, cross: bool) -> bool:
