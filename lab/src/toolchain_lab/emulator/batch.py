@@ -67,7 +67,7 @@ class Batch(Wave):
         self.count = 0
 
     def push(self, registers: Registers) -> None:
-        """Copy the given registers, if they are the same in all waves, to each wave; SCC is ignored."""
+        """Copy those of the given registers that are the same in all waves to each wave; SCC is ignored."""
         same = [register for register in registers if register not in self.varying and register != SCC]
         self.rows[:, same] = self.s[same]
 

@@ -197,7 +197,7 @@ def _not_ptx(where: str, why: str) -> KernelError:
 
 
 class _Entry:
-    """A kernel of a PTX file while its lines are read."""
+    """Collects the facts about a kernel from the lines of a PTX file."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -98,7 +98,7 @@ class _Found:
         self.versions: set[str] = set()
         self.targets: set[str] = set()
         self._budget = UnpackBudget()
-        self._left = stream.seek(0, 2)  # bytes that further sections of device code may have
+        self._left = stream.seek(0, 2)  # the bytes that the remaining sections of device code may have
         elf = ELFFile(metered(stream))
         self.machine = elf["e_machine"]
         if elf.num_sections() > _MOST:
