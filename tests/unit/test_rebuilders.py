@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer
+from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, UntrustedError
+from toolchain.core.record import LOCAL_BUILDER
 from toolchain.oci.places import open_place
 from toolchain.publish.attestations import attach_statement
 from toolchain.trust.keyless import Identity
@@ -173,6 +175,17 @@ def test_a_builder_has_one_operator(stand: Stand, builder: str, signer: int, ope
     rows = ((ALICE, signers[0], "alice"), (builder, signers[signer], operator), ("urn:x:c", signers[2], "carol"))
     told = check(stand, *rows, needed=1, code=ConfigError.code)
     assert told["id"] == "builders-not-distinct"
+
+
+def test_the_id_of_local_builds_is_of_no_operator_and_not_hosted(stand: Stand) -> None:
+    one, two = ed25519_signer(), ed25519_signer()
+    for signer in (one, two):
+        say(stand, signer, LOCAL_BUILDER)
+    check(stand, (LOCAL_BUILDER, one, "alice"), (LOCAL_BUILDER, two, "bob"), needed=2)
+    path = stand.work / "builders.toml"
+    path.write_text(path.read_text() + "level = 3\n")
+    with refused("builder-not-hosted"):
+        read_builders(path)
 
 
 def test_a_failure_leaves_no_earlier_summary(stand: Stand) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolchain import __version__
 from toolchain.core.errors import ConfigError, UntrustedError
+from toolchain.core.record import LOCAL_BUILDER
 from toolchain.oci.image import timestamp
 from toolchain.trust import attest
 from toolchain.trust.keyless import Identity
@@ -113,11 +114,20 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
 
 
 def _require_distinct(builders: Sequence[Builder]) -> None:
-    """Refuse a list in which one builder has two operators or two levels, because it would count twice."""
+    """Refuse a list in which one builder has two operators or levels, or in which the local builder is a hosted one."""
     owners: dict[str, str] = {}
     for row in builders:
         name = " ".join(row.operator.casefold().split())
-        for what in (f"the signer {row.signer.id}", f"the id {row.id}", f"the operator {name!r}"):
+        # Every build outside of a CI has the local id, so that id is nobody's own, and no hosted builder's.
+        ids = [f"the id {row.id}"] if row.id != LOCAL_BUILDER else []
+        if row.level > 1 and not ids:
+            raise ConfigError(
+                "builder-not-hosted",
+                f"--builders: level {row.level} is for hosted builders, and {row.id} is none",
+                why="every build outside of a CI has this id, unless its publisher names another one",
+                fix="leave the level out, or name the hosted builder's own id",
+            )
+        for what in (f"the signer {row.signer.id}", *ids, f"the operator {name!r}"):
             if (other := owners.setdefault(what, row.operator)) != row.operator:
                 raise ConfigError(
                     "builders-not-distinct",
