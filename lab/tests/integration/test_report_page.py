@@ -75,10 +75,10 @@ def test_a_large_campaign_fits_and_is_used_by_keys(page: Page, pages: Path, widt
     last = active(page)
     assert (last["place"], last["seen"]) == (rows + 1, True)
     assert (last["cells"][0][:3], last["cells"][1]) == ("bwd", "gfx942")
-    # Two rows held against each other.
+    # Two pinned rows are compared.
     page.press("Enter", "Home", "ArrowDown", "Enter")
     assert (active(page)["place"], active(page)["held"]) == (3, True)
-    assert page.value("document.querySelector('.against h3').textContent") == "Two rows against each other"
+    assert page.value("document.querySelector('.against h3').textContent") == "Comparison of two rows"
     assert page.value("document.querySelectorAll('.against thead th').length") == 3
     assert page.value("document.querySelectorAll('.against .other').length") >= 2
     page.press("Escape")

@@ -19,16 +19,16 @@ async function unpacked() {
     if (note) section.append(element("p", { class: "note" }, note));
     section.append(drawn, table.root);
     sections.append(section);
-    table.draw(); // now it has a height
+    table.draw(); // the table only has a height after it was inserted
     let waiting = 0;
     const redraw = () => {
       waiting = 0;
       for (const picture of pictures) picture.draw();
-      // Two beside each other: one that is left over takes the whole row.
+      // Two narrow charts share a row, so an odd last one gets the whole row.
       const narrow = pictures.filter(({ figure, told }) => !figure.hidden && !told.wide);
       narrow.forEach(({ figure }, place) => figure.classList.toggle("last", place === narrow.length - 1 && place % 2 === 0));
     };
-    // The rows first: pictures follow once these are seen, and once for many keys.
+    // The charts are drawn after the rows, and only once if several keys are pressed in a row.
     table.onChange = () => {
       clearTimeout(waiting);
       waiting = setTimeout(redraw, 250);

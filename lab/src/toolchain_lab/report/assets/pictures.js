@@ -1,9 +1,9 @@
 "use strict";
-// Pictures of the rows that the filter leaves, by Chart.js. Each is described by the table: see `pictures` in content.py.
+// Charts of the rows that pass the filter. A table describes its charts, see `pictures` in content.py. Each kind has these keys:
 //   bars    by, split, value, top   rows, or the sum of a column, for each value of a column
-//   spread  of, split               how often a number occurs
+//   spread  of, split               the frequency of the values of a number
 //   cloud   x, y, split, diagonal   two numbers of each row
-//   lanes   lane, start, end, split what ran when
+//   lanes   lane, start, end, split a timeline
 
 const COLOURS = ["#4269d0", "#efb118", "#3ca951", "#ff725c", "#a463f2", "#6cc5b0", "#9c6b4e", "#ff8ab7", "#97bbf5", "#8a8f98"];
 const MEANING = { done: "#3ca951", same: "#8a8f98", same_instructions: "#6cc5b0", changed: "#4269d0", failed: "#d8433a", timeout: "#efb118", only_a: "#d8433a", empty_b: "#d8433a" };
@@ -57,7 +57,7 @@ class Picture {
     this.chart = new Chart(this.canvas, made.config);
   }
 
-  // Values of the column that parts the bars or points, the most frequent first; a function from a row to its part.
+  // Returns the values of the column that divides bars or points, most frequent first, and a function from row to value.
   parts() {
     const column = this.table.byKey.get(this.told.split);
     if (!column) return { names: [""], of: () => 0 };
@@ -70,7 +70,7 @@ class Picture {
     return { names, of: (at) => places.get(column.values[at] ?? "") ?? rest };
   }
 
-  // The colour of a part is the same whatever the filter leaves.
+  // The colour of a value does not depend on the filter.
   colour(name, at) {
     if (name in MEANING) return MEANING[name];
     const column = this.table.byKey.get(this.told.split);
@@ -231,6 +231,6 @@ class Picture {
   }
 }
 
-// The end of a long name tells it from others.
+// Long names differ at their ends, so the beginning is cut.
 const cut = (text, most) => (text.length <= most ? text : `…${text.slice(1 - most)}`);
 const rounded = (number) => Number(number.toPrecision(3));

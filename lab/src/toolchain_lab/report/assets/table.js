@@ -1,5 +1,5 @@
 "use strict";
-// A table of any length: rows are drawn where they are seen. Text from data only ever becomes text of a node.
+// A table of any length, which only draws the visible rows. Data is only inserted as text nodes, never as HTML.
 
 const ROW = 28, FEW = 20;
 const NUMBERS = new Intl.NumberFormat("en-US", { maximumFractionDigits: 3 });
@@ -44,19 +44,17 @@ class Table {
     this.byKey = new Map(data.columns.map((column) => [column.key, column]));
     this.count = data.count;
     this.title = title;
-    this.sorted = Int32Array.from({ length: data.count }, (_, at) => at); // all rows; `order` are those that are left
+    this.sorted = Int32Array.from({ length: data.count }, (_, at) => at); // all rows; `order` has those that pass the filter
     this.sortBy = this.byKey.has(data.sort) ? data.sort : "";
     this.descending = data.descending;
-    this.active = 0; // a place in `order`
-    this.held = []; // rows
-    this.chosen = new Map(); // by key of a column, the value that rows must have
+    this.active = 0; // an index in `order`
+    this.held = []; // the pinned rows
+    this.chosen = new Map(); // the required value of a column, by its key
     this.onChange = () => {};
     this.build();
     this.arrange();
     this.look();
   }
-
-  // -- what is there
 
   build() {
     this.filter = element("input", { type: "search", placeholder: "Filter: words, or vgpr>128", "aria-label": `Filter ${this.title}`, spellcheck: "false" });
@@ -85,7 +83,7 @@ class Table {
     this.rows = element("div", { class: "rows", role: "rowgroup" });
     this.grid = element("div", { class: "grid", role: "grid", tabindex: "0", "aria-label": this.title, "aria-colcount": this.columns.length }, this.head, this.rows);
     this.against = element("div", { class: "against", "aria-live": "polite" });
-    this.against.hidden = this.count <= FEW; // all is to be seen above; once somebody is in the rows it shows
+    this.against.hidden = this.count <= FEW; // a short table shows all values; the comparison appears when the rows get the focus
     this.widths = this.columns.map(width).join(" ");
     this.head.style.gridTemplateColumns = this.widths;
     this.root = element("div", {}, tools, this.grid, this.against);
@@ -99,8 +97,6 @@ class Table {
       if (row) this.go(Number(row.dataset.at), true);
     });
   }
-
-  // -- which rows, in which order
 
   choose(key, value) {
     if (value) this.chosen.set(key, value);
@@ -164,13 +160,11 @@ class Table {
     this.sorted.sort((a, b) => {
       const [x, y] = [values[a], values[b]];
       if (x === y) return a - b;
-      if (x === null || x === "") return 1; // what is not known comes last, whichever way
+      if (x === null || x === "") return 1; // unknown values come last in both directions
       if (y === null || y === "") return -1;
       return x < y ? -sign : sign;
     });
   }
-
-  // -- how it is drawn
 
   draw() {
     const { order } = this;
@@ -210,8 +204,6 @@ class Table {
     return row;
   }
 
-  // -- where the user is
-
   go(at, hold = false) {
     if (!this.order.length) return;
     this.active = Math.max(0, Math.min(this.order.length - 1, at));
@@ -250,8 +242,6 @@ class Table {
     }
   }
 
-  // -- two held against each other
-
   compare() {
     const rows = [...this.held];
     const here = this.order[this.active];
@@ -261,7 +251,7 @@ class Table {
     if (key === this.compared) return;
     this.compared = key;
     if (!rows.length) {
-      this.against.replaceChildren(element("p", {}, "No row is left."));
+      this.against.replaceChildren(element("p", {}, "No row passes the filter."));
       return;
     }
     if (rows.length === 1 && !pairs) {
@@ -269,13 +259,13 @@ class Table {
       return;
     }
     const sides = rows.length === 2;
-    const headings = sides ? rows.map((row) => (this.held.includes(row) ? "held" : "this row")) : ["A", "B"];
+    const headings = sides ? rows.map((row) => (this.held.includes(row) ? "pinned" : "this row")) : ["A", "B"];
     const body = element("tbody");
     for (const column of this.columns) {
       let values = rows.map((row) => [column, column.values[row]]);
       if (!sides) {
         const [row] = rows, after = this.columns.find(({ before }) => before === column.key);
-        if (this.byKey.has(column.before)) continue; // told with side A
+        if (this.byKey.has(column.before)) continue; // shown in the row of side A
         if (after) values = [[column, column.values[row]], [after, after.values[row]]];
       }
       if (values.every(([, value]) => value === null || value === "")) continue;
@@ -288,7 +278,7 @@ class Table {
       body.append(element("tr", other ? { class: "other" } : {}, element("th", { scope: "row" }, label), ...cells));
     }
     const head = element("tr", {}, element("th"), ...headings.map((text) => element("th", { scope: "col" }, text)));
-    const title = sides ? "Two rows against each other" : "This row, A against B";
+    const title = sides ? "Comparison of two rows" : "This row, A against B";
     this.against.replaceChildren(element("h3", {}, title), element("table", {}, element("thead", {}, head), body));
   }
 
