@@ -106,7 +106,7 @@ class Batch(Wave):
 
     def by_wave(self, values: Array) -> Array:
         """Return the values of all lanes with a row for each wave, `[waves, lanes of a wave]`."""
-        return np.broadcast_to(values, (self.lanes,)).reshape(-1, self.width)
+        return (values if values.ndim else np.broadcast_to(values, (self.lanes,))).reshape(-1, self.width)
 
     def lane_mask(self, index: int) -> Array:
         """Return the lane mask in the scalar registers of all waves, `bool[lanes]`."""

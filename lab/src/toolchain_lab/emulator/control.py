@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from toolchain_lab.emulator.bits import signed
 from toolchain_lab.emulator.calls import jumps
@@ -55,7 +56,12 @@ def has_no_effect(instruction: Instruction) -> bool:
     """Return whether an instruction only waits or gives a hint, so that it changes neither a register nor memory."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
-    return _WITHOUT_EFFECT.match(instruction.name) is not None
+    return _without_effect(instruction.name)
+
+
+@cache
+def _without_effect(name: str) -> bool:
+    return _WITHOUT_EFFECT.match(name) is not None
 
 
 def is_barrier(instruction: Instruction) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from toolchain_lab.emulator.lanewise import Handler, LaneOp
 from toolchain_lab.emulator.operands import Get, Operands, Put, Run
 from toolchain_lab.emulator.syntax import Instruction, parse
 from toolchain_lab.emulator.wave import EXEC, Target, Wave
+
+if TYPE_CHECKING:
+    from toolchain_lab.emulator.batch import Batch
 
 _LANE_OPS: dict[str, LaneOp] = {
     **vector_integer.LANE_OPS,
@@ -62,6 +66,8 @@ _FINDERS: tuple[Callable[[str], Handler | None], ...] = (
 _CHOICE = "v_cndmask_b32"
 _DPP = frozenset({"dpp", "e64_dpp", "dpp8"})
 _MATRIX = ("v_mfma_", "v_wmma_")
+_NONE: frozenset[int] = frozenset()
+_EXECS = {lanes_: frozenset(range(EXEC, EXEC + lanes_ // 32)) for lanes_ in (32, 64)}
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 
@@ -70,7 +76,7 @@ _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Operation:
     """A decoded instruction.
 
@@ -83,6 +89,9 @@ class Operation:
         how: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
         masks: the scalar registers that are read as lane masks.
         numbers: the other scalar registers that are read.
+        effects: the facts that the scoreboard uses; None until it needs them.
+        rows: the function that runs the instruction for all waves of a batch, or None, in a tuple; empty until a plan
+            needs it.
     """
 
     instruction: Instruction
@@ -95,6 +104,8 @@ class Operation:
     how: str = LANES
     masks: frozenset[int] = frozenset()
     numbers: frozenset[int] = frozenset()
+    effects: object = None
+    rows: Sequence[Callable[[Batch], None] | None] = ()
 
     @property
     def scalar_reads(self) -> frozenset[int]:
@@ -112,7 +123,7 @@ def decode(line: Line, target: Target) -> Operation:
         return _dual(line, target)
     instruction = parse(line)
     if has_no_effect(instruction) or (ends_block(instruction) and not calls.jumps(instruction)):
-        return Operation(instruction, None, frozenset(), frozenset(), (instruction.name,))
+        return Operation(instruction, None, _NONE, _NONE, (instruction.name,))
     operands = Operands(target, instruction)
     try:
         run = _build(operands)
@@ -120,22 +131,24 @@ def decode(line: Line, target: Target) -> Operation:
         raise instruction.unknown("operands of an unexpected form") from error
     if left := instruction.modifiers.left():
         raise instruction.unknown(f"the modifier {', '.join(left)}")
-    execs = range(0)
-    if instruction.name.startswith("v_") and not instruction.name.startswith(("v_readlane", "v_writelane")):
-        execs = range(EXEC, EXEC + target.lanes // 32)
     reads, writes, spared, kept = operands.accesses()
     return Operation(
         instruction,
         run,
-        reads.union(execs),
+        reads | _EXECS[target.lanes] if _reads_exec(instruction.name) else reads,
         writes,
         (instruction.name,),
         spared,
         kept,
         _how(instruction.name, instruction.suffix),
-        frozenset(operands.masks),
+        frozenset(operands.masks) if operands.masks else _NONE,
         operands.numbers,
     )
+
+
+@cache
+def _reads_exec(name: str) -> bool:
+    return name.startswith("v_") and not name.startswith(("v_readlane", "v_writelane"))
 
 
 @cache
@@ -165,12 +178,15 @@ def _handler(instruction: Instruction) -> Handler:
     row = _row(instruction)
     if row is not None and row is not _LANE_OPS.get(instruction.name):
         return lanewise.handler(row)
-    if instruction.name in _HANDLERS:
-        return _HANDLERS[instruction.name]
-    for finder in _FINDERS:
-        if (handler := finder(instruction.name)) is not None:
-            return handler
-    raise instruction.unknown()
+    handler = _HANDLERS.get(instruction.name) or _found(instruction.name)
+    if handler is None:
+        raise instruction.unknown()
+    return handler
+
+
+@cache
+def _found(name: str) -> Handler | None:
+    return next((handler for finder in _FINDERS if (handler := finder(name)) is not None), None)
 
 
 def _build(operands: Operands) -> Run:

@@ -50,7 +50,7 @@ class Disassembler:
         return "llvm-objdump " + ".".join(str(part) for part in self.version)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Line:
     """An instruction in a disassembly: its address, its text and its encoding in words of 32 bits."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -117,17 +116,8 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
         letter: the type, as in `LaneOp`.
         high: 1 for the upper half of a register, if the type has 16 bits.
     """
-    simple: dict[str, Callable[[str], Get]] = {
-        "u": operands.u32,
-        "i": operands.i32,
-        "f": operands.f32,
-        "q": operands.u64,
-        "e": operands.f64,
-        "b": operands.mask,
-        "p": partial(_two_halves, operands),
-    }
-    if letter in simple:
-        return simple[letter](text)
+    if letter in _SOURCES:
+        return _SOURCES[letter](operands, text)
     if letter == "h":
         return operands.half(text, high)
     if letter == "t":
@@ -153,12 +143,27 @@ def _two_halves(operands: Operands, text: str) -> Get:
     return lambda _: value
 
 
+_SOURCES: dict[str, Callable[[Operands, str], Get]] = {
+    "u": Operands.u32,
+    "i": Operands.i32,
+    "f": Operands.f32,
+    "q": Operands.u64,
+    "e": Operands.f64,
+    "b": Operands.mask,
+    "p": _two_halves,
+}
+_DESTINATIONS: dict[str, Callable[[Operands, str], Put]] = {
+    "u": Operands.put_u32,
+    "i": Operands.put_i32,
+    "b": Operands.put_mask,
+}
+
+
 def destination(operands: Operands, row: LaneOp, text: str, high: int | None = None) -> Put:
     """Return the function that writes a result; `high` selects the half of the register for a 16-bit type."""
     letter = row.result
-    simple = {"u": operands.put_u32, "i": operands.put_i32, "b": operands.put_mask}
-    if letter in simple:
-        return simple[letter](text)
+    if letter in _DESTINATIONS:
+        return _DESTINATIONS[letter](operands, text)
     if letter == "f":
         return operands.put_f32(text, clamp=operands.instruction.modifiers.flag("clamp"))
     if letter in "hsw":

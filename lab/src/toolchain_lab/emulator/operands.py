@@ -30,6 +30,7 @@ _NEGATED_NUMBER = re.compile(r"-[\d.]")
 _TWO_PI = 0.15915494309189532  # 1/(2*pi), because the disassembler prints fewer digits
 _SPECIAL = {"vcc_lo": VCC, "vcc_hi": VCC + 1, "vcc": VCC, "exec_lo": EXEC, "exec_hi": EXEC + 1, "exec": EXEC}
 _PAIRS = frozenset({"vcc", "exec"})
+_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Operands:
 
     def __init__(self, target: Target, instruction: Instruction, raw: dict[str, Get] | None = None) -> None:
         self.target = target
+        self._generation = target.generation
         self.instruction = instruction
         self.raw = raw or {}
         self.reads: set[int] = set()
@@ -86,7 +88,7 @@ class Operands:
 
     def register(self, text: str) -> Register | None:
         """Return the register that an operand names; None for a constant."""
-        return _register(text, self.target.m0, null=self.target.generation > 9)
+        return _register(text, self._generation)
 
     def signs(self, text: str) -> Signed:
         """Split an operand into its text and its modifiers `neg` and `abs`."""
@@ -147,6 +149,8 @@ class Operands:
             The registers that are read, and those that are written; then, of these registers, the halves that are
             neither read nor written, and the halves that are not written.
         """
+        if not self.half_reads and not self.half_writes:
+            return frozenset(self.reads | self.masks), frozenset(self.writes), _NONE, _NONE
         halves = self.half_reads | self.half_writes
         whole = self.reads | self.writes
         spared = frozenset(half ^ 1 for half in halves if half >> 1 not in whole) - halves
@@ -397,7 +401,7 @@ class Operands:
         if register.vector:
             raise self.instruction.unknown(f"{text} where a scalar is expected")
         index = self.read(register, 1).index
-        return lambda wave: int(wave.s[index])
+        return lambda wave: wave.s.item(index)
 
     def signed_number(self, text: str) -> GetNumber:
         """Return the function that reads a scalar source of 32 bits as a signed number."""
@@ -431,6 +435,9 @@ class Operands:
         index = self.write(register, words).index
         touches_exec = bool(set(range(index, index + words)) & {EXEC, EXEC + 1})
 
+        def put_one(wave: Wave, value: int) -> None:
+            wave.s[index] = value & WORD
+
         def put(wave: Wave, value: int) -> None:
             wave.s[index] = value & WORD
             if words == 2:
@@ -438,7 +445,7 @@ class Operands:
             if touches_exec:
                 wave.exec_changed()
 
-        return put
+        return put if words == 2 or touches_exec else put_one
 
 
 def _with_signs(get: Get, operand: Signed) -> Get:
@@ -452,7 +459,7 @@ def _with_signs(get: Get, operand: Signed) -> Get:
 
 
 @lru_cache(maxsize=4096)
-def _register(text: str, m0: int, *, null: bool) -> Register | None:
+def _register(text: str, generation: int) -> Register | None:
     if match := _SINGLE.match(text):
         kind, index, count, half = match[1], int(match[2]), 1, match[3]
     elif match := _RANGE.match(text):
@@ -461,8 +468,8 @@ def _register(text: str, m0: int, *, null: bool) -> Register | None:
     elif text in _SPECIAL:
         return Register(vector=False, index=_SPECIAL[text], count=2 if text in _PAIRS else 1)
     elif text == "m0":
-        return Register(vector=False, index=m0, count=1)
-    elif text == "null" and null:
+        return Register(vector=False, index=124 if generation == 9 else 125, count=1)
+    elif text == "null" and generation > 9:
         return Register(vector=False, index=NULL, count=1)
     else:
         return None

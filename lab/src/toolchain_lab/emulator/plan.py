@@ -81,7 +81,8 @@ class _Maker:
             self.steps.append(run)
             self._wrote(written, same=operation.how == SCALAR)
             return frozenset()
-        rows = rows_of(operation.instruction, self.target)
+        operation.rows = operation.rows or (rows_of(operation.instruction, self.target),)
+        (rows,) = operation.rows
         self._push(reads)
         self.steps.append(_for_each(run) if rows is None else rows)
         self._wrote(written, same=False)

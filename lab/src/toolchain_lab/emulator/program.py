@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from toolchain_lab.emulator.batch import EXECS
 from toolchain_lab.emulator.calls import jumps
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.control import Branch, branch, ends_block, is_barrier
@@ -13,14 +15,14 @@ from toolchain_lab.emulator.decode import Operation, decode
 from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.exactness import bound
-from toolchain_lab.emulator.operands import Run
+from toolchain_lab.emulator.operands import VECTOR, Run
 from toolchain_lab.emulator.plan import Plan
 from toolchain_lab.emulator.scoreboard import Scoreboard
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
 
 
-@dataclass(slots=True)
+@dataclass
 class Block:
     """The instructions up to a branch, a barrier or the end of the program.
 
@@ -45,6 +47,12 @@ class Block:
     following: int
     executions: int = field(default=0)
     plans: dict[tuple[int, frozenset[int]], Plan] = field(default_factory=dict)
+
+    @cached_property
+    def touched(self) -> frozenset[int]:
+        """The scalar registers that the instructions access, and EXEC."""
+        scalars = {register for each in self.operations for register in each.writes if register < VECTOR}
+        return EXECS.union(scalars, *(each.scalar_reads for each in self.operations))
 
 
 def names(line: Line) -> tuple[str, ...]:

@@ -92,7 +92,9 @@ def _logic(place: int, sources: list[_Source], name: str, words: int) -> RunBatc
     compute, (left, right) = _COMPUTE[name], sources
 
     def run(batch: Batch) -> None:
-        value = np.broadcast_to(compute(left(batch), right(batch)), (len(batch.waves), words))
+        value = compute(left(batch), right(batch))
+        if value.ndim < 2:
+            value = np.broadcast_to(value, (len(batch.waves), words))
         _put(batch, place, words, value)
         batch.set_flags(value)
 

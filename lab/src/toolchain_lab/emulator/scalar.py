@@ -36,7 +36,16 @@ def _binary(
         read = operands.quad if width == 64 else operands.signed_number if sign else operands.number
         left, right = read(first), read(second)
         put = operands.put_number(result, width // 32)
-        return _applied(operands, put, lambda wave: compute(left(wave), right(wave)), flags=flags)
+        if flags:
+            operands.writes.add(SCC)
+
+        def run(wave: Wave) -> None:
+            value = compute(left(wave), right(wave))
+            if isinstance(value, tuple):
+                value, wave.scc = value
+            put(wave, value)
+
+        return run
 
     return build
 

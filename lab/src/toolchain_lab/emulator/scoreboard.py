@@ -7,7 +7,9 @@ a wave enters it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from toolchain_lab.emulator.control import wait
@@ -24,12 +26,38 @@ _MOST = 64  # hardware stalls a wave before a counter exceeds its range, so more
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
 LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
+_COUNTED = ("s_load_", "s_buffer_load_", "ds_", *MEMORY)
+_NONE: frozenset[int] = frozenset()
 # An outstanding access has a counter, an instruction, the registers that it will write, and whether accesses with the
 # same counter complete in order.
 Access = tuple[str, Operation, frozenset[int], bool]
 # Later instructions must keep a distance from a recent one. The numbers count the wait states, the vector instructions
-# and the transcendental instructions since then.
-Recent = tuple[Facts, int, int, int]
+# and the transcendental instructions from the beginning of the block to the recent one, which are negative if an
+# earlier block contains it.
+Recent = tuple["Effects", Operation, int, int, int]
+
+
+class Effects(Facts):
+    """The facts of an instruction, and the accesses that it waits for and starts.
+
+    Attributes:
+        waits: the number of accesses that may stay outstanding, by counter; None if the instruction is no wait.
+        barrier: whether the instruction is a barrier.
+        counters: the counters that the instruction increments.
+        loaded: the registers that its access will write.
+        ordered: whether accesses with the same counter complete in order.
+    """
+
+    def __init__(self, operation: Operation, target: Target) -> None:
+        super().__init__(operation, target)
+        name = operation.names[0]
+        self.waits = wait(operation.instruction) if name.startswith("s_wait") else None
+        self.barrier = name in BARRIERS
+        self.counters: tuple[str, ...] = ()
+        if name.startswith(_COUNTED):
+            self.counters = _counters(name, target.generation, load=bool(self.part("vector writes")))
+        self.loaded = operation.writes if not _CACHES.match(name) else _NONE
+        self.ordered = not name.startswith(("s_", "flat_"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,7 +81,6 @@ class Scoreboard:
         self.cdna = target.generation == 9
         self.start = State()
         self._states: dict[tuple[object, ...], State] = {((), ()): self.start}
-        self._facts: dict[int, Facts] = {}
 
     def behind(self, state: State, block: Block) -> State:
         """Return the state after a block, which is computed only once for each state before the block.
@@ -70,68 +97,69 @@ class Scoreboard:
             FaultyKernelError: a wait or a distance is missing.
         """
         accesses, recent = list(state.accesses), list(state.recent)
+        states = valus = slow = 0
         for operation in operations:
-            facts = self._facts.get(operation.instruction.address)
-            if facts is None or facts.operation is not operation:
-                facts = self._facts[operation.instruction.address] = Facts(operation, self.target)
-            self._wait(operation, accesses)
+            effects = operation.effects
+            if not isinstance(effects, Effects):
+                effects = operation.effects = Effects(operation, self.target)
+            if effects.waits is not None:
+                _wait(effects.waits, accesses)
+            elif accesses:
+                _check(operation, effects, accesses)
             if recent:
-                _keep_distance(facts, recent)
-            recent = [
-                (earlier, states + facts.states, valus + facts.valu, slow + facts.transcendental)
-                for earlier, states, valus, slow in recent
-                if (
-                    states + facts.states < earlier.reach
-                    if self.cdna
-                    else valus + facts.valu < earlier.reach and not facts.settles
-                )
-            ]
-            if facts.reach:
-                recent.append((facts, 0, 0, 0))
-            self._start(operation, accesses)
-        key = (tuple(accesses[-_MOST:]), tuple(recent))
-        state_after = self._states.setdefault(key, State(*key))
+                _keep_distance(operation, effects, recent, (states, valus, slow))
+            states += effects.states
+            valus += effects.valu
+            slow += effects.transcendental
+            if self.cdna:
+                recent = [each for each in recent if states - each[2] < each[0].reach]
+            else:
+                recent = [each for each in recent if valus - each[3] < each[0].reach and not effects.settles]
+            if effects.reach:
+                recent.append((effects, operation, states, valus, slow))
+            for counter in effects.counters:
+                accesses.append((counter, operation, effects.loaded, effects.ordered))
+        left = tuple((facts, one, at - states, vat - valus, sat - slow) for facts, one, at, vat, sat in recent)
+        key = (tuple(accesses[-_MOST:]), left)
+        state_after = self._states.get(key)
+        if state_after is None:
+            state_after = self._states[key] = State(*key)
         state.following[address] = state_after
         return state_after
 
-    def _wait(self, operation: Operation, accesses: list[Access]) -> None:
-        """Remove the accesses that an instruction waits for.
 
-        Raises:
-            FaultyKernelError: the instruction uses a register of an access that is still outstanding.
-        """
-        name = operation.names[0]
-        if name.startswith("s_wait"):
-            for counter, most in wait(operation.instruction).items():
-                places = [place for place, access in enumerate(accesses) if access[0] == counter]
-                if most == 0 or all(accesses[place][3] for place in places):
-                    for place in reversed(places[: max(len(places) - most, 0)]):
-                        del accesses[place]
-            return
-        if not accesses:
-            return
-        if name in BARRIERS:
-            for _, earlier, _, _ in accesses:
-                # A load may be outstanding, because LDS processes accesses in order. LLVM always waits for stores.
-                if LDS_STORE.match(earlier.names[0]):
-                    raise _fault(operation, earlier, "a barrier does not wait for")
-        mine_counters = _counters(operation, self.target)
-        for counter, earlier, registers, ordered in accesses:
-            used = operation.reads & registers
-            # Two ordered loads with the same counter may write the same register, because the later one wins.
-            if not (ordered and counter in mine_counters):
-                used |= operation.writes & registers
-            if used and earlier.kept and operation.spared:
-                used = frozenset(register for register in used if not _apart(register, earlier, operation))
-            if used:
-                raise _fault(operation, earlier, f"{_text(min(used))} is used before the load that writes it:")
+def _wait(waits: Mapping[str, int], accesses: list[Access]) -> None:
+    """Remove the accesses that an instruction waits for."""
+    for counter, most in waits.items():
+        places = [place for place, access in enumerate(accesses) if access[0] == counter]
+        if most == 0 or all(accesses[place][3] for place in places):
+            for place in reversed(places[: max(len(places) - most, 0)]):
+                del accesses[place]
 
-    def _start(self, operation: Operation, accesses: list[Access]) -> None:
-        name = operation.names[0]
-        ordered = not name.startswith(("s_", "flat_"))
-        for counter in _counters(operation, self.target):
-            loaded = operation.writes if not _CACHES.match(name) else frozenset()
-            accesses.append((counter, operation, frozenset(loaded), ordered))
+
+def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> None:
+    """Check that an instruction does not use a register of an outstanding access.
+
+    Raises:
+        FaultyKernelError: it uses one.
+    """
+    if effects.barrier:
+        for _, earlier, _, _ in accesses:
+            # A load may be outstanding, because LDS processes accesses in order. LLVM always waits for stores.
+            if LDS_STORE.match(earlier.names[0]):
+                raise _fault(operation, earlier, "a barrier does not wait for")
+    reads, writes = operation.reads, operation.writes
+    for counter, earlier, registers, ordered in accesses:
+        if registers.isdisjoint(reads) and registers.isdisjoint(writes):
+            continue
+        used = reads & registers
+        # Two ordered loads with the same counter may write the same register, because the later one wins.
+        if not (ordered and counter in effects.counters):
+            used |= writes & registers
+        if used and earlier.kept and operation.spared:
+            used = frozenset(register for register in used if not _apart(register, earlier, operation))
+        if used:
+            raise _fault(operation, earlier, f"{_text(min(used))} is used before the load that writes it:")
 
 
 def _apart(register: int, load: Operation, other: Operation) -> bool:
@@ -140,35 +168,35 @@ def _apart(register: int, load: Operation, other: Operation) -> bool:
     return (low in load.kept and high in other.spared) or (high in load.kept and low in other.spared)
 
 
-def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
-    """Return the counters that an instruction increments."""
-    name, new = operation.names[0], target.generation == 12
-    if name.startswith(("s_load_", "s_buffer_load_")):
+@cache
+def _counters(name: str, generation: int, *, load: bool) -> tuple[str, ...]:
+    """Return the counters that an access increments; `load` is whether it writes vector registers."""
+    new = generation == 12
+    if name.startswith("s_"):
         return ("km",) if new else ("lgkm",)
     if name.startswith("ds_"):
         return ("ds",) if new else ("lgkm",)
-    if not name.startswith(MEMORY):
-        return ()
     if match := _CACHES.match(name):
         # In LLVM's model, cache instructions increment a counter only on gfx12.
         return () if not new else ("load",) if match[1] == "inv" else ("store",)
-    load = any(register >= VECTOR for register in operation.writes)
-    counter = ("load" if load else "store") if new else "vm" if load or target.generation == 9 else "vs"
+    counter = ("load" if load else "store") if new else "vm" if load or generation == 9 else "vs"
     if name.startswith("flat_"):
         return (counter, "ds" if new else "lgkm")
     return (counter,)
 
 
-def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
-    newer: frozenset[int] = frozenset()
-    for earlier, states, valus, slow in reversed(recent):
-        lacking = too_close(earlier, facts, states, valus, slow, newer=newer)
-        newer |= earlier.vector_writes if earlier.passes else frozenset()
+def _keep_distance(operation: Operation, facts: Facts, recent: list[Recent], now: tuple[int, int, int]) -> None:
+    newer = _NONE
+    for earlier, first, at, valus_at, slow_at in reversed(recent):
+        states, valus = now[0] - at, now[1] - valus_at
+        lacking = too_close(earlier, facts, states, valus, now[2] - slow_at, newer=newer)
+        if earlier.kind.passes:
+            newer |= earlier.part("vector writes")
         if lacking is not None:
             need, registers = lacking
             kind = "wait states" if facts.target.generation == 9 else "vector instructions"
             count = states if facts.target.generation == 9 else valus
-            raise _fault(facts.operation, earlier.operation, f"{_text(min(registers))}: {count} of {need} {kind} after")
+            raise _fault(operation, first, f"{_text(min(registers))}: {count} of {need} {kind} after")
 
 
 def _fault(operation: Operation, earlier: Operation, what: str) -> FaultyKernelError:

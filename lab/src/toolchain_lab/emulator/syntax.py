@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from toolchain_lab.emulator.disassembly import Line
@@ -27,9 +27,14 @@ _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 class Modifiers:
     """The modifiers of an instruction, which records those that were queried, so that others can be refused."""
 
+    __slots__ = ("_asked", "_values")
+
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
         self._asked: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def flag(self, name: str) -> bool:
         """Return whether the instruction has a modifier that takes no value."""
@@ -55,10 +60,10 @@ class Modifiers:
 
     def left(self) -> list[str]:
         """Return the modifiers that were not queried, except cache policies."""
-        return sorted(self._values.keys() - self._asked - _POLICY)
+        return sorted(self._values.keys() - self._asked - _POLICY) if self._values else []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Instruction:
     """A parsed instruction.
 
@@ -73,7 +78,7 @@ class Instruction:
     name: str
     suffix: str
     operands: tuple[str, ...]
-    modifiers: Modifiers = field(compare=False)
+    modifiers: Modifiers
 
     @property
     def address(self) -> int:
@@ -100,7 +105,7 @@ def parse(line: Line, text: str | None = None) -> Instruction:
         text: one half of the line, if it is a dual-issue instruction.
     """
     name, suffix, operands, values = _parts(line.text if text is None else text)
-    return Instruction(line=line, name=name, suffix=suffix, operands=operands, modifiers=Modifiers(values))
+    return Instruction(line, name, suffix, operands, Modifiers(values))
 
 
 # This is cached because similar kernels have most of their instructions in common.

@@ -7,12 +7,13 @@ between two barriers and one of them writes. In that case the workgroup is reset
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolchain_lab.emulator.accesses import ApartError, GroupAccesses
 from toolchain_lab.emulator.batch import Batch
 from toolchain_lab.emulator.errors import EmulatorError
-from toolchain_lab.emulator.plan import plan
+from toolchain_lab.emulator.plan import Plan, plan
 from toolchain_lab.emulator.wave import Wave
 
 if TYPE_CHECKING:
@@ -128,12 +129,20 @@ class _Together:
             key = (start, batch.varying)
             planned = block.plans.get(key)
             if planned is None:
-                planned = block.plans[key] = plan(block.operations, start, batch.varying, batch.target)
+                planned = block.plans[key] = self._plan(block, start)
             for step in planned.steps:
                 step(batch)
             batch.varying, start = planned.after, planned.stop
             if planned.unsettled:
                 batch.settle(planned.unsettled)
+
+    def _plan(self, block: Block, start: int) -> Plan:
+        """Return a plan. Registers that the block does not access cannot change it, so such plans are shared."""
+        relevant = self.batch.varying & block.touched
+        planned = block.plans.get((start, relevant))
+        if planned is None:
+            planned = block.plans[start, relevant] = plan(block.operations, start, relevant, self.batch.target)
+        return replace(planned, after=planned.after | (self.batch.varying - block.touched))
 
     def _branch(self, block: Block) -> bool:
         """Set the program counters after a block; return whether all waves continue at the same address."""

@@ -40,11 +40,6 @@ class Target:
         """The major version of the ISA: 9 for CDNA, 11 for RDNA3, 12 for RDNA4."""
         return int(self.gpu[3:-2])
 
-    @property
-    def m0(self) -> int:
-        """The number of the scalar register M0."""
-        return 124 if self.generation == 9 else 125
-
 
 class Wave:
     """The registers and the state of a wave.
@@ -121,11 +116,12 @@ class Wave:
 
     def quad(self, index: int) -> int:
         """Return the 64-bit number in a pair of scalar registers."""
-        return int(self.s[index]) | int(self.s[index + 1]) << 32
+        number: int = self.s.item(index) | self.s.item(index + 1) << 32
+        return number
 
     def lane_bits(self, index: int) -> int:
         """Return a lane mask, from one scalar register for 32 lanes or from two for 64, as a number."""
-        return int(self.s[index]) if self.target.lanes == 32 else self.quad(index)
+        return self.s.item(index) if self.target.lanes == 32 else self.quad(index)
 
     def lane_mask(self, index: int) -> Array:
         """Return a lane mask in scalar registers as `bool[lanes]`."""
