@@ -54,7 +54,7 @@ class Report:
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return a row for each GPU and function, with the numbers of kernels by status, and sums of the others."""
+        """Return a row for each GPU and function: kernels by status, the largest share, instructions, time."""
         groups: dict[tuple[str, str], list[Checked]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
