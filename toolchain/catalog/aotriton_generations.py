@@ -132,14 +132,14 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     if missing := [name for name in has if name not in without]:
         raise UnsupportedError(
             "aotriton-other-compiler",
-            f"{what} has kernels for the compiler {', '.join(missing)}",
+            f"{what} has kernels that need the compiler {', '.join(missing)}",
             why="this tool cannot build that compiler, which needs an LLVM of its own",
             fix=f"skip these kernels: `toolchain kernels run aotriton --without {','.join(has)}`; the library then "
             "never selects them",
         )
     if vain := [name for name in without if name not in has]:
         raise UnsupportedError(
-            "nothing-left-out", f"{what} has no kernels for the compiler {', '.join(vain)}", fix="omit it in --without"
+            "nothing-left-out", f"{what} has no kernels that need {', '.join(vain)}", fix="omit it in --without"
         )
 
 
@@ -253,7 +253,7 @@ def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
 
 
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """Return the version of a tree; before 0.8, CMakeLists.txt has none, but the generator's files differ."""
+    """Return the version of a tree; before 0.8, CMakeLists.txt has none, so the generator's files decide."""
     if stated := _stated_version(tree):
         return stated
     if (tree / "v2python/autotune_config.py").is_file():

@@ -37,7 +37,7 @@ def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "")
         triton: the Triton whose parts an LLVM has.
     """
     combination = (what, of, as_, llvm, triton)
-    # `part` means that something was left out only for an LLVM; for a wheel it lists the Python versions.
+    # For an LLVM, `part` says that only a part of it was tested. For a wheel, it only lists the Python versions.
     return any(
         combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()

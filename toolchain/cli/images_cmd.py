@@ -78,9 +78,10 @@ def inspect(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Show what an image contains, or with --use the Containerfile lines that use it. For a Triton wheel, its LLVMs.
+    """Show what an image contains, or with --use the Containerfile lines that use it.
 
-    The image or wheel may have been built by others. Exits with 4 if a wheel's LLVM is not the pinned one.
+    For a Triton wheel, this shows its LLVMs, and exits with 4 if its LLVM is not the pinned one. The image or wheel may
+    have been built by others.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
         from toolchain.core.plugins import hook  # noqa: PLC0415 - `--help` does not need it

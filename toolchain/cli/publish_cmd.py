@@ -109,7 +109,7 @@ def publish(
 
 
 def _built_by(record: Record, builder_id: str | None) -> Record:
-    """Return the record with the builder's URI, unless the record names a builder other than this machine."""
+    """Return the record with this builder, unless the record already names one other than the local builder."""
     if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
         return record
     return replace(record, tool={**record.tool, "builder": builder_id})

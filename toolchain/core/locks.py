@@ -124,7 +124,7 @@ def kept(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free(path: Path) -> Iterator[bool]:
-    """Yield whether a file or folder exists and no process holds it by `kept`; during the block none can begin to.
+    """Yield whether a file or folder exists and no process holds it by `kept`; no process can do so during the block.
 
     The locks work across PID namespaces, and the kernel releases the locks of a dead process.
     """
