@@ -8,6 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.workflow_expressions import Scope, value_of
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -43,16 +46,41 @@ def test_pip_is_told_to_look_no_further_than_a_lock() -> None:
     assert [line for line in said if "--no-deps --require-hashes" not in line.replace('", "', " ")] == []
 
 
+def programs(folder: Path, **scripts: str) -> dict[str, str]:
+    """Write shell scripts to `folder`, and return an environment in which ./test finds them first."""
+    folder.mkdir(exist_ok=True)
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder), "TOOLCHAIN_CACHE": str(folder / "no/folder")}
+
+
 def test_too_little_disk_is_told_before_anything_is_installed(tmp_path: Path) -> None:
-    for name, text in (
-        ("df", "echo; echo /dev/vda 9 9 14600000 9% /"),
-        ("dpkg-query", "exit 1"),
-        ("apt-get", "exit 1"),
-    ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "TOOLCHAIN_CACHE": str(tmp_path / "no/folder")}
+    env = programs(
+        tmp_path, **{"df": "echo; echo /dev/vda 9 9 14600000 9% /", "dpkg-query": "exit 1", "apt-get": "exit 1"}
+    )
     done = subprocess.run([TOP / "test"], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (9, "")
     assert "14 GB free" in done.stderr
     assert "15 GB" in done.stderr
+
+
+@pytest.mark.parametrize(("event", "marks"), [("schedule", "not full"), ("push", "not full and not nightly")])
+def test_the_workflow_runs_all_nightly_tests_on_schedule_alone(tmp_path: Path, event: str, marks: str) -> None:
+    job = yaml.safe_load((TOP / ".github/workflows/test.yml").read_text())["jobs"]["test"]
+    nightly = value_of(job["env"]["TOOLCHAIN_TEST_NIGHTLY"], Scope({"github": {"event_name": event}}))
+    note, locks = f'echo "$*" >>{tmp_path}/asked', ("pyproject.toml", "lab/pyproject.toml", "requirements/test.lock")
+    env = programs(
+        tmp_path, **{"df": "echo; echo / 9 9 99000000 9% /", "dpkg-query": "echo ok installed", "apt-get": "exit 1"}
+    )
+    programs(tmp_path / "bin", pytest=note, ruff="", mypy="", toolchain="")
+    (tmp_path / ".prepared").write_text("".join((TOP / name).read_text() for name in locks))
+    env |= {"TOOLCHAIN_VENV": str(tmp_path), "TOOLCHAIN_TEST_NIGHTLY": nightly}
+    subprocess.run([TOP / "test"], env=env, check=True, capture_output=True)
+    asked = sorted((tmp_path / "asked").read_text().splitlines())
+    runs = [
+        "--durations=10 lab/tests",
+        "--part building --durations=10 tests/integration",
+        "--part rest --durations=10 tests",
+    ]
+    assert asked == [f"-m {marks} {run}" for run in runs]
