@@ -93,7 +93,7 @@ def _kind(names: tuple[str, ...], suffix: str, gpu: str, stored: str, *, shifts:
 
     Args:
         stored: the set that the stored registers belong to; empty if the rules name none.
-        shifts: whether the result goes to another place of its register than the lowest bits.
+        shifts: whether the instruction writes its result to the upper bits of a register.
     """
     name, cdna, generation = names[0], gpu.startswith("gfx9"), int(gpu[3:-2])
     matrix = _MATRIX.match(name)
