@@ -112,7 +112,7 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     layout = Layout(other.folder.parent / "out")
     config = layout.read_json(layout.children(layout.children(layout.resolve(made["image"]))[0])[0])
     assert config["config"]["Labels"][LICENSES] == "CC0-1.0"
-    assert "--archive is for llvm, triton, aotriton, flash-attn, aiter, vllm, report" in tool.call(
+    assert "--archive is only for llvm, triton, aotriton, flash-attn, aiter, vllm, report" in tool.call(
         "build", "base", "--archive", "x", code=3
     )
 

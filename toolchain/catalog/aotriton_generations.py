@@ -122,7 +122,7 @@ def foreign_compilers() -> tuple[str, ...]:
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
-    """Raise if kernels need a compiler that is not built here, or if `without` names a compiler that none needs.
+    """Raise if kernels need a compiler that cannot be built, or if `without` names a compiler that no kernel needs.
 
     Args:
         what: the release or source tree with the kernels, for messages.

@@ -34,7 +34,8 @@ class StageRow:
         packages: whether it consists of a distribution's packages, which locks and bundles list.
         in_all: whether the target `all` includes it.
         all_with, all_without: an option or source that must be given, or must not be given, for `all` to include it.
-        all_under: a stage; `all` includes this one if that stage is built on it, or if one of its sources is named.
+        all_under: a stage; `all` includes this one if that stage is built on it, or if a source, patch or part of this
+            one is given.
         published_with: the other targets that it is published with.
         costs: the stage whose rows of data/costs.toml it shares; empty if it has rows of its own.
     """
