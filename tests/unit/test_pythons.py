@@ -212,6 +212,20 @@ def test_a_wheel_that_is_another_one_is_refused(tmp_path: Path, name: str, tag: 
     assert says in caught.value.why
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="NOT CHECKED: /bin/sh serves as an x86_64 program")
+@pytest.mark.parametrize("line", [b"Tag: py3-none-any\n", b"\xff\n"], ids=["vendored", "no text"])
+def test_a_wheel_is_judged_by_its_own_metadata(tmp_path: Path, line: bytes) -> None:
+    tag = "cp313-cp313-manylinux_2_31_x86_64"
+    wheel = tmp_path / f"triton-1-{tag}.whl"
+    vendored = "triton/vendored-1.dist-info/WHEEL" if line.startswith(b"Tag") else "triton-1.dist-info/WHEEL"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(vendored, line + f"Tag: {tag}\n".encode())
+        if vendored.startswith("triton/"):
+            archive.writestr("triton-1.dist-info/WHEEL", f"Tag: {tag}\n")
+        archive.writestr("a.so", Path("/bin/sh").read_bytes())
+    assert check_wheel(wheel, python="3.13", arch="amd64", glibc="2.99")["tag"] == "manylinux_2_31_x86_64"
+
+
 def test_a_wheel_without_a_program_or_with_half_of_one_is_refused(tmp_path: Path) -> None:
     tag = "cp313-cp313-manylinux_2_31_x86_64"
     wheel = a_wheel(tmp_path, f"triton-1-{tag}.whl", tag, elf=b"no program")

@@ -60,6 +60,11 @@ class _Zip(zipfile.ZipFile):
             raise HostileInputError("zip-overlap", f"{row.filename} overlaps another entry of its archive", fix=_AGAIN)
 
 
+def dist_info(wheel: Path) -> str:
+    """Return the name of a wheel's own `.dist-info/` folder. A wheel may hold those of vendored projects too."""
+    return "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
+
+
 def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]:
     """Open a wheel as `open_zip` does, and refuse names that differ only in case, which not all systems allow."""
     return open_zip(path, path.name, kind="wheel", ignore_case=True)

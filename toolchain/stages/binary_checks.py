@@ -14,6 +14,7 @@ from toolchain.catalog.floors import Floor
 from toolchain.catalog.release_data import numbers
 from toolchain.catalog.rocm import Stub
 from toolchain.core.errors import ContractError
+from toolchain.core.zips import dist_info, open_wheel
 from toolchain.stages.elf import Linked, linked_of, read_linked
 
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
@@ -152,11 +153,12 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
     kernel = machine_of(arch).kernel
     tag = wheel.name.removesuffix(".whl").rsplit("-", 1)[-1]
     abi = "cp" + python.replace(".", "")
-    with zipfile.ZipFile(wheel) as archive:
+    metadata = f"{dist_info(wheel)}WHEEL"
+    with open_wheel(wheel) as archive:
         names = archive.namelist()
         binaries = dict(_binaries(archive))
-        metadata = next((name for name in names if name.endswith(".dist-info/WHEEL")), "")
-        tags = re.findall(r"^Tag: (\S+)", archive.read(metadata).decode(), re.MULTILINE) if metadata else []
+        text = archive.read(metadata).decode("utf-8", "replace") if metadata in names else ""
+    tags = re.findall(r"^Tag: (\S+)", text, re.MULTILINE)
     # The name of a wheel for the stable ABI has the oldest Python that it serves.
     stable = re.search(r"-(cp3([0-9]+)-abi3)-", wheel.name)
     both = stable[1] if stable and int(stable[2]) <= int(python.partition(".")[2]) else f"{abi}-{abi}"
@@ -196,7 +198,7 @@ def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
         libraries: SHA-256 (64 hex digits) by path in the wheel.
     """
     faults = []
-    with zipfile.ZipFile(wheel) as archive:
+    with open_wheel(wheel) as archive:
         names = set(archive.namelist())
         for path, wanted in sorted(libraries.items()):
             digest = hashlib.sha256(archive.read(path)).hexdigest() if path in names else "missing"

@@ -14,19 +14,10 @@ def lit_totals(path: Path) -> dict[str, Any]:
     """Read `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}` from a lit run's JUnit file."""
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
-    except ET.ParseError as error:
-        raise BuildError(
-            "lit-report-unusable",
-            f"{path.name} is not a JUnit file",
-            why="it is not well-formed XML",
-            fix="see the log; --no-contract leaves these tests out",
-        ) from error
+    except (ET.ParseError, UnicodeError, ValueError, LookupError) as error:
+        raise _unusable(f"{path.name} is not a JUnit file") from error
     if not cases:
-        raise BuildError(
-            "lit-report-unusable",
-            f"{path.name} has no test: lit ran none",
-            fix="see the log; --no-contract leaves them out",
-        )
+        raise _unusable(f"{path.name} has no test: lit ran none")
     failures, skipped = {}, {}
     for case in cases:
         name = f"{case.get('classname', '')}/{case.get('name', '')}"
@@ -57,9 +48,9 @@ def lit(out: Path, *, required: bool) -> dict[str, Any]:
     """Return the totals of the lit tests by Python version; BuildError if there are none although `required`."""
     totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
     if required and not totals:
-        raise BuildError(
-            "lit-report-unusable",
-            "upstream's lit tests left no report",
-            fix="see the log; --no-contract leaves them out",
-        )
+        raise _unusable("upstream's lit tests left no report")
     return totals
+
+
+def _unusable(what: str) -> BuildError:
+    return BuildError("lit-report-unusable", what, fix="see the log; --no-contract leaves these tests out")

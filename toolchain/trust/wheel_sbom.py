@@ -28,7 +28,7 @@ from toolchain.core.digest import EPOCH
 from toolchain.core.entry_names import EntryNames
 from toolchain.core.errors import BuildError, HostileInputError
 from toolchain.core.record import RecordedSource
-from toolchain.core.zips import open_wheel
+from toolchain.core.zips import dist_info, open_wheel
 from toolchain.trust.image_facts import is_tool, origin, purl
 
 _FILE = "sboms/toolchain.cdx.json"
@@ -61,7 +61,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
         project, version, *_ = parse_wheel_filename(wheel.name)
     except ValueError:  # packaging's own error, or a number with too many digits
         raise _refused(wheel, "wheel-without-name", "its file name names no project, version and tags") from None
-    folder = "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
+    folder = dist_info(wheel)
     with open_wheel(wheel) as archive:
         names = archive.namelist()
         if others := sorted(
