@@ -176,7 +176,7 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
     try:
         check_metadata(code, metadata)
     except NotEmulatedError as error:
-        if signature and "signature" in error.what:
+        if signature and error.id == "kernel-signature-mismatch":
             raise LaunchError(
                 "kernel-signature-invalid",
                 "--signature does not match the kernel",
