@@ -14,6 +14,7 @@ from toolchain_lab.emulator.decode import decode
 from toolchain_lab.emulator.disassembly import Line
 from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.operands import Operands
+from toolchain_lab.emulator.placement import ACROSS, Placement
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target, Wave
@@ -75,10 +76,12 @@ def program(gpu: str, texts: Sequence[str], words: Mapping[int, int] | None = No
     return Program(code_object(gpu), lines)
 
 
-def workgroup(made: Program, buffers: Sequence[Any] = (), *, waves: int = 1, seed: int = 0) -> Workgroup:
+def workgroup(
+    made: Program, buffers: Sequence[Any] = (), *, waves: int = 1, seed: int = 0, placement: Placement = ACROSS
+) -> Workgroup:
     """A workgroup with some buffers; the first one's address is in s[4:5], the second one's in s[6:7]."""
     random = np.random.default_rng(seed)
-    memory = Memory(list(buffers), random=random)
+    memory = Memory(list(buffers), random=random, placement=placement)
     group = Workgroup(
         made, memory, arguments=bytes(64), argument_address=0, waves=waves, lds=LDS, place=(3, 5, 0), random=random
     )

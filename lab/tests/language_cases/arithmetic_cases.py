@@ -13,6 +13,7 @@ from lab.tests.language_cases.number_formats import FORMATS, NUMPY, Array, decod
 
 N = 128
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+SPECIAL = (np.nan, np.inf, -np.inf, np.nan)
 # The relative error that one rounding may cause, and some more.
 STEP = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-22, "fp64": 2.0**-50}
 
@@ -83,13 +84,14 @@ def _high(element: str) -> Make:
 def _scalar_division(element: str, divisor: int) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         x = any_integers(random, element, N)
-        x[0] = np.iinfo(x.dtype).max - 12345
+        x[0] = np.iinfo(x.dtype).max - int(random.integers(0, 1 << 40))
+        by = int(random.choice([divisor, (1 << 62) - 5, (1 << 33) + 1, 255]))
         numbers = [int(v) for v in x] + [int(x[0])]
-        quotients = [_quotient(v, divisor) for v in numbers]
-        rests = [v - divisor * q for v, q in zip(numbers, quotients, strict=True)]
+        quotients = [_quotient(v, by) for v in numbers]
+        rests = [v - by * q for v, q in zip(numbers, quotients, strict=True)]
         empty = np.zeros(N + 1, x.dtype)
         return LanguageProblem(
-            {"x": x, "quotient": empty, "rest": empty.copy(), "divisor": divisor},
+            {"x": x, "quotient": empty, "rest": empty.copy(), "divisor": by},
             {"quotient": Close(wrapped(quotients, element)), "rest": Close(wrapped(rests, element))},
         )
 
@@ -100,11 +102,13 @@ def _floats(element: str) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         x, y = (encode(random.standard_normal(N) * 2, element) for _ in range(2))
         y[decode(y, element) == 0] = y[0]
+        x[:5], y[3:7] = encode([*SPECIAL, 6e-8], element), encode(SPECIAL, element)  # 6e-8 is a denormal of fp16
         a, b = decode(x, element), decode(y, element)
-        rows = [
-            a + b, a - b, a * b, a / b, np.minimum(a, b), np.maximum(a, b), np.abs(a), -a, np.where(a < b, a, b),
-            a * b + a, np.clip(a, -0.5, 0.75),
-        ]  # fmt: skip
+        with np.errstate(all="ignore"):
+            rows = [
+                a + b, a - b, a * b, a / b, np.fmin(a, b), np.fmax(a, b), np.abs(a), -a, np.where(a < b, a, b),
+                a.astype(np.longdouble) * b + a, np.fmin(np.fmax(a, -0.5), 0.75),
+            ]  # fmt: skip
         step = STEP[element]
         wanted = np.concatenate(rows)
         out = np.zeros(len(wanted), storage(element))
@@ -116,11 +120,13 @@ def _floats(element: str) -> Make:
 def _functions(element: str, most: float, relative: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         x = encode(most ** random.uniform(-1, 1, N), element)
+        x[:3] = 0, np.inf, np.nan
         a = x.astype(np.float64)
-        rows = [
-            np.exp(a), np.exp2(a), np.log(a), np.log2(a), np.sin(a), np.cos(a), np.sqrt(a), 1 / np.sqrt(a),
-            np.array([math.erf(v) for v in a]), np.floor(a), np.ceil(a),
-        ]  # fmt: skip
+        with np.errstate(all="ignore"):
+            rows = [
+                np.exp(a), np.exp2(a), np.log(a), np.log2(a), np.sin(a), np.cos(a), np.sqrt(a), 1 / np.sqrt(a),
+                np.array([math.erf(v) for v in a]), np.floor(a), np.ceil(a),
+            ]  # fmt: skip
         out = np.zeros(len(rows) * N, x.dtype)
         return LanguageProblem({"x": x, "out": out}, {"out": Close(np.concatenate(rows), relative, relative / 2)})
 
@@ -141,11 +147,13 @@ def _device_library(element: str, relative: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         x = encode(4.0 ** random.uniform(-1, 1, N), element)
         y = encode(random.standard_normal(N) * 3, element)
+        y[:5], x[4:6] = (0, np.inf, -np.inf, np.nan, -100), (0, np.inf)
         a, b = x.astype(np.float64), y.astype(np.float64)
-        rows = [
-            np.tanh(b), a**b, np.log1p(a), np.expm1(b), np.arctan2(b, a), np.rint(b), np.trunc(b), np.fmod(b, a),
-            np.copysign(a, b), np.hypot(a, b),
-        ]  # fmt: skip
+        with np.errstate(all="ignore"):
+            rows = [
+                np.tanh(b), a**b, np.log1p(a), np.expm1(b), np.arctan2(b, a), np.rint(b), np.trunc(b), np.fmod(b, a),
+                np.copysign(a, b), np.hypot(a, b),
+            ]  # fmt: skip
         out = np.zeros(len(rows) * N, x.dtype)
         return LanguageProblem({"x": x, "y": y, "out": out}, {"out": Close(np.concatenate(rows), relative, relative)})
 
@@ -274,8 +282,17 @@ def _narrow(source: str, target: str) -> Make:
         middles = (finite[1:] + finite[:-1]) / 2
         chosen = random.permutation(np.concatenate([finite, middles, random.uniform(-2, 2, 256)]))[:256]
         # Values of fp16 and bf16, so that a conversion in two steps rounds once.
-        x = encode(decode(encode(chosen, "bf16"), "bf16").astype(np.float16), source)
-        wanted = decode(FORMATS[target].encode(decode(x, source)), target)
+        chosen = decode(encode(chosen, "bf16"), "bf16")
+        # What is too large becomes the largest number. The bits that NaN has and what gfx942 makes of infinity in the
+        # formats without one are not documented.
+        largest = finite[-1]
+        limits = [np.nan, -0.0, min(1.25 * largest, 65504.0), max(-1.25 * largest, -65504.0)]
+        limits += [] if FORMATS[target].negative_zero is None else [np.inf, -np.inf]
+        chosen[: len(limits)] = limits
+        x = encode(chosen.astype(np.float16), source)
+        a = decode(x, source)
+        wanted = decode(FORMATS[target].encode(np.clip(np.nan_to_num(a), -largest, largest)), target)
+        wanted = np.where(np.isnan(a), a, wanted)
         return LanguageProblem({"x": x, "out": np.zeros(256, np.uint8)}, {"out": Close(wanted)})
 
     return make

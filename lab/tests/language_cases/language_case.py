@@ -75,9 +75,9 @@ class LanguageCase:
             "out": str(folder / gpu / f"{self.name}.hsaco"),
         }
 
-    def problem(self) -> LanguageProblem:
-        """Arguments and results; the same ones each time."""
-        return self.make(np.random.default_rng(zlib.crc32(self.name.encode())))
+    def problem(self, number: int = 0) -> LanguageProblem:
+        """Return arguments and results; each number has its own, the same ones each time."""
+        return self.make(np.random.default_rng([zlib.crc32(self.name.encode()), number]))
 
     def difference(self, problem: LanguageProblem, buffers: Mapping[str, Array]) -> str:
         """How buffers differ from the results; empty if they do not."""

@@ -15,9 +15,17 @@ ERRORS = {"fp32": 2e-5, "tf32": 3e-2, "fp16": 3e-2, "bf16": 0.25, "fp64": 1e-13,
 
 
 def numbers(random: np.random.Generator, shape: Sequence[int], element: str) -> Array:
-    """Normal numbers, or integers of the whole range."""
+    """Return normal numbers, codes of 8-bit floats, or integers of the whole range."""
     if element == "i8":
         return random.integers(-128, 127, shape, np.int8, endpoint=True)
+    if element in FORMATS:
+        # Half of the codes are subnormal ones, the others keep sums small.
+        size = np.abs(FORMATS[element].values())
+        low = 2.0 ** (1 - FORMATS[element].bias)
+        choices = [
+            random.choice(np.flatnonzero(chosen), shape) for chosen in (size < low, (size >= low) & (size <= 3.5))
+        ]
+        return np.where(random.random(shape) < 0.5, *choices).astype(np.uint8)
     values = np.clip(random.standard_normal(shape), -3.5, 3.5)
     return encode(values, element).reshape(shape)
 
@@ -35,6 +43,11 @@ def _error(element: str, out: str) -> float:
 def _product(element: str, out: str, m: int, n: int, k: int, error: float | None = None, start: bool = False) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         a, b = numbers(random, (m, k), element), numbers(random, (k, n), element)
+        if element == "fp32":
+            # NaN whose bits overflow where they are rounded to bf16 like a number.
+            odd = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
+            a[:3][random.random((3, k)) < 0.5] = odd
+            b[:, :3][random.random((k, 3)) < 0.5] = odd
         c = numbers(random, (m, n), out) if start else np.zeros((m, n), storage(out))
         wanted = exact(a, element) @ exact(b, element) + (exact(c, out) if start else 0)
         absolute = _error(element, out) if error is None else error
@@ -65,10 +78,12 @@ def _batched(element: str, out: str, shape: tuple[int, int, int, int]) -> Make:
 
 def _looped(element: str, m: int, n: int, k: int) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
-        a, b = numbers(random, (m, k), element), numbers(random, (k, n), element)
-        c = encode(np.full((m, n), 9.0), element)
+        rows, columns, inner = (size - int(random.integers(0, 6)) for size in (m, n, k))
+        a, b = numbers(random, (rows, inner), element), numbers(random, (inner, columns), element)
+        a[rows - 1, 0] = encode(np.nan, element)[()]
+        c = encode(np.full((rows, columns), 9.0), element)
         wanted = exact(a, element) @ exact(b, element)
-        values = {"a": a, "b": b, "c": c, "m": m, "n": n, "k": k}
+        values = {"a": a, "b": b, "c": c, "m": rows, "n": columns, "k": inner}
         return LanguageProblem(values, {"c": Close(wanted, absolute=2 * _error(element, element))})
 
     return make
@@ -113,6 +128,7 @@ def _scaled(form: str, m: int, n: int, k: int) -> Make:
 def _chained(element: str) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         a, b, d = (numbers(random, (32, 32), element) for _ in range(3))
+        a[1, 0] = encode(np.nan, element)[()]
         first = decode(encode(exact(a, element) @ exact(b, element), element), element).reshape(32, 32)
         values = {"a": a, "b": b, "d": d, "c": np.zeros((32, 32), np.float32)}
         return LanguageProblem(

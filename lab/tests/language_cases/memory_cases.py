@@ -54,6 +54,7 @@ def _floats(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         n = N - 9
         x, cells = encode(random.standard_normal(N), element), encode(random.standard_normal(N + 2), element)
+        cells[2] = encode(np.nan, element)[()]
         a, before = decode(x, element), decode(cells, element)
         wanted = before.copy()
         wanted[:n] += a[:n]

@@ -98,8 +98,8 @@ def _random_numbers(_: np.random.Generator) -> LanguageProblem:
 
 def _softmax(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
-        n = 100
-        x = encode(random.standard_normal((3, n)) * 4, element)
+        n = 100 - int(random.integers(0, 6))
+        x = encode(random.standard_normal((3, n)) * [[1], [4], [60]], element)
         weights = np.exp(decode(x, element) - decode(x, element).max(1, keepdims=True))
         values = {"x": x, "out": np.zeros((3, n), np.float32), "n": n}
         return LanguageProblem(values, {"out": Close(weights / weights.sum(1, keepdims=True), error, error)})
@@ -109,7 +109,7 @@ def _softmax(element: str, error: float) -> Make:
 
 def _layer_norm(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
-        n = 100
+        n = 100 - int(random.integers(0, 6))
         x = encode(random.standard_normal((3, n)) * 2 + 1, element)
         w, b = encode(random.standard_normal(n), element), encode(random.standard_normal(n), element)
         a = decode(x, element)
@@ -187,7 +187,7 @@ def _selective_scan(random: np.random.Generator) -> LanguageProblem:
 
 def _convolution(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
-        n, taps = 200, 4
+        n, taps = 200 - int(random.integers(0, 9)), 4
         x, weight = encode(random.standard_normal(n), element), random.standard_normal(taps).astype(np.float32)
         padded = np.concatenate([np.zeros(taps - 1), decode(x, element)])
         total = sum(padded[k : k + n] * float(weight[k]) for k in range(taps))

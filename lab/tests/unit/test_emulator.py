@@ -35,6 +35,7 @@ from toolchain_lab.emulator.given import parse_argument
 from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
 from toolchain_lab.emulator.memory import Lds
 from toolchain_lab.emulator.metadata import check_metadata, metadata_of
+from toolchain_lab.emulator.placement import UPPER
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
@@ -90,6 +91,26 @@ def test_an_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
     with pytest.raises(FaultyKernelError) as error:
         run(wave, text)
     assert "0x0" in error.value.what
+
+
+def test_an_address_without_its_carry_is_outside() -> None:
+    wave = wave_of("gfx942", [np.arange(8, dtype=np.uint32)])
+    run(wave, "s_add_u32 s8, s4, 16", "s_addc_u32 s9, s5, 0", "s_load_dword s0, s[8:9], 0x4")
+    assert get(wave, "s0") == 5
+    put(wave, "s9", get(wave, "s5"))
+    with pytest.raises(OutsideError):
+        run(wave, "s_load_dword s0, s[8:9], 0x4")
+
+
+def test_a_descriptor_needs_the_lower_48_bits_of_an_upper_address() -> None:
+    made = program("gfx942", ["s_endpgm"])
+    wave = workgroup(made, [np.arange(8, dtype=np.uint32)], placement=UPPER).waves[0]
+    put(wave, "s6", 32)
+    put(wave, "s7", 0x27000)
+    with pytest.raises(NotEmulatedError, match="stride"):
+        run(wave, "buffer_load_dword v1, off, s[4:7], 0 offset:12")
+    run(wave, "s_and_b32 s5, s5, 0xffff", "buffer_load_dword v1, off, s[4:7], 0 offset:12")
+    assert get(wave, "v1")[0] == 3
 
 
 def test_a_buffer_load_outside_of_its_range_gives_0_and_a_store_is_dropped() -> None:
@@ -287,7 +308,16 @@ def test_atomics_of_lds_meet_loads_and_stores_of_other_waves(first: str, then: s
 
 @pytest.mark.parametrize(
     ("gpu", "word", "another"),
-    [("gfx942", 0x27000, 0), ("gfx942", 0x00827000, 1), ("gfx1100", 0x31027000, 0), ("gfx1100", 0x01027000, 1)],
+    [
+        ("gfx942", 0x27000, 0),
+        ("gfx942", 0x00827000, 1),
+        ("gfx942", 0x00127000, 1),
+        ("gfx942", 0x01027000, 1),
+        ("gfx942", 0, 1),
+        ("gfx1100", 0x31027000, 0),
+        ("gfx1100", 0x01027000, 1),
+        ("gfx1100", 0x31000000, 1),
+    ],
 )
 def test_a_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, another: int) -> None:
     wave = wave_of(gpu, [np.zeros(64, np.uint32)])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from toolchain_lab.emulator.bits import WORD, Array
-from toolchain_lab.emulator.memory import BASE, Views
+from toolchain_lab.emulator.memory import Views
 
 # An access has byte offsets, a number of bytes at each offset, and the wave of each offset, or one wave for all of
 # them.
@@ -52,9 +52,9 @@ class Accesses:
         """
         self._loads.append((place, size, owners))
 
-    def load_for_all(self, address: int, size: int, waves: Array) -> None:
+    def load_for_all(self, place: int, size: int, waves: Array) -> None:
         """Record a scalar load that several waves execute."""
-        self._loads.append((np.full(len(waves), address - BASE), size, waves))
+        self._loads.append((np.full(len(waves), place), size, waves))
 
     def store(self, place: Array, size: int, owners: Array, values: Array) -> None:
         """Record a store of `values`, `uint32[words, lanes]`, before it is executed."""

@@ -24,7 +24,7 @@ def program_counter(operands: Operands) -> Run:
     """Decode S_GETPC_B64, which returns the address of the next instruction."""
     put = operands.put_number(operands.instruction.operands[0], 2)
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
-    return lambda wave: put(wave, following)
+    return lambda wave: put(wave, wave.group.code_address + following)
 
 
 def jump(operands: Operands) -> Run:
@@ -32,7 +32,7 @@ def jump(operands: Operands) -> Run:
     target = operands.quad(operands.instruction.operands[0])
 
     def run(wave: Wave) -> None:
-        wave.pc = target(wave)
+        wave.pc = target(wave) - wave.group.code_address
 
     return run
 
@@ -44,8 +44,8 @@ def call(operands: Operands) -> Run:
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
 
     def run(wave: Wave) -> None:
-        wave.pc = target(wave)
-        put(wave, following)
+        wave.pc = target(wave) - wave.group.code_address
+        put(wave, wave.group.code_address + following)
 
     return run
 

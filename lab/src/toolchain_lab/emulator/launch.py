@@ -12,6 +12,7 @@ from toolchain_lab.emulator.bits import Array, round_bf16
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.memory import Memory
+from toolchain_lab.emulator.placement import ACROSS, Placement
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
@@ -230,7 +231,13 @@ def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.rand
 
 
 def run(
-    program: Program, launch: Launch, *, reverse: bool = False, seed: int = 0, limits: Limits | None = None
+    program: Program,
+    launch: Launch,
+    *,
+    reverse: bool = False,
+    seed: int = 0,
+    limits: Limits | None = None,
+    placement: Placement = ACROSS,
 ) -> Launched:
     """Launch a kernel.
 
@@ -238,6 +245,7 @@ def run(
         reverse: whether the waves of a workgroup run in descending order. A correct kernel gives the same bytes.
         seed: the seed of the initial contents of registers, LDS, scratch memory and gaps between buffers.
         limits: the limits of each workgroup.
+        placement: determines the addresses of buffers and code.
 
     Raises:
         LaunchError: an argument or the grid is invalid.
@@ -250,7 +258,8 @@ def run(
     names = [p.name for p in launch.parameters if p.pointer and isinstance(launch.values.get(p.name), np.ndarray)]
     arrays = [np.ascontiguousarray(launch.values[name]) for name in names]
     writable = [True] * len(arrays) + [False]
-    memory = Memory([*arrays, np.zeros(size + 64, np.uint8)], random=random, writable=writable, names=names)
+    held = [*arrays, np.zeros(size + 64, np.uint8)]
+    memory = Memory(held, random=random, writable=writable, names=names, placement=placement)
     addresses = dict(zip(names, memory.addresses, strict=False))
     numbers: dict[str, float] = {}
     for parameter in launch.parameters:
@@ -276,6 +285,8 @@ def run(
             place=place,
             random=random,
             watch=not reverse,
+            code_address=placement.code_address(code.entry),
+            cleared=placement.cleared,
         )
         count += group.run(reverse=reverse, limits=limits or Limits())
     buffers = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import QUAD, Array
+from toolchain_lab.emulator.bits import QUAD, Array, signed
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, GetNumber, Operands, Run
@@ -307,9 +307,11 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # These fields of the last word are the type, whether the lane's number is added, and the mode of the bounds
-        # check, which is 3 for raw buffers.
-        self._fields, self._raw = (0xC0800000, 0) if self._old else (0xF0800000, 0x30000000)
+        # Fields of the last word and their values for a raw buffer: the type, the mode of the bounds check, reserved
+        # bits, whether the lane's number is added, and what an unmapped page does. A format of 0 disables the buffer.
+        self._fields, self._raw, self._format = (
+            (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
+        )
         self._instruction = instruction
 
     def of(self, wave: Wave) -> tuple[Array, Array]:
@@ -319,13 +321,14 @@ class BufferAddress:
             NotEmulatedError: the descriptor is not that of a raw buffer, or an access is only partly in bounds.
         """
         first = self._resource
-        base = int(wave.s[first]) | (int(wave.s[first + 1]) & 0xFFFF) << 32
+        base = int(wave.s[first]) | signed(int(wave.s[first + 1]), 16) << 32
         if int(wave.s[first + 1]) >> 16 & 0x3FFF:
             raise self._instruction.unknown("a buffer with a stride")
         if int(wave.s[first + 1]) >> 30 & 3:
             raise self._instruction.unknown("a swizzled buffer")
-        if int(wave.s[first + 3]) & self._fields != self._raw:
-            raise self._instruction.unknown(f"a buffer descriptor that ends with {int(wave.s[first + 3]):#x}")
+        last = int(wave.s[first + 3])
+        if last & self._fields != self._raw or not last & self._format:
+            raise self._instruction.unknown(f"a buffer descriptor that ends with {last:#x}")
         records = int(wave.s[first + 2])
         scalar = 0 if self._scalar is None else self._scalar(wave)
         lane = np.int64(0) if self._lane is None else self._lane(wave).astype(np.int64)
@@ -413,15 +416,17 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         fixed = more + (int(offset, 0) if index is None else 0)
 
         def run(wave: Wave) -> None:
-            place = address(wave) + fixed + (0 if index is None else index(wave))
-            image = wave.group.code.image
-            # The code object is loaded at address 0, and constant tables are in it.
-            if 0 < place <= len(image) - size:
-                data = image[place : place + size]
+            at = address(wave) + fixed + (0 if index is None else index(wave)) & QUAD
+            group = wave.group
+            # Constant tables are in the code object.
+            offset, image = at - group.code_address, group.code.image
+            if 0 <= offset <= len(image) - size:
+                data = image[offset : offset + size]
             else:
-                data = wave.group.memory.read(place & 0xFFFFFFFFFFFF, size, pc)
-                if wave.group.accesses is not None:
-                    wave.group.accesses.memory.load_for_all(place & 0xFFFFFFFFFFFF, size, wave.members)
+                place = group.memory.place(at, size, pc)
+                data = group.memory.views.bytes[place : place + size].tobytes()
+                if group.accesses is not None:
+                    group.accesses.memory.load_for_all(place, size, wave.members)
             if size < 4:
                 wave.s[first] = int.from_bytes(data, "little", signed=sign) & 0xFFFFFFFF
             else:

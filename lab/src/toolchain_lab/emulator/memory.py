@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.bits import QUAD, Array, signed
 from toolchain_lab.emulator.errors import FaultyKernelError, OutsideError
+from toolchain_lab.emulator.placement import ACROSS, Placement
 
-# Addresses start here, far from zero, so that a null pointer plus an offset is not inside of a buffer.
-BASE = 0x7F1000000000
-_GAP = 4096
+_GAP = 256
 _NEAR = 1 << 32  # a message names the buffer below an address if the buffer ends at most this many bytes below
 _ALIGN = 256
 _ROWS = np.arange(16)[:, None]
@@ -180,6 +179,10 @@ class Memory:
         random: the source of the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
         names: the names of the first buffers, for messages.
+        placement: determines the addresses of the buffers.
+
+    Attributes:
+        addresses: the address of each buffer, an unsigned number.
     """
 
     def __init__(
@@ -189,6 +192,7 @@ class Memory:
         random: np.random.Generator,
         writable: Sequence[bool] | None = None,
         names: Sequence[str] = (),
+        placement: Placement = ACROSS,
     ) -> None:
         self._names = tuple(names)
         place, places = _GAP, []
@@ -198,20 +202,27 @@ class Memory:
         self.views = Views(random.integers(0, 256, place, dtype=np.uint8))
         for start, buffer in zip(places, buffers, strict=True):
             self.views.bytes[start : start + buffer.nbytes] = np.frombuffer(buffer.tobytes(), np.uint8)
-        self.addresses = tuple(BASE + start for start in places)
-        self._starts, self._ends = places, [p + b.nbytes for p, b in zip(places, buffers, strict=True)]
+        self._places = places
+        self.addresses = placement.buffers(len(buffers))
+        # The signed addresses of the first byte of each buffer and of the byte behind it, and the number that turns an
+        # address into an offset in `views`.
+        self._starts = [signed(address, 64) for address in self.addresses]
+        self._ends = [start + buffer.nbytes for start, buffer in zip(self._starts, buffers, strict=True)]
+        self._moves = [place - start for place, start in zip(places, self._starts, strict=True)]
         self._may_write = [True] * len(buffers) if writable is None else list(writable)
         self._low, self._high = np.array(self._starts, np.int64), np.array(self._ends, np.int64)
+        self._move = np.array(self._moves, np.int64)
         self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
         """Write bytes to the beginning of the buffer with the index `number`."""
-        start = int(self._low[number])
+        start = self._places[number]
         self.views.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def content(self, number: int) -> bytes:
         """Return the bytes of the buffer with the index `number`."""
-        return self.views.bytes[int(self._low[number]) : int(self._high[number])].tobytes()
+        start = self._places[number]
+        return self.views.bytes[start : start + self._ends[number] - self._starts[number]].tobytes()
 
     def places(self, addresses: Array, size: int, what: str, pc: int, *, write: bool = False) -> Array:
         """Convert addresses to offsets in `views`, `int64[n]`.
@@ -225,14 +236,14 @@ class Memory:
         Raises:
             FaultyKernelError: an access is not completely inside of a buffer, or writes to a read-only buffer.
         """
-        place = addresses.astype(np.int64) - BASE
+        place = addresses.view(np.int64)
         if not len(place):
             return place
         # In the most frequent case all lanes access the same buffer.
         low, high = int(np.minimum.reduce(place)), int(np.maximum.reduce(place)) + size
         number = bisect_right(self._starts, low) - 1
         if number >= 0 and high <= self._ends[number] and (not write or self._may_write[number]):
-            return place
+            return np.asarray(place + self._moves[number])
         buffer = np.searchsorted(self._low, place, "right") - 1
         bad = (buffer < 0) | (place + size > self._high[buffer])
         if bad.any():
@@ -243,21 +254,20 @@ class Memory:
             )
         if write and not self._writable[buffer].all():
             raise FaultyKernelError("buffer-read-only", f"{what} at {pc:#x} writes to a read-only buffer")
-        return place
+        return np.asarray(place + self._move[buffer])
 
     def _where(self, place: int) -> str:
-        """Describe an offset outside of all buffers by its distance from the buffer below it."""
+        """Describe an address outside of all buffers by its distance from the buffer below it."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place - self._ends[number] > _NEAR:
-            return f"address {place + BASE:#x}"
+            return f"address {place & QUAD:#x}"
         name = self._names[number] if number < len(self._names) else "the argument block"
         return f"{name} ends {place - self._ends[number]} bytes below"
 
-    def read(self, address: int, size: int, pc: int) -> bytes:
-        """Return the bytes of a scalar load.
+    def place(self, address: int, size: int, pc: int) -> int:
+        """Return the offset in `views` of a scalar load.
 
         Raises:
-            FaultyKernelError: they are not completely inside of a buffer.
+            FaultyKernelError: its bytes are not completely inside of a buffer.
         """
-        start = int(self.places(np.array([address], np.uint64), size, "a scalar load", pc)[0])
-        return self.views.bytes[start : start + size].tobytes()
+        return int(self.places(np.array([address], np.uint64), size, "a scalar load", pc)[0])

@@ -58,6 +58,8 @@ class Workgroup:
         place: the workgroup's ids x, y and z.
         random: the source of the initial contents of registers, LDS and scratch memory.
         watch: whether to detect data races in LDS when the waves run one after the other.
+        code_address: the address of the code object.
+        cleared: whether scalar registers begin as 0 instead of garbage.
 
     Raises:
         NotEmulatedError: the kernel needs a feature that is not emulated.
@@ -75,10 +77,13 @@ class Workgroup:
         place: Place,
         random: np.random.Generator,
         watch: bool = True,
+        code_address: int = 0,
+        cleared: bool = False,
     ) -> None:
         self.program = program
         self.code: CodeObject = program.code
         self.memory = memory
+        self.code_address = code_address
         self.lds_size = lds
         self.lds = Lds(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8), watch=watch, limit=lds)
         refuse(self.code)
@@ -98,6 +103,8 @@ class Workgroup:
             parts = self.vectors[:, columns], self.scalars[number], self.scratch[:, columns]
             for part in parts:
                 part[...] = random.integers(0, 1 << 32, part.shape, dtype=np.uint32)
+            if cleared:
+                parts[1][...] = 0
             wave = Wave(self, program.target, number, vectors=parts[0], scalars=parts[1], scratch=parts[2])
             wave.set_exec((1 << lanes) - 1)
             wave.state = program.scoreboard.start
