@@ -24,7 +24,7 @@ from uuid import NAMESPACE_OID, uuid5
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from toolchain.core.digest import EPOCH
+from toolchain.core.digest import CHUNK, EPOCH
 from toolchain.core.entry_names import EntryNames
 from toolchain.core.errors import BuildError, HostileInputError
 from toolchain.core.record import RecordedSource
@@ -198,17 +198,18 @@ def _replace(wheel: Path, name: str, files: Sequence[tuple[str, bytes]]) -> None
     """Remove a file from a wheel and append files to it, uncompressed, with the date and rights of the removed one."""
     with zipfile.ZipFile(wheel, "a") as archive:
         stream = cast("io.BufferedRandom", archive.fp)
-        rows = sorted(archive.filelist, key=lambda row: row.header_offset)
-        ends = [*(row.header_offset for row in rows[1:]), archive.start_dir]
-        at = next(number for number, row in enumerate(rows) if row.filename == name)
-        removed, place = rows[at], rows[at].header_offset
-        for row, end in zip(rows[at + 1 :], ends[at + 1 :], strict=True):
-            stream.seek(row.header_offset)
-            data = stream.read(end - row.header_offset)
-            stream.seek(place)
-            stream.write(data)
-            row.header_offset, place = place, place + len(data)
-        archive.start_dir = place
+        removed = archive.getinfo(name)
+        later = [row for row in archive.filelist if row.header_offset > removed.header_offset]
+        end = min((row.header_offset for row in later), default=archive.start_dir)
+        gap = end - removed.header_offset
+        for start in range(end, archive.start_dir, CHUNK):  # a build may leave an entry of gigabytes
+            stream.seek(start)
+            moved = stream.read(min(CHUNK, archive.start_dir - start))
+            stream.seek(start - gap)
+            stream.write(moved)
+        for row in later:
+            row.header_offset -= gap
+        archive.start_dir -= gap
         archive.filelist.remove(removed)
         del archive.NameToInfo[name]
         for added, content in files:
