@@ -20,14 +20,12 @@ Registers = frozenset[int]
 _NONE: Registers = frozenset()
 _EXECS = frozenset({EXEC, EXEC + 1})
 _FIXED = {"exec": _EXECS, "vcc": frozenset({VCC, VCC + 1})}
-_TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f\d+$")
 _MATRIX = re.compile(r"v_(mfma|wmma)_(?:scale_)?[fi]32_(32|16)x\d+x\d+_?(x?)(f32)?")
-_LANE = re.compile(r"v_(readlane|readfirstlane|writelane)_b32$")
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
 # Each row has the registers that the first instruction writes, those that the second one uses, and the wait states that
-# must be between the two. `Facts.sets` has the sets of registers by these names.
+# must be between the two. `_SETS` has the sets of registers by these names.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),
@@ -53,6 +51,40 @@ _CDNA4 = (*_CDNA3, ("valu vector", "permlane vector", 2), ("valu exec", "permlan
 # Here the distances are numbers of vector instructions.
 _RDNA = (("transcendental", "valu source", 6), ("wmma result", "wmma factor", 1))
 _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
+_SLOW = r"(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f\d+ "
+_MFMA, _WMMA = (rf"v_{name}_(scale_)?[fi]32_(32|16)x\d" for name in ("mfma", "wmma"))
+# For each set that the rules name: the group of registers, see `Facts.part`, and the instructions that have the set, by
+# their name, a space and their form.
+_SETS = tuple(
+    (name, group, re.compile(pattern))
+    for name, group, pattern in (
+        ("vector", "vector writes", ""),
+        ("memory scalar", "scalar reads", "|".join(MEMORY)),
+        ("stored", "stored", ".* stored$"),
+        ("stored at a scalar", "stored", ".* stored at a scalar$"),
+        ("valu scalar", "scalar writes", "v_"),
+        ("valu exec", "exec writes", "v_"),
+        ("valu source", "vector reads", "v_"),
+        ("valu result", "vector writes", "v_"),
+        ("valu scalar source", "scalar reads", "v_"),
+        ("valu vector", "vector writes", f"v_(?!{_MFMA[2:]})"),
+        ("transcendental", "vector writes", f"v_{_SLOW}"),
+        ("plain source", "vector reads", f"v_(?!{_SLOW})"),
+        ("dpp vector", "vector reads", "v_.* .*dpp"),
+        ("dpp exec", "exec", "v_.* .*dpp"),
+        ("shifted", "vector writes", "v_.* shifts$"),
+        ("div_fmas vcc", "vcc", "v_div_fmas"),
+        ("lane exec", "exec", "v_(readlane|readfirstlane|writelane)_b32 "),
+        ("lane number", "lane number", "v_(readlane|readfirstlane|writelane)_b32 "),
+        ("lane vector", "vector reads", "v_(readlane|readfirstlane)_b32 "),
+        ("permlane vector", "vector reads", "v_permlane"),
+        ("permlane exec", "exec", "v_permlane"),
+        ("matrix source", "matrix source", _MFMA),
+        ("matrix exec", "exec", _MFMA),
+        ("wmma result", "vector writes", _WMMA),
+        ("wmma factor", "factors", _WMMA),
+    )
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,58 +120,24 @@ class Kind:
 
 
 @cache
-def _kind(names: tuple[str, ...], suffix: str, gpu: str, stored: str, *, shifts: bool) -> Kind:
-    """Return the facts that do not depend on the registers.
-
-    Args:
-        stored: the set that the stored registers belong to; empty if the rules name none.
-        shifts: whether the instruction writes its result to the upper bits of a register.
-    """
-    name, cdna, generation = names[0], gpu.startswith("gfx9"), int(gpu[3:-2])
-    matrix = _MATRIX.match(name)
-    mfma = bool(matrix and matrix[1] == "mfma")
+def _kind(name: str, form: str, gpu: str) -> Kind:
+    """Return the facts that do not depend on the registers; `form` is what `_form` returns."""
+    groups = {key: group for key, group, pattern in _SETS if pattern.match(f"{name} {form}")}
+    matrix, generation = _MATRIX.match(name), int(gpu[3:-2])
     single = matrix is not None and matrix[4] is not None and not matrix[3]
-    passes = (16 if matrix[2] == "32" else 8) if matrix and mfma else 0
-    transcendental = any(_TRANSCENDENTAL.match(each) for each in names)
-    memory = name.startswith(MEMORY)
-    groups = {"vector": "vector writes"}
-    if memory:
-        groups["memory scalar"] = "scalar reads"
-        if stored:
-            groups[stored] = stored
-    if name.startswith("v_"):
-        groups |= {
-            "valu scalar": "scalar writes",
-            "valu exec": "exec writes",
-            "valu source": "vector reads",
-            "valu result": "vector writes",
-            "valu scalar source": "scalar reads",
-            **({} if mfma else {"valu vector": "vector writes"}),
-            **({"transcendental": "vector writes"} if transcendental else {"plain source": "vector reads"}),
-            **({"dpp vector": "vector reads", "dpp exec": "exec"} if "dpp" in suffix else {}),
-            **({"shifted": "vector writes"} if shifts else {}),
-            **({"div_fmas vcc": "vcc"} if name.startswith("v_div_fmas") else {}),
-            **({"lane exec": "exec", "lane number": "lane number"} if _LANE.match(name) else {}),
-            **({"lane vector": "vector reads"} if _LANE.match(name) and "read" in name else {}),
-            **({"permlane vector": "vector reads", "permlane exec": "exec"} if name.startswith("v_permlane") else {}),
-            **({"matrix source": "matrix source", "matrix exec": "exec"} if mfma else {}),
-            **({"wmma result": "vector writes", "wmma factor": "factors"} if matrix and not mfma else {}),
-        }
+    passes = (16 if matrix[2] == "32" else 8) if matrix and matrix[1] == "mfma" else 0
     # gfx115x and gfx12 have no hazard after transcendental instructions.
     rdna = _RDNA if generation == 11 and not gpu.startswith("gfx115") else _RDNA[1:]
+    rows: tuple[tuple[str, str, int], ...] = _ROWS.get(gpu, _CDNA3) if generation == 9 else rdna
     return Kind(
         valu=name.startswith("v_"),
-        memory=memory,
+        memory=name.startswith(MEMORY),
         lds=name.startswith("ds_"),
-        transcendental=transcendental,
+        transcendental="transcendental" in groups,
         passes=passes if single or gpu == "gfx90a" else passes // 2,
         fast=not single,
         groups=groups,
-        rows=tuple(
-            (groups[left], taken, need)
-            for left, taken, need in (_ROWS.get(gpu, _CDNA3) if cdna else rdna)
-            if left in groups
-        ),
+        rows=tuple((groups[left], taken, need) for left, taken, need in rows if left in groups),
     )
 
 
@@ -157,11 +155,7 @@ class Facts:
         self._operation = operation
         self.target = target
         instruction, name = operation.instruction, operation.names[0]
-        stored = ""
-        if _STORE.match(name):
-            at_scalar = name.startswith("buffer") and instruction.operands[3].startswith("s")
-            stored = "stored at a scalar" if at_scalar else "stored"
-        self.kind = _kind(operation.names, instruction.suffix, target.gpu, stored, shifts=_shifts(operation))
+        self.kind = _kind(name, _form(operation), target.gpu)
         self.valu, self.transcendental = self.kind.valu, self.kind.transcendental
         self.states = int(instruction.operands[0], 0) + 1 if name == "s_nop" else 1
         depctr = name in {"s_waitcnt_depctr", "s_wait_alu"} and not instruction.line.words[0] >> 12 & 15
@@ -194,7 +188,7 @@ class Facts:
         return self._of_operands(group)
 
     def _of_operands(self, group: str) -> Registers:
-        if group.startswith("stored"):
+        if group == "stored":
             return self._names(0 if self._operation.names[0].startswith("buffer") else 1)
         if group == "lane number":
             return self._names(2) & self.part("scalar reads")
@@ -209,6 +203,15 @@ class Facts:
             return _NONE
         register = Operands(self.target, self._operation.instruction).register(texts[place])
         return _NONE if register is None else frozenset(register.names)
+
+
+def _form(operation: Operation) -> str:
+    """Return the suffix and what the rules use of the operands and modifiers."""
+    name, instruction = operation.names[0], operation.instruction
+    if _STORE.match(name):
+        at_scalar = name.startswith("buffer") and instruction.operands[3].startswith("s")
+        return "stored at a scalar" if at_scalar else "stored"
+    return f"{instruction.suffix} shifts" if _shifts(operation) else instruction.suffix
 
 
 def _shifts(operation: Operation) -> bool:

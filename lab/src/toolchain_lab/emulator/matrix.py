@@ -172,17 +172,9 @@ def mfma(
     return (_beside(products) + c).astype(np.float32), magnitude
 
 
-def _largest_of_waves(c: Array, waves: int) -> Array:
-    """Return the largest finite magnitude of each wave's part of `[r, lanes]`, `float64`."""
-    found: Array = np.maximum.reduce(np.maximum.reduce(np.abs(c)).reshape(waves, -1), axis=1)
-    if np.isfinite(found).all():
-        return found.astype(np.float64)
-    return _largest(c.reshape(len(c), waves, -1).transpose(1, 0, 2))
-
-
 def _magnitude(depth: int, left: Array, right: Array, c: Array) -> float:
     """Return an upper bound of the sum of magnitudes that any element of the result adds, over all waves."""
-    added = _largest_of_waves(c, len(left)) if c.ndim else largest(c)
+    added = _largest(c.reshape(len(c), len(left), -1).transpose(1, 0, 2)) if c.ndim else largest(c)
     return float(np.max(depth * left * right + added))
 
 
