@@ -1,4 +1,4 @@
-"""The section of docs/reference/verbs.md on the keys that each verb prints with `--json`, from the schema."""
+"""Generate the section of docs/reference/verbs.md that lists the `--json` keys of each verb, from the JSON schema."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)
 
 
 def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
-    """Return the release with a version (`3.2`, `v3.2.0`) or a full Triton commit; raise if it is unknown.
+    """Return the Triton release for a version (`3.2`, `v3.2.0`) or a full commit; raise an error if it is unknown.
 
     For a version without a patch number, this is the newest patch release, with a warning if the patch releases pin
     different LLVMs; if they pin the same LLVM, a release whose pin is verified is preferred. Versions newer than all

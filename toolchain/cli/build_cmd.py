@@ -109,7 +109,7 @@ def kernels_merge(
     *,
     request: Request,
 ) -> None:
-    """Assemble ledger, packs and image from the results of `--shard` runs. No kernel is compiled.
+    """Assemble the ledger, the packs and the image from the results of `--shard` runs. No kernel is compiled.
 
     Use the same options as for the shards, except --shard. Shards with different inputs are refused, and missing
     kernels are listed.

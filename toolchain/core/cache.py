@@ -14,7 +14,7 @@ from toolchain.core.filesystem import make_private, read_regular
 # See https://bford.info/cachedir/.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
 LEDGER, NINJA_LOG = "ledger.sqlite", "ninja.log"
-LARGEST_NINJA_LOG = 64 << 20  # bytes; the log of an LLVM build has about one million
+LARGEST_NINJA_LOG = 64 << 20  # bytes; the log of an LLVM build is about 1 MB
 _MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes what is old.\n"
 
 

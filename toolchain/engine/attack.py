@@ -1,4 +1,6 @@
-"""Try to leave a container: a program that uses the standard library alone, and that `engine.probe` runs inside.
+"""Try to escape from the container that this program runs in.
+
+`engine.probe` starts the program, which uses only the standard library.
 
 `python -I -S -B attack.py SECRET...` takes paths of files that only the caller may read. It prints a line for each
 attempt: `@held NAME`, or `@out NAME: WHAT` if the attempt worked. It changes nothing outside the container.

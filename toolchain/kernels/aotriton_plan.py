@@ -81,7 +81,7 @@ class BarePlan:
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """Return the rules, and after each rule a rule for each copy of its object."""
+        """Return the rules, each followed by a further rule for every copy of its object."""
         copies = self.copies
         return tuple(
             one for rule in rules for one in (rule, *(replace(rule, out=out) for out in copies.get(rule.out, ())))

@@ -45,7 +45,7 @@ class ImageSpec:
 
 
 def timestamp(seconds: float) -> str:
-    """Return the time in RFC 3339 (UTC) for seconds since 1970."""
+    """Return a Unix time as an RFC 3339 timestamp in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

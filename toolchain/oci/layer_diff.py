@@ -88,7 +88,9 @@ def _differing(file: LayerFile, other: LayerFile) -> FileDifference:
 
 
 def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield path and both contents of each file, reading each layer once; stop if the order of the files differs."""
+    """Yield the path and both contents of each file, reading each layer once.
+
+    Stop if the layers list their files in a different order."""
     if not paths:
         return
     members = (read_members(blob.path, blob.media_type, paths.__contains__, limit=_LIMIT) for blob in (first, second))

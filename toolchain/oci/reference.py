@@ -64,7 +64,7 @@ class RegistryRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """Return the reference of the image `name` in this namespace, where each image has its repository."""
+        """Return a reference to the image `name` in this namespace, where each image has its own repository."""
         return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 

@@ -61,9 +61,9 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# Files beside upstream's own signature in each pack: the list of its kernels, and the parts that the pack lacks.
+# Further files in each pack: the list of its kernels, and the parts that the pack lacks.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
-# AOTriton 0.10b writes no signature.
+# The name of the signature file that upstream's tool writes into each pack; AOTriton 0.10b writes none.
 SIGNATURE = "__signature__"
 # The format is an input, because it decides the bytes of a pack's file with the launch values.
 LAUNCHES = launches.FORMAT
@@ -212,7 +212,9 @@ def release_to_check(details: AotritonDetails, request: Request) -> str:
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """Return the inputs of the objects besides their rules. The GPUs and the library's build do not matter."""
+    """Return the inputs of the compiled objects other than their rules.
+
+    The GPUs and the build of the library are left out, because they do not affect the objects."""
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
@@ -308,7 +310,11 @@ def assemble(
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """Return the missing parts, for display; empty if complete. `part` is the selection, such as `limit 300`."""
+    """Return a description of what the images lack, for display; an empty string if they lack nothing.
+
+    Args:
+        part: the selection of kernels, such as `limit 300`.
+    """
     parts = [f"{len(made.result.entries)} of {made.rules} kernels ({part})"] if made.partial else []
     parts += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
     bad = len(made.result.bad)

@@ -98,7 +98,7 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
 
 
 def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch: str, glibc: str) -> dict[str, Any]:
-    """Check that a library for a GPU matches its pin and its version script.
+    """Check that a code generator library matches its pin and its version script.
 
     Args:
         revision: the revision that it must report: `COMMIT-BUILD`.
@@ -159,7 +159,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
         binaries = dict(_binaries(archive))
         text = archive.read(metadata).decode("utf-8", "replace") if metadata in names else ""
     tags = re.findall(r"^Tag: (\S+)", text, re.MULTILINE)
-    # The name of a wheel for the stable ABI has the oldest Python that it serves.
+    # The name of an abi3 wheel contains the oldest Python version that the wheel supports.
     stable = re.search(r"-(cp3([0-9]+)-abi3)-", wheel.name)
     both = stable[1] if stable and int(stable[2]) <= int(python.partition(".")[2]) else f"{abi}-{abi}"
     faults: list[str] = []
@@ -213,7 +213,7 @@ def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
 
 
 def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
-    """Yield the name and the tables of every ELF file in a wheel."""
+    """Yield the name and the dynamic linking information of every ELF file in a wheel."""
     for member in archive.infolist():
         with archive.open(member) as stream:
             if stream.read(4) != b"\x7fELF":

@@ -84,7 +84,7 @@ class CrossTarget:
     system: Path
 
     def mounts(self) -> list[Mount]:
-        """Return the mounts that the check needs for this machine."""
+        """Return the mounts that the check needs for the target machine."""
         toolchain = recipe.root() / "llvm-config" / "cross.cmake"
         return [
             Mount(self.emulator, "/emulator"),

@@ -43,7 +43,7 @@ def stage_inputs(
 
 
 def triton_id(planned: Planned) -> str:
-    """Return the id of a stage's Triton for the names of images above it."""
+    """Return the short id of a stage's Triton, which the names of the images on that stage contain."""
     return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 

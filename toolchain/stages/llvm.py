@@ -51,7 +51,7 @@ _CROSS_RECIPE = ("llvm-config/cross.cmake",)
 PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
 # The relative durations of the steps of a first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
-# A cross build makes this machine's table generators while it configures.
+# Configuring a cross build takes longer, because it also builds the table generators for this machine.
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
 
 

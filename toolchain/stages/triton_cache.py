@@ -1,4 +1,4 @@
-"""Compile the Triton kernels of a wheel ahead of time, to a Triton cache in an image that MCV can also use."""
+"""Compile a wheel's Triton kernels ahead of time into a Triton cache, in an image that MCV can also read."""
 
 from __future__ import annotations
 

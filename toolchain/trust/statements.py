@@ -90,8 +90,8 @@ def signed_by(
     """Return the attached statements that a key or an identity has signed.
 
     Args:
-        digest: the digest of what they are attached to, for display.
-        checks: takes who it was.
+        digest: the digest of the image that they are attached to, for display.
+        checks: the passed checks by name; the name of the signer is added as `signature`.
     """
     # An identity signs bundles. A key's envelope may be in one too; the rest of the bundle is ignored.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())

@@ -1,4 +1,4 @@
-"""The published rules by which the matrix instructions of CDNA round their sums, bit by bit.
+"""The published, bit-exact rules by which CDNA's matrix instructions round their sums.
 
 The rules are those of Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix
 Cores" (arXiv:2511.10909), whose authors found them by tests on the hardware. The flushed denormals of CDNA2 are also

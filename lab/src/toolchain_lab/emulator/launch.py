@@ -198,7 +198,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         place += -place % size
         expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
         place += size
-    # Triton appends pointers to its scratch memory, which the signature does not have.
+    # Triton appends arguments that point to its scratch memory; the signature does not list them.
     arguments = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(HIDDEN)]
     extra = arguments[len(expected) :]
     if arguments[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):

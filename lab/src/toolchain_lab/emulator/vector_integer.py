@@ -190,11 +190,11 @@ def _high_product_signed(left: Array, right: Array) -> Array:
 
 
 def _by_table(table: int, bits: Array, a: Array, b: Array, c: Array) -> Array:
-    """Return a bitwise function of three numbers, given as a truth table.
+    """Apply a bitwise function, given as a truth table, to three arrays and return the result.
 
     Args:
         table: bit 4a + 2b + c is the function's value for the bits a, b and c.
-        bits: zeros of the result's type; they are overwritten.
+        bits: an array of zeros of the result's type, which receives the result.
     """
     for row in range(8):
         if table >> row & 1:
