@@ -65,7 +65,7 @@ from toolchain.stages.wheels import AOTRITON, wheel_sources
 LEDGER, PARTIAL = "__ledger__", "__partial__"
 # The name of the signature file that upstream's tool writes into each pack; AOTriton 0.10b writes none.
 SIGNATURE = "__signature__"
-# The format is an input, because it decides the bytes of a pack's file with the launch values.
+# The format is an input, because it decides the bytes of the file with the launch values in each pack.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
@@ -129,11 +129,11 @@ class AotritonStage:
         )
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
-        # Builds of different parts of the kernels share this tree.
+        # Builds of different selections of kernels share this tree.
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # A library that is built before the kernels is checked before hours of compiling.
+        # The library is checked now, because compiling the kernels takes hours.
         linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
@@ -180,7 +180,7 @@ class AotritonStage:
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus, generation):
-                # The objects of a part stay, because the user may build the rest next.
+                # The objects of a partial build are kept, because the user may build the rest next.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
             with held(tree_of, what="the same library"):
@@ -189,7 +189,9 @@ class AotritonStage:
 
 
 def aotriton_stage(_: str, request: Request) -> AotritonStage:
-    """Return the stage; raise an error if AOTriton cannot be built, before the stages below need their pins."""
+    """Return the stage, or raise an error if AOTriton cannot be built.
+
+    The check comes first, because the stages below would report missing pins instead."""
     refuse_unbuildable(request)
     return AotritonStage()
 
@@ -197,7 +199,7 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """Return the generation of a tree, and the user's database with its place in the tree; only the tree has both."""
+    """Return the generation of a fetched tree, and the user's database with its path in the tree."""
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     if not details.release:
@@ -207,7 +209,7 @@ def refined(
 
 
 def release_to_check(details: AotritonDetails, request: Request) -> str:
-    """Return the release whose database is required; empty for a patched tree, which may have another database."""
+    """Return the name of the release whose database is required; empty for a patched tree."""
     return "" if request.patches.get("aotriton") else details.release
 
 
@@ -218,7 +220,7 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
-        # Triton is named by its layer's digest, because layers with the same content hold the same compiler.
+        # The digest of its layer identifies a Triton, because layers with the same content contain the same compiler.
         "triton": dependencies["triton"].layers[-1]["digest"],
         "base": dependencies["base"].input_digest,
         "recipe": digests(*WORKER_FILES),
@@ -233,12 +235,12 @@ def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
-    """Lock and yield the folder for all kernels of one AOTriton and one Triton.
+    """Lock and yield the folder for the kernels of one AOTriton, compiled by one Triton.
 
-    A part, a larger part, and the whole with --keep-going have different input digests, but the same objects.
+    Builds of different selections, and builds with --keep-going, have different input digests but share objects.
 
     Args:
-        objects: digest of everything that decides the objects.
+        objects: the digest of everything that decides the objects.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
     with held(cache.locks / f"{name}.lock", what="a campaign over the same kernels"):
@@ -252,9 +254,9 @@ def gpus_by_pack(gpus: Sequence[str], of: Generation) -> dict[str, list[str]]:
 
 
 def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
-    """Return the GPUs of each image pack that were not requested; complete packs are left out."""
+    """Return the GPUs that were not requested, by image pack; complete packs are not listed."""
     packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
-    # The packs of the release count, because a GPU that is added to the tool's table must not change the result.
+    # This uses the packs of the release, because a GPU that is added to the tool's table must not change the result.
     missing = {f"amd-{pack}": tuple(gpu for gpu in of.packs.get(pack, ()) if gpu not in gpus) for pack in packs}
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
@@ -262,7 +264,7 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
 def assemble(
     tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
 ) -> None:
-    """Copy library and images to `tree`, and write a list of kernels and missing kernels for each pack."""
+    """Copy the library and the images to `tree`, and write a list of the compiled and missing kernels of each pack."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
     if of.inside:
@@ -276,7 +278,7 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # The library looks for its images in its own folder. All ROCms share the images.
+        # The library searches its own folder for images. The libraries for all ROCms share the images.
         require_no_link(folder, tree)
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
@@ -322,7 +324,7 @@ def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Genera
 
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
-    """Return how many kernels link each bitcode library."""
+    """Return the number of kernels that link each bitcode library."""
     return dict(sorted(Counter(name for entry in result.done for name in entry.bitcode).items()))
 
 
@@ -333,7 +335,7 @@ def _check(
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
         if generation.generator == "v2python":
-            # The contract's program does not fit the API of this library.
+            # The program of the contract check does not fit the API of this library.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
             files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}
             loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)
@@ -359,9 +361,9 @@ def consumed(
 
     Args:
         mounts: further mounts of the container.
-        hip: the prefix of the HIP that the program is built and run with.
+        hip: the prefix of the HIP with which the program is built and run.
     """
-    # The prefix is a copy, because the CMake package must work wherever a consumer unpacks it.
+    # The check uses a copy of the prefix, because the CMake package must work in any folder.
     script = (
         'set -e; cp -rs "$1" /tmp/aotriton; '
         "cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "

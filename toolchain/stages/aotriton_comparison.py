@@ -22,7 +22,7 @@ class Answer:
         code: the exit code of upstream's script.
         status: `compile_status` of the JSON that the script wrote; empty if it wrote none.
         sha256: 64 hex digits of the object; empty if there is none.
-        size: bytes of the object.
+        size: the size of the object, in bytes.
         error: the line of the exception that ended the script.
         reason: the last lines that the script printed.
     """
@@ -37,7 +37,9 @@ class Answer:
 
 
 def read_answers(printed: str) -> dict[str, Answer]:
-    """Return the answers by rule. Their form is checked, because the script runs code of a tree that may be hostile."""
+    """Return the answers by rule.
+
+    Their form is checked, because the script runs code from a tree that may be hostile."""
     try:
         answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
     except (TypedError, ValueError, RecursionError) as error:
@@ -104,5 +106,5 @@ def _same_failure(entry: Entry, answer: Answer) -> bool:
         return answer.code == entry.exit_code
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
-    # An entry without an exit code and an exception was refused by the campaign's own check of the object.
+    # If an entry has neither an exit code nor an exception, the campaign's own check refused the object.
     return answer.code == 0

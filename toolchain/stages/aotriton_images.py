@@ -45,13 +45,13 @@ from toolchain.stages.kernel_workers import (
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
-# The folders of plan and source in the recipe's build; the generator writes these paths into its plan.
+# The folders of the plan and the source in the recipe's build. The generator writes these paths into its plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
-# The variables of upstream's own kernel command lines.
+# The variables that upstream sets when it compiles kernels.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
-# The number of results that upstream's own script compiles a second time.
+# The number of kernels that are compiled a second time by upstream's own script.
 SAMPLE = 20
 
 
@@ -60,14 +60,14 @@ class MadeImages:
     """Images that were compiled, packed and read back.
 
     Args:
-        folder: the folder with a folder for each pack.
+        folder: the folder that contains a folder for each pack.
         archives: the .zip files, each below its pack's folder.
         packs: the names of the packs, such as `amd-gfx942`, sorted.
         rules: the number of kernels in the whole plan.
-        partial: whether the request was for only a part of them.
+        partial: whether only some of them were requested.
         against: the result of `KernelImages.against_upstream`; empty without a comparison.
         launches: the file with the launch values of each pack's kernels, by pack; see `kernels.launches`.
-        numbers: the result of a check of the numbers; empty without a check.
+        numbers: the result of checking the kernels' numbers; empty without a check.
     """
 
     result: CampaignResult
@@ -86,10 +86,10 @@ class KernelImages:
     """The kernels of one AOTriton.
 
     Args:
-        build: the generator's folder, which gets the objects and the archives. The ledger lies beside it.
-        image: the runner's name of the Triton image.
-        layers: see `layer_digests`.
-        generation: the way in which the tree plans and packs its kernels.
+        build: the generator's folder, into which the objects and archives are written. The ledger is next to it.
+        image: the runner's name for the Triton image.
+        layers: the result of `layer_digests`.
+        generation: how the tree plans and packs its kernels.
     """
 
     build: Path
@@ -106,7 +106,7 @@ class KernelImages:
             built: the output of the recipe: the generator's plan and its modules.
         """
         request = self.workspace.request
-        # The plan is copied into the folder that also holds the objects of earlier runs.
+        # The plan is copied into the folder that contains the objects of earlier runs.
         self.build.mkdir(parents=True, exist_ok=True)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
@@ -149,7 +149,7 @@ class KernelImages:
         sha1: str,
         gpus: Sequence[str],
     ) -> tuple[tuple[str, ...], list[Archive]]:
-        """Pack the kernels and check the packs. If the library holds the kernels, lay them out for its build."""
+        """Pack the kernels and check the packs, or lay the kernels out for the library if it contains them."""
         if self.generation.inside:
             lay_objects(plan, result, self.build, self.build.with_name(OBJECTS))
             return (), []
@@ -169,21 +169,21 @@ class KernelImages:
         """Compile the rules that have no object. Without --keep-going, failed rules are a KernelError."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # A campaign was killed before it wrote the workers' facts. Its ledger is useless without them.
+            # The campaign was killed before it wrote the workers' facts, so its ledger cannot be used.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file():
-                    # Workers that filled a store had the same image, so their facts hold here too.
+                    # The workers that filled the store had the same image, so their facts apply here too.
                     facts = workers.executor.about() or (shared.about if shared is not None else {})
                     if facts:
                         write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
             result = workers.run(rules, ledger, count)
-        # The facts come from the file, because a run that compiles nothing has no workers that report them.
+        # The facts are read from the file, because a run that compiles nothing has no workers to report them.
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
@@ -198,7 +198,7 @@ class KernelImages:
         )
 
     def naming(self) -> Naming:
-        """Return the `Naming` of the results; it covers neither the GPUs nor the library's build."""
+        """Return the `Naming` of the results, which depends neither on the GPUs nor on the build of the library."""
         return PROJECT.naming(self.source, self.layers, self.workspace.request)
 
     def pack(
@@ -280,7 +280,7 @@ def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) 
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
-    """Check that the plan has kernels for every GPU, because upstream's generator skips names that it does not know."""
+    """Check that the plan contains kernels for every GPU, because upstream's generator skips unknown names."""
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(
             "gpu-not-in-aotriton",
@@ -294,7 +294,7 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
     """Return the arguments of upstream's compile.py for a rule, without the output.
 
     Args:
-        word: the name of the GPU for the script, if it differs from LLVM's name.
+        word: the script's name for the GPU, if it differs from LLVM's.
     """
     constants = dict(rule.constexprs)
     signature = ", ".join(str(constants[name]) if kind == "constexpr" else kind for name, kind in rule.signature)
@@ -306,7 +306,7 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
-    """Return the archives of a plan, reduced to the members in `clusters`; empty archives are left out."""
+    """Return the archives of a plan with only the members in `clusters`, without archives that would be empty."""
     here = {cluster.path for cluster in clusters}
     archives = [
         replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives
@@ -326,7 +326,7 @@ def check_images(
     for archive in archives:
         names = {name: member for member, name in archive.members}
         seen: set[str] = set()
-        # Objects are read one after the other, because an archive has thousands of objects.
+        # Objects are read one after the other, because an archive contains thousands of them.
         for name, kernels in read_archive(build / archive.path):
             seen.add(name)
             if name not in names:
@@ -356,13 +356,13 @@ def _differs(what: str, why: str = "") -> ContractError:
 
 
 def _launch(path: Path) -> tuple[int, int]:
-    """Return the shared memory in bytes and the threads of a block, from the JSON beside an object."""
+    """Return the bytes of shared memory and the number of threads of a block, from the JSON next to an object."""
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
     return int(metadata["shared"]), int(metadata["num_warps"]) * int(metadata["warp_size"])
 
 
 def _scratch(path: Path) -> int | None:
-    """Return the bytes of Triton's own scratch memory, from the JSON beside an object; None if the object is empty."""
+    """Return the bytes of Triton's own scratch memory, from the JSON next to an object; None if the object is empty."""
     if not path.is_file() or not path.stat().st_size:
         return None
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))

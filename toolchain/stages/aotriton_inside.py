@@ -1,4 +1,4 @@
-"""Lay out the kernels of old AOTritons (before 0.10), whose library holds its kernels."""
+"""Lay out the kernels of old AOTritons (before 0.10), whose library contains its kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place
 
-# The file below the prefix that lists the kernels that the library holds and lacks.
+# The file below the prefix that lists the kernels that the library contains and lacks.
 LEDGER = "share/aotriton/__ledger__"
-# The folder of the kernels for the library's build, beside the campaign's objects.
+# The folder of the kernels for the library's build, next to the campaign's objects.
 OBJECTS = "objects"
 
 
 def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
     """Write a code object and its JSON for each line of the plan, in the layout that the library's build reads.
 
-    An object that was left out or did not compile becomes an empty file, which the library treats as a missing kernel.
+    An object that was not requested or did not compile becomes an empty file, which the library treats as missing.
     """
     emptied(into)
     good = result.objects
@@ -67,27 +67,29 @@ def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str,
 
 
 def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:
-    """Write the list of the library's kernels beside it."""
+    """Write the list of the library's kernels next to the library."""
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**facts, "kernels": ledger_rows(result.entries)})
 
 
 def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of an image's list of kernels. A reason has its first line only; others may hold addresses."""
+    """Return the rows of an image's list of kernels.
+
+    Only the first line of a reason is used, because other lines may contain addresses."""
     return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON that people can read."""
+    """Write a value as indented JSON."""
     write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: Workspace, hip: Built | None) -> None:
-    """Load each library with all its symbols bound; ContractError if one does not load.
+    """Load each library with all its symbols bound; raise ContractError if a library does not load.
 
     Args:
-        libraries: the path of each library in the image, by ROCm; the key is empty for the base's HIP.
+        libraries: the path of each library in the image, by ROCm; the key of a library for the base's HIP is empty.
     """
     mounts = [Mount(workspace.unpack(hip) / PLACE.lstrip("/"), PLACE)] if hip is not None else []
     for rocm, library in libraries.items():

@@ -46,7 +46,7 @@ class AotritonDetails:
 
     Args:
         release: the release on record that the request names by its name or commit; empty if it names no release.
-        rocms: the ROCms that the library is linked for; empty if it uses its base's HIP.
+        rocms: the ROCms for which the library is linked; empty if it uses its base's HIP.
     """
 
     gpus: tuple[str, ...]
@@ -72,12 +72,12 @@ class Library:
     Args:
         source: AOTriton's fetched tree.
         sha1: see `commit_of`.
-        dropped: files of the source that are left out.
-        rocm: the ROCms that the library is linked for, on the portable system; empty for the HIP of the base.
+        dropped: the files of the source that the build does not get.
+        rocm: the ROCms for which the library is linked, on the portable system; empty for the HIP of the base.
         words: the release's own names of the GPUs; empty if it uses LLVM's names.
-        inside: whether the library holds its kernels.
-        database: a tuning database of the user, and its place below the source.
-        key: digest of the inputs of library and plan, which does not depend on the selection of kernels.
+        inside: whether the library contains its kernels.
+        database: the user's tuning database, and its path below the source.
+        key: the digest of the inputs of the library and the plan, which do not depend on the selection of kernels.
     """
 
     source: FetchedSource
@@ -120,7 +120,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """Return the further inputs of a library for several ROCms and an old system; empty for a library for its base."""
+    """Return the additional inputs of a library for several ROCms and an old system; otherwise empty."""
     if not glibc:
         return {}
     return {
@@ -140,7 +140,11 @@ def library_recipe(
     *,
     objects: Path | None = None,
 ) -> Recipe:
-    """Return the recipe of library and plan; `objects` are kernels to build into the library."""
+    """Return the recipe of the library and the plan.
+
+    Args:
+        objects: the folder of kernels to build into the library; None if it contains none.
+    """
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
@@ -178,7 +182,7 @@ def library_recipe(
 
 
 def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
-    """Return a folder in which the database lies at its place below the source."""
+    """Return a folder that contains the database at its path in the source."""
     folder = emptied(workspace.work() / "database")
     target = folder / place
     target.parent.mkdir(parents=True)
@@ -197,12 +201,12 @@ def library_facts(
     Args:
         what: the settings of the build; None for a library that uses its base's HIP.
         headers: the version of HIP of each set of headers, if the library is for several ROCms.
-        glibc: the glibc floor of these libraries.
+        glibc: the oldest glibc that these libraries must run with.
 
     Returns:
         `hip`: the version of HIP's CMake package, or of the headers. `redirected`: how many of upstream's tuned choices
         of aiter's kernels are replaced by Triton's, by operator and GPU. `rocm`: for each ROCm the result of
-        `check_linked`, and in `holds` the floors on record that the library can run on.
+        `check_linked`, and in `holds` the known floors on which the library can run.
     """
     facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
@@ -228,7 +232,7 @@ def library_facts(
 
 
 def require_no_link(path: Path, tree: Path) -> None:
-    """Refuse a path of a built tree that leads out of it by a link."""
+    """Raise an error if a path in a built tree leads out of the tree by a link."""
     if not is_inside(path, tree):
         raise HostileInputError(
             "aotriton-library-link",
@@ -239,7 +243,7 @@ def require_no_link(path: Path, tree: Path) -> None:
 
 
 def library_in(prefix: Path, major: str) -> Path:
-    """Return the path of the library for a ROCm; BuildError if there is not exactly one."""
+    """Return the path of the library for a ROCm; raise BuildError if there is not exactly one."""
     folder = prefix / f"rocm{major}" / "lib"
     libraries = [
         path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
@@ -287,12 +291,12 @@ def commit_of(source: Source) -> str:
 
 
 def name_of(source: Source, gpus: Sequence[str]) -> str:
-    """Return the source's id and the GPUs for names, because a library serves only the GPUs that it was built for."""
+    """Return the part of names with the source's id and the GPUs, because a library supports only these GPUs."""
     return f"{source.short_id}-{short_list(gpus)}"
 
 
 def database_source(request: Request) -> Source | None:
-    """Return the tuning database that the user gives; None if the tree's own is used. This uses no network."""
+    """Return the source of the user's tuning database, or None to use the tree's own; this uses no network."""
     spec = request.sources.get(DATABASE)
     return request.locate(DATABASE, spec) if spec is not None else None
 
@@ -311,12 +315,12 @@ _NEEDED = {
 }
 
 
-# The folders that the generator of kernels has had, the oldest first.
+# The names of the folder of the kernels' generator in AOTriton's releases, oldest first.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Return the generation of a tree of AOTriton; raise an error if its kernels cannot be planned."""
+    """Return the generation of an AOTriton tree; raise an error if its kernels cannot be planned."""
     if (tree / "third_party").is_dir() and not any((tree / name).exists() for name in _GENERATORS):
         raise UnsupportedError(
             "aotriton-not-buildable",

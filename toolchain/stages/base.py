@@ -45,7 +45,7 @@ _LIST_PACKAGES = (
 )
 
 
-# Bytes of the root file system (1.5 GB on debian13) and of two copies of its tar.
+# The bytes of the root file system (1.5 GB on debian13) and of two copies of its tar archive.
 _DISK = 5_000_000_000
 
 
@@ -60,13 +60,13 @@ class LocalImage:
 
     @property
     def name(self) -> str:
-        """The name of the base in names of images."""
+        """The name of the base, which the names of images contain."""
         return _local_name(self.digest)
 
 
 @dataclass(frozen=True)
 class BaseStage:
-    """Makes a base. Its package list decides its input digest, so an unresolved base has no digest."""
+    """Makes a base. Its list of packages decides its input digest, so an unresolved base has no digest."""
 
     name: str = "base"
 
@@ -115,7 +115,7 @@ class BaseStage:
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
-    """Return `{"recipe": digest, "packages": rows}` with the packages that a recipe was resolved to here, or None."""
+    """Return `{"recipe": digest, "packages": rows}` of a resolved recipe, or None if it is not resolved."""
     try:
         lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
@@ -124,7 +124,7 @@ def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
 
 
 def write_packages(path: Path, lock: Mapping[str, Any]) -> None:
-    """Write the packages that a recipe was resolved to; see `read_packages`."""
+    """Write the resolved packages of a recipe; see `read_packages`."""
     write_atomically(path, json.dumps(lock, indent=1).encode())
 
 
@@ -134,7 +134,7 @@ def recipe_digest(recipe: BaseRecipe) -> str:
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Return package, version, architecture and SHA-256 of each stanza that apt or dpkg-deb printed, sorted."""
+    """Return the package, version, architecture and SHA-256 of each stanza that apt or dpkg-deb printed, sorted."""
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]
@@ -149,7 +149,7 @@ def parse_packages(text: str) -> list[dict[str, str]]:
 
 
 def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """Return the inputs of a stage that holds packages; `lock` is the result of `read_packages`."""
+    """Return the inputs of a stage that contains packages; `lock` is the result of `read_packages`."""
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
 
 
@@ -158,7 +158,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
         hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
-    # The image must not hold files of this machine, such as the name of its mirror or its host name.
+    # The image must not contain files of this machine, such as those with its mirror's or its own name.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
@@ -209,7 +209,7 @@ def run_mmdebstrap(
     # A killed run leaves a root file system behind. The caller holds the stage's lock, so no other process uses it, and
     # a build of another base has another folder.
     emptied(place)
-    # The mirror's address is in a file, because it may contain a password, and the log shows commands.
+    # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
     mirror = place / "sources.list"
     mirror.touch(mode=0o600)
     mirror.write_text(f"deb {signed}{main.site} {suite} main\n", encoding="utf-8")
@@ -233,7 +233,7 @@ def run_mmdebstrap(
 
 
 def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
-    """Return the error for a failed mmdebstrap: UnreachableError if a host did not answer, else BuildError."""
+    """Return the error for a failed mmdebstrap: UnreachableError if a host did not answer, otherwise BuildError."""
     output = "\n".join(error.tail)
     if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
         return UnreachableError(
@@ -258,7 +258,7 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Make a base from the distribution's own image, which is pulled by digest, and from packages of the network."""
+    """Make a base from the distribution's own image, which is pulled by digest, and from downloaded packages."""
     if workspace.request.offline:
         raise UnreachableError(
             "offline-missing",
@@ -286,7 +286,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 def local_image(request: Request) -> LocalImage:
     """Return the local base image for the architecture of the request.
 
-    If the request gives neither a tag nor a digest, the layout must hold only one image.
+    If the request gives neither a tag nor a digest, the layout must contain only one image.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
@@ -307,7 +307,7 @@ def local_image(request: Request) -> LocalImage:
 
 
 def label_of(inputs: Mapping[str, Any]) -> str:
-    """Return the name of a finished base for names of images, from its inputs."""
+    """Return the part of image names for a finished base, from the base's inputs."""
     return str(inputs.get("base") or _local_name(str(inputs["image"])))
 
 

@@ -1,4 +1,4 @@
-"""Check built programs, libraries and wheels against their machine, their oldest system and their rows of data."""
+"""Check the architecture and the oldest system of built programs, libraries and wheels, and their rows of data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from toolchain.stages.elf import Linked, linked_of, read_linked
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
 _ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
 _ABI_SUFFIX = re.compile(r"\.cpython-([0-9]+)[a-z]*-")
-# Run-time libraries of C and C++, which every system that a wheel is for has.
+# The run-time libraries of C and C++, which exist on every system on which a wheel is used.
 _SYSTEM = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux[a-z0-9_-]*)\.so\.[0-9]+")
 _REVISION = re.compile(rb"(?<![0-9a-f])([0-9a-f]{40}-[0-9]{1,6})\0")
 _SHOWN = 10
 
 
 def check_stub(path: Path, stub: Stub) -> None:
-    """Check that a stub library has exactly the soname, the functions and the version nodes of its rows."""
+    """Check that a stub library has exactly the soname, the functions and the version nodes in its rows of data."""
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
     faults += [f"it asks for {', '.join(library.needed)}"] if library.needed else []
@@ -53,11 +53,11 @@ def holds_on(library: Linked, floor: Floor) -> bool:
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
-    """Check that a library needs the HIP that it was linked for, and no newer system than its floor.
+    """Check that a library needs the HIP for which it was linked, and no newer system than its floor.
 
     Args:
-        stubs: the libraries that it was linked with, by soname.
-        soname: the soname of the HIP that it is for.
+        stubs: the stub libraries with which it was linked, by soname.
+        soname: the soname of its HIP.
 
     Returns:
         `{"soname", "needed", "glibc", "glibcxx", "functions"}`: the libraries that it needs, the newest glibc and
@@ -104,7 +104,7 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
         revision: the revision that it must report: `COMMIT-BUILD`.
         exports: the symbols that its version script names.
         arch: the OCI architecture.
-        glibc: the oldest glibc that it is for.
+        glibc: the oldest glibc that it must run with.
 
     Returns:
         `{"file", "sha256", "bytes", "revision", "symbols", "libraries", "glibc"}`.
@@ -113,7 +113,7 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
     binary = linked_of(library.name, content)
     has, wanted, inside = set(binary.exports), set(exports), {match.decode() for match in _REVISION.findall(content)}
     faults = [fault for fault in (_misfit(binary, arch, glibc),) if fault]
-    # A further symbol would mix the library's LLVM with the LLVM that Triton links.
+    # Another exported symbol would mix the library's LLVM with the LLVM that Triton links.
     faults += [f"its version script does not name {', '.join(sorted(has - wanted)[:_SHOWN])}"] if has - wanted else []
     faults += [f"it lacks {', '.join(sorted(wanted - has))} of its version script"] if wanted - has else []
     faults += [
@@ -139,16 +139,16 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
 
 
 def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str, Any]:
-    """Check that a wheel is for one CPython, one machine and an old C library, in its name, metadata and content.
+    """Check that a wheel's name, metadata and content are for one CPython, one architecture and an old C library.
 
     Args:
         python: the version of CPython, such as `3.13`.
         arch: the OCI architecture.
-        glibc: the oldest glibc that it is for.
+        glibc: the oldest glibc that it must run with.
 
     Returns:
         `{"file", "bytes", "tag", "libraries", "glibc"}`: the platform tag, the libraries that the binaries need, and
-        the newest glibc of which they need a symbol.
+        the newest glibc version among the symbols that they need.
     """
     kernel = machine_of(arch).kernel
     tag = wheel.name.removesuffix(".whl").rsplit("-", 1)[-1]
@@ -195,7 +195,7 @@ def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
     """Check that a wheel contains the libraries that were built for it.
 
     Args:
-        libraries: SHA-256 (64 hex digits) by path in the wheel.
+        libraries: the SHA-256 (64 hex digits) of each library, by path in the wheel.
     """
     faults = []
     with open_wheel(wheel) as archive:
@@ -222,7 +222,7 @@ def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
 
 
 def _misfit(binary: Linked, arch: str, glibc: str) -> str:
-    """Return why a program or library cannot run on a system with this architecture and glibc; empty if it can."""
+    """Return the reason why a program or library cannot run on this architecture and glibc; empty if it can."""
     if binary.machine != _ELF_MACHINES[arch]:
         return f"it is for {binary.machine}, not {arch}"
     newest = binary.newest("GLIBC_")

@@ -1,6 +1,6 @@
-"""Build the library with which Triton makes code for a GPU, on an LLVM, from some files of Triton.
+"""Build the library by which Triton generates code for a GPU, on an LLVM, from some files of Triton.
 
-This LLVM and these files are the only inputs, so one library serves every Triton that has the same files and pin.
+This LLVM and these files are the only inputs, so all Tritons with the same files and pin share one library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
-# Files that the recipe of Triton's wheels uses as well.
+# Files that the recipe of Triton's wheels also uses.
 _TOOLCHAIN = (
     COMPILER_CACHE,
     "containerfiles/triton-portable/toolchain.cmake",
@@ -45,7 +45,7 @@ print("answers", answer().decode())
 
 @dataclass(frozen=True)
 class CodegenLibraryStage:
-    """Builds the library that a Triton loads to make code for one GPU vendor."""
+    """Builds the library that a Triton loads to generate code for GPUs of one vendor."""
 
     rule: Codegen
 
@@ -142,7 +142,7 @@ class CodegenLibraryStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLibraryStage:
-    """Return the stage with this name; UnsupportedError if the request is for a base."""
+    """Return the stage with this name; raise UnsupportedError if the request is for a base."""
     return CodegenLibraryStage(require_portable(name, request))
 
 
@@ -152,7 +152,7 @@ def where(rule: Codegen) -> str:
 
 
 def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]:
-    """Return the files of Triton that building the library reads, as paths from the top of the tree, sorted.
+    """Return the files of Triton that the build of the library reads, as sorted paths relative to the tree.
 
     Args:
         patched: whether patches may still add missing files.
@@ -196,12 +196,12 @@ def library_recipe(
     """Return the recipe of the library.
 
     Args:
-        base, llvm: the engine's names of these images.
+        base, llvm: the engine's names for these images.
         prefix: the folder of the LLVM in its image.
         revision: the revision that the library reports.
         files: see `take_files`.
         sysroot: the folder of the unpacked old system.
-        jobs: the number of compile jobs; ninja decides if it is empty.
+        jobs: the number of compile jobs; if it is empty, ninja decides.
     """
     return Recipe(
         name=rule.stage,
@@ -234,7 +234,7 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Return the revision that the library reports in a fresh container; ContractError if it is not `revision`."""
+    """Check that the library reports `revision` in a fresh container, and return what it reports."""
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -257,7 +257,7 @@ _SCRIPT = re.compile(r"\{\s*global:((?:\s*[A-Za-z_][A-Za-z0-9_]*;)+)\s*local:\s*
 
 
 def exported_by(script: Path) -> tuple[str, ...]:
-    """Return the symbols that a version script names, sorted; ContractError if it does not keep all others local."""
+    """Return the sorted symbols of a version script; raise ContractError if other symbols are not local."""
     try:
         match = _SCRIPT.fullmatch(read_built(script.parent, script.name).strip())
     except HostileInputError:

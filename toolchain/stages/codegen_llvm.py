@@ -1,4 +1,4 @@
-"""Choose the LLVMs with which a request's Triton makes code for GPUs, and build them."""
+"""Choose the LLVMs with which a request's Triton generates code for GPUs, and build them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# Bytes of tree, ccache and installed copy, estimated from LLVM 22.1.8, of which these LLVMs have nearly half the steps.
+# The bytes of the tree, the ccache and the installed copy, estimated as nearly half of those of LLVM 22.1.8.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
-# Programs that run during a build for another machine.
+# The programs that run during a build for another machine.
 _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 
@@ -47,7 +47,7 @@ class CodegenLlvmDetails:
 
 @dataclass(frozen=True)
 class CodegenLlvmStage:
-    """Builds the LLVM with which a Triton makes code for one GPU vendor."""
+    """Builds the LLVM with which a Triton generates code for GPUs of one vendor."""
 
     rule: Codegen
 
@@ -119,12 +119,12 @@ class CodegenLlvmStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:
-    """Return the stage with this name; UnsupportedError if the request is for a base."""
+    """Return the stage with this name; raise UnsupportedError if the request is for a base."""
     return CodegenLlvmStage(require_portable(name, request))
 
 
 def require_portable(name: str, request: Request) -> Codegen:
-    """Return the rule of an LLVM or a library for a GPU; UnsupportedError if the request is not for a portable LLVM."""
+    """Return the rule for a GPU's LLVM or library; raise UnsupportedError if the request is not for a portable LLVM."""
     rule = next(rule for rule in codegens() if name in {rule.llvm, rule.stage})
     if not request.glibc:
         raise UnsupportedError(
@@ -137,7 +137,7 @@ def require_portable(name: str, request: Request) -> Codegen:
 
 
 def triton_here(request: Request) -> Path | None:
-    """Return the tree of the request's Triton, if it is a checkout or in the store."""
+    """Return the tree of the request's Triton if it is a checkout or in the store, otherwise None."""
     if (folder := local_triton(request)) is not None:
         return folder
     spec = request.sources.get("triton")
@@ -148,21 +148,21 @@ def triton_here(request: Request) -> Path | None:
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins of the requested Triton: from its tree if the tree is here, else from the data."""
+    """Return the pins of the requested Triton, from its tree if the tree is available, otherwise from the data."""
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
 
 def bindings(request: Request, tree: Path | None) -> Bindings:
-    """Return the C++ bindings of the request's Triton: from its tree if the tree is here, else from the data."""
+    """Return the C++ bindings of the request's Triton, from its tree if it is available, otherwise from the data."""
     if tree is not None:
         return bindings_of(tree)
-    # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.
+    # The first release with an LLVM for a GPU is also the first with nanobind and the stable ABI.
     return Bindings(project="nanobind", stable=True) if _on_record(request) else Bindings()
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins on record; an unknown commit has none until its tree is here."""
+    """Return the known pins; an unknown commit has none until its tree is fetched."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
@@ -216,7 +216,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
-    """Return the pin of the request's Triton for a rule; UnsupportedError if it has none."""
+    """Return the pin of the request's Triton for a rule; raise UnsupportedError if it has none."""
     for pin in codegen_pins(request):
         if pin.target == rule.target:
             return pin
@@ -229,7 +229,7 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
 
 
 def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
-    """Return the source of a rule's LLVM, and the revision that the library on it reports. This uses no network.
+    """Return the source of a rule's LLVM, and the revision that the library reports; this uses no network.
 
     The digest is None while it is unknown which repository holds the commit. The revision comes from the pin. For an
     LLVM that the user names, it is the commit of that LLVM with the build number 0.
@@ -237,7 +237,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
         source = request.locate(name, spec)
-        # A source without a commit gives a version or a tree's digest, which nobody confuses with a commit.
+        # For a source without a commit this is a version or a tree's digest, which cannot be confused with a commit.
         commit = source.version if source.kind == "git" else source.commit
         return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)

@@ -1,4 +1,4 @@
-"""Run the contract check, which proves in a container that an LLVM layer holds everything that its Triton needs.
+"""Run the contract check, which proves in a container that an LLVM layer contains everything that its Triton needs.
 
 The check itself is the script `llvm-config/contract/check.sh`, which also runs without the tool.
 """
@@ -52,7 +52,7 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. `seconds` counts from the previous result, or from before the container's start."""
+    """The result of one check. `seconds` is the time since the previous result or since the start of the container."""
 
     name: str
     ok: bool
@@ -72,11 +72,13 @@ _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
 @dataclass(frozen=True)
 class CrossTarget:
-    """Another machine that a layer is for. Programs are built against its system, and an emulator runs them.
+    """The target machine of a layer, if it is another one.
+
+    Programs are built against its system and run by an emulator.
 
     Args:
-        emulator: a statically linked qemu, which needs no file of this machine.
-        system: the folder with the headers and libraries of the other machine.
+        emulator: a statically linked qemu, which needs no files of the host.
+        system: the folder with the headers and libraries of the target machine.
     """
 
     arch: str
@@ -93,12 +95,12 @@ class CrossTarget:
         ]
 
     def settings(self) -> dict[str, str]:
-        """Return the environment variables of check.sh for this machine."""
+        """Return the environment variables of check.sh for the target machine."""
         return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
 
 
 def check_names(needs: LlvmRequirements, *, portable: bool = False) -> tuple[str, ...]:
-    """Return the checks that a layer for these needs must pass, in order."""
+    """Return the names of the checks that a layer for these needs must pass, in order."""
     conditions = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
     return tuple(name for name in _FIXES if name not in _PARTS_ONLY and conditions.get(name, True))
 
@@ -117,11 +119,11 @@ def check_layer(
     """Check the LLVM at `prefix` in `image`, without a network.
 
     Args:
-        image: an image of base and layer, with a C++ compiler and CMake.
+        image: an image of the base and the layer, with a C++ compiler and CMake.
         needs: the needs of the Triton; see `toolchain.catalog.components`.
-        env: further variables of check.sh, which the head of the script explains.
-        on: the machine that the layer is for, if it is another machine.
-        floor: the folder of the oldest system that may link the layer. It must have every symbol that the layer needs.
+        env: additional variables of check.sh; the script's first lines explain them.
+        on: the target machine of the layer, if it is another one.
+        floor: the folder of the oldest system that may link the layer; it must define every symbol the layer needs.
 
     Returns:
         `{"seconds", "checks": [{"name", "ok", "detail", "seconds"}]}`, in the order in which the checks ran.
@@ -148,7 +150,7 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check a part of LLVM, which is a key of `_OF_PART`; see `check_layer`."""
+    """Check a layer with only a part of LLVM; see `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
@@ -198,7 +200,7 @@ def _check(
 
 
 def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
-    # A check that could not run because of another failure gets no advice.
+    # There is no advice for a check that did not run because another one failed.
     causes = [check for check in failed if not check.detail.startswith("not run")]
     names = ", ".join(check.name for check in failed)
     advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]

@@ -1,4 +1,4 @@
-"""Read the tables of the dynamic linker from ELF files: names of libraries, symbols and versions."""
+"""Read the tables of ELF files for the dynamic linker: the names of libraries, symbols and versions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Linked:
 
     Args:
         needed: the names of the libraries that it needs.
-        exports: the version nodes of each symbol that it defines; an empty text for a symbol without a version.
-        imports: `(library, node)` of each symbol that it needs; two empty texts for a symbol without a version.
-        machine: ELF's name of the machine, such as `EM_X86_64`.
+        exports: the version nodes of each symbol that it defines; an empty string for a symbol without a version.
+        imports: `(library, node)` of each symbol that it needs; two empty strings for a symbol without a version.
+        machine: ELF's name for the architecture, such as `EM_X86_64`.
         dynamic: whether the file has a dynamic section.
     """
 
@@ -39,17 +39,17 @@ class Linked:
     dynamic: bool = True
 
     def asks_of(self, soname: str) -> dict[str, str]:
-        """Return the version node of each symbol that this file needs from the library `soname`."""
+        """Return the version nodes of the symbols that this file needs from the library `soname`."""
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version of a family of nodes (`GLIBC_`) that this file needs; empty if it needs none."""
+        """Return the newest version in a family of nodes (`GLIBC_`) that this file needs; empty if it needs none."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
 
 def read_linked(path: Path) -> Linked:
-    """Read a shared library; ContractError if the file is none."""
+    """Read a shared library; raise ContractError if the file is not one."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -73,7 +73,7 @@ def linked_of(name: str, content: bytes) -> Linked:
                 exports[symbol] = (*exports.get(symbol, ()), version[1])
             else:
                 imports[symbol] = version
-        # pyelftools sets `soname` and `needed` only on tags of that kind.
+        # pyelftools defines `soname` and `needed` only for tags of these types.
         tags = [] if dynamic is None else list(dynamic.iter_tags())
         return Linked(
             machine=str(elf["e_machine"]),
@@ -94,7 +94,7 @@ def _damaged(name: str, why: str) -> ContractError:
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
-    """Yield for each global symbol its name, whether the file defines it, and its (library, node)."""
+    """Yield the name of each global symbol, whether the file defines it, and its (library, node)."""
     nodes: dict[int, tuple[str, str]] = {}
     of_symbol: GNUVerSymSection | None = None
     for section in elf.iter_sections():

@@ -1,7 +1,7 @@
-"""Make HIP without a ROCm: headers, and a library to link with for each ROCm, from rows of data (`catalog.rocm`).
+"""Make HIP without a ROCm: its headers, and a stub library to link with for each ROCm, from data (`catalog.rocm`).
 
-The image holds below `PLACE` for each set of headers a folder such as `hip6/include`, for each ROCm a prefix such as
-`rocm6` in which CMake finds HIP, and `liblzma`, which the portable system lacks.
+Below `PLACE` the image contains a folder such as `hip6/include` for each set of headers, a prefix such as `rocm6` for
+each ROCm, in which CMake finds HIP, and `liblzma`, which the portable system lacks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _OF_TRITON = "third_party/amd/backend/include"
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
-# The value of hipErrorNoDevice, which the functions of a stub return.
+# The value of hipErrorNoDevice, which the functions of a stub library return.
 _NO_DEVICE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class HipDetails:
-    """The decisions about HIP. Each of `rows` has a source; HIP's headers come first."""
+    """The decisions about HIP. The rows are in the order of their sources, with HIP's headers first."""
 
     majors: tuple[str, ...]
     rows: tuple[Headers | Library, ...]
@@ -48,7 +48,7 @@ class HipDetails:
 
 @dataclass(frozen=True)
 class HipStage:
-    """Makes HIP's headers and libraries to link with, so that nobody has to install ROCm."""
+    """Makes HIP's headers and stub libraries to link with, so that ROCm need not be installed."""
 
     name: str = "hip"
 
@@ -87,7 +87,7 @@ class HipStage:
                 versions[row.name] = version_in(headers)
                 (place / row.name / "include").mkdir(parents=True)
                 copy_tree(headers, place / row.name / "include" / "hip")
-                # The headers in this folder are only for NVIDIA's compiler.
+                # Only NVIDIA's compiler uses the headers in this folder.
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
                 _take_lzma(content, place / row.name)
@@ -122,7 +122,7 @@ class HipStage:
 
 
 def hip_stage(_: str, request: Request) -> HipStage | None:
-    """Return the stage if the library is bound to no base; a named base has its own HIP."""
+    """Return the stage, or None if the library is bound to a base, which has its own HIP."""
     if request.glibc:
         return HipStage()
     if request.rocm:
@@ -136,12 +136,12 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
 
 
 def requested_rocms(request: Request) -> tuple[str, ...]:
-    """Return the ROCms that libraries are linked for."""
+    """Return the ROCms for which libraries are linked."""
     return request.rocm or DEFAULT_ROCM
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """Return the source of a row: the user's, else the headers in a checkout of Triton, else a distribution package."""
+    """Return the source of a row: the user's, or the headers in a checkout of Triton, or a distribution package."""
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
         spec = of_folder(own)
@@ -149,7 +149,7 @@ def source_of(row: Headers | Library, request: Request) -> Source:
 
 
 def _of_checkout(row: Headers, request: Request) -> Path | None:
-    """Return the headers in the Triton that the user gives as a folder; None if there are none that fit.
+    """Return the headers in the Triton that the user gives as a folder; None if it has no suitable headers.
 
     A Triton by commit is not used, because the plans before and after its fetch would name different sources.
     """
@@ -254,7 +254,7 @@ def _content(path: Path, into: Path, workspace: Workspace) -> Path:
         )
     emptied(into)
     process.which("dpkg-deb")
-    # Only headers and licences are unpacked. Libraries, and links to libraries of other packages, are not needed.
+    # Only headers and licences are unpacked, because libraries and links to libraries are not needed.
     taken = 'dpkg-deb --fsys-tarfile "$1" | tar --extract --directory "$2" ./usr/include ./usr/share/doc'
     process.run(["sh", "-c", taken, "sh", path, into], log=workspace.log)
     check_links(into)
@@ -276,7 +276,7 @@ def _take_lzma(content: Path, into: Path) -> None:
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """Write a CMake package of HIP with the targets that AOTriton uses, and without flags of a compiler."""
+    """Write a CMake package of HIP with the targets that AOTriton uses, without compiler flags."""
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)

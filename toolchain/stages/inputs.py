@@ -1,4 +1,6 @@
-"""Collect the inputs of stages. An input digest names an uncompressed tree, so only what decides its bytes counts."""
+"""Collect the inputs of stages.
+
+An input digest identifies an uncompressed tree, so only facts that decide the tree's bytes are inputs."""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from toolchain.stages.stage import Planned
 
 
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
-    """Return the inputs that every stage has: its name, the format and time stamp of layers, the architecture.
+    """Return the inputs that every stage has: its name, the format and time stamp of layers, and the architecture.
 
-    The compressor and the versions of this machine's programs are no inputs. The compilers are in the base, and the
+    The compressor and the versions of this machine's programs are not inputs. The compilers are in the base, and the
     base's digest is an input of the stages above.
     """
     return {
@@ -35,7 +37,7 @@ def stage_inputs(
     """Return the inputs of a stage; None while a value of `resolved` is not known.
 
     Args:
-        resolved: input digests of the stages below, and the result of `source_inputs`.
+        resolved: the input digests of the stages below, and the result of `source_inputs`.
     """
     if None in resolved.values():
         return None
@@ -62,7 +64,7 @@ def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path
 
 
 def recorded_source(request: Request, source: Source) -> RecordedSource:
-    """Return a source, with the patches that the request has for it, as a record holds it."""
+    """Return a source and its patches in the request, in the form in which a record stores them."""
     return RecordedSource(
         name=source.name,
         ref=source.ref,

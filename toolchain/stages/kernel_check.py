@@ -24,7 +24,10 @@ Note = Callable[[str, Mapping[str, Any]], None]
 
 
 class KernelCheck(Protocol):
-    """The functions of a plugin for `--check`. Each check returns facts for a record, which `check_result` reads."""
+    """The functions that a plugin provides for `--check`.
+
+    Each check returns facts for a record; `check_result` reads them.
+    """
 
     def require_check(self) -> None:
         """Raise an error if this machine lacks a program that a check needs. The caller does this before a build."""
@@ -45,7 +48,7 @@ class KernelCheck(Protocol):
         Args:
             folder: the folder above all objects.
             count: number of kernels to check; 0 for all.
-            progress: called with the number of results so far, the number of all kernels, and a label.
+            progress: called with the number of results so far, the total number of kernels, and a label.
             note: called with the name of each kernel and its result.
         """
 
@@ -80,7 +83,7 @@ def require_check() -> None:
 def check_numbers(
     result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
 ) -> dict[str, Any]:
-    """Check a sample of a campaign's kernels, of the size that the request names, and return the facts.
+    """Check a sample of a campaign's kernels and return the facts. The request gives the size of the sample.
 
     The facts are empty without `--check`.
     """

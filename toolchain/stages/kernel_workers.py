@@ -43,7 +43,7 @@ _START = "aotriton/start.py"
 RECIPE, OUT = "/recipe", "/out"
 # The folder in a stage's unfinished work for the files that compile processes see.
 SCRATCH = "compiling"
-# All variables of a compile process besides the variables of its project. The image's variables are not passed on.
+# All variables of a compile process except those of its project. The image's variables are not passed on.
 VARIABLES = {
     "HOME": "/tmp",  # noqa: S108 - in the container
     "LANG": "C.UTF-8",
@@ -58,12 +58,12 @@ VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProject:
-    """The files and variables that a project's compile processes see besides Triton.
+    """The files and variables of a project's compile processes, other than Triton.
 
     Args:
         source: the folder of the kernels' sources in the container.
         path: folders of the image and of the recipe that are first on the module path.
-        environment: variables that only this project has.
+        environment: the variables of this project.
         recipe: files and folders below the recipe root that run with Triton.
         search: see `kernels.reached.Reach`.
     """
@@ -108,10 +108,10 @@ def compile_setup(
     scratch: Path,
     mounts: Sequence[Mount] = (),
 ) -> CompileSetup:
-    """Return the environment of compile processes, which see only files and variables that their results' names cover.
+    """Return the environment of compile processes. They see only files and variables that the results' names cover.
 
     Args:
-        image: the runner's name of the Triton image.
+        image: the runner's name for the Triton image.
         source: the folder of the kernels' sources in the container.
         out: the folder of the objects.
         scratch: the folder for the files that compile processes see; this function empties it.
@@ -123,7 +123,7 @@ def compile_setup(
     sets = FileSets(naming, emptied(scratch) / "seen")
     environment = dict(naming.shared["environment"])
     if workspace.request.variation is not None:
-        # The base's allocator would hide the changed heap, and jemalloc waits for itself where libfaketime is loaded.
+        # The base's allocator would replace the varied heap, and jemalloc hangs if libfaketime is loaded.
         environment.pop("LD_PRELOAD", None)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # `env -i` removes variables that the image's configuration or the engine adds.
@@ -146,7 +146,7 @@ def compile_setup(
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
     """Return the diff_ids of a Triton image, lowest first, for the names of results.
 
-    The digests of blobs would not do, because a published image has compressed layers and holds the same Triton.
+    The digests of blobs are not used, because a published image has compressed layers but contains the same Triton.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -173,7 +173,7 @@ class Workers:
         """Compile rules with the options of the request.
 
         Args:
-            calls: whether the rules are calls of a wheel, whose failures the caller reports.
+            calls: whether the rules are calls of a wheel; the caller then reports failures.
         """
         from toolchain.kernels.campaign import Reporting, run_campaign  # noqa: PLC0415 - a plan compiles nothing
 
@@ -230,8 +230,8 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 def allocator(request: Request) -> dict[str, str]:
     """Return the variables that give compile processes the base's allocator; empty if the base has none.
 
-    An allocator changes no byte of a code object. Every build of AOTriton shows this, because it compares objects with
-    those of upstream's compile script, which runs without an allocator.
+    An allocator changes no byte of a code object. Every build of AOTriton confirms this by comparing objects with those
+    of upstream's compile script, which runs without the allocator.
     """
     if request.base.image is not None:
         return {}
@@ -281,9 +281,9 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
 
 
 def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the number of kernels from kernel stores, by signer, as a fact for the record; empty if there are none.
+    """Return the number of kernels taken from kernel stores, by signer; empty if there are none.
 
-    The fact has no path of a store, because the path of a folder means nothing on other machines.
+    The fact does not contain the path of a store, because the path means nothing on other machines.
     """
     from toolchain.kernels.ledger import Maker  # noqa: PLC0415 - a plan compiles nothing
 

@@ -28,10 +28,10 @@ from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 
-# LLVM's headers give some types other members if NDEBUG is not defined, and Triton's default build type defines none.
+# Without NDEBUG, LLVM's headers declare some types with other members. Triton's default build type does not define it.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 _EDITS = "llvm-config/edits.cmake"
-# Files that decide the layer's content. The contract check is no input, so that it can grow without a rebuild.
+# The files that decide the layer's content. The contract check is not an input, so it can change without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
     "containerfiles/llvm",
@@ -60,10 +60,10 @@ class LlvmDetails:
     """The decisions about an LLVM.
 
     Args:
-        needs: projects and components of the Triton that it is for.
-        by_version: whether the LLVM's own version decides which Triton it is for.
+        needs: the projects and components that its Triton needs.
+        by_version: whether the LLVM's own version decides which Triton that is.
         version: the major version. It is None if only the fetched tree has it; then `needs` and `part` may change.
-        cross: whether it is for another machine.
+        cross: whether the target is another machine.
         folder: the folder of the recipe.
     """
 
@@ -76,18 +76,18 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose parts this LLVM has; empty if that is unknown before the tree is fetched."""
+        """The Triton whose components this LLVM contains; empty if that is unknown before the tree is fetched."""
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
     def note(self) -> str:
-        """A text about the Triton whose parts this LLVM has, for display; empty for a part that serves every Triton."""
+        """A text about the Triton whose components this LLVM contains, for display; empty for `support`."""
         if self.part.name == SUPPORT:
             return ""
         return "parts by its own version" if self.version is None else f"parts for Triton {self.needs.serves}"
 
     def check(self, source: Source) -> None:
-        """Raise an error if this LLVM is too old or too new for the Triton. A part without MLIR serves every Triton."""
+        """Raise an error if this LLVM is too old or too new for the Triton. A part without MLIR suits every Triton."""
         if self.version is not None and self.part.name != SUPPORT:
             check_generation(self.needs, self.version, where=source.ref)
 
@@ -226,7 +226,7 @@ def build_llvm(
     """Build an LLVM and make its image.
 
     Args:
-        recipe: the recipe without the arguments and contexts that every LLVM has.
+        recipe: the recipe, without the arguments and contexts that are common to every LLVM.
         check: runs the contract check on an image, with `log`, `on` and `floor` of `check_layer`; None for no check.
         emulate: the emulator of another machine, for the check.
     """
@@ -278,7 +278,7 @@ def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Return labels with the oldest supported system and the options for building Triton; none without a floor."""
+    """Return labels for the oldest supported system and the options for building Triton; empty without a floor."""
     if not glibc:
         return {}
     floor = floor_of(glibc)
@@ -291,9 +291,9 @@ def floor_labels(glibc: str) -> dict[str, str]:
 
 
 def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
-    """Refuse binaries in LLVM's source, and return the plan with its facts.
+    """Decide on the binaries in LLVM's source, and return the plan with the facts about them.
 
-    The thousand binaries that LLVM's own tests read are counted and not listed.
+    The thousand binaries that LLVM's own tests read are counted but not listed.
     """
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
@@ -316,7 +316,10 @@ def unknown_to_edits(tree: Path) -> list[str]:
 
 
 def _proves(part: LlvmSubset, cross: bool) -> bool:
-    """Return whether a part is checked. Table generators for this machine are not, because later builds run them."""
+    """Return whether a part is checked.
+
+    Table generators for this machine are not, because later builds run them anyway.
+    """
     return part.name not in {TABLEGEN, MLIR_TBLGEN} or cross
 
 

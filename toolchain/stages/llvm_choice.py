@@ -40,7 +40,7 @@ def llvm_source(request: Request) -> Source:
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """Return the pin of the LLVM to build if the request names no source: from Triton's tree, else from the data.
+    """Return the pin of the LLVM to build if the request names no source, from Triton's tree or from the data.
 
     Raises:
         PinError: neither a tree nor the data has the pin.
@@ -67,8 +67,8 @@ def llvm_pin(request: Request) -> LlvmPin:
 def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
     """Return the projects and components that the request's Triton needs.
 
-    If the request names no Triton, the newest Triton that this LLVM serves decides. If a tree of Triton is here, the
-    needs that its own build files name are added.
+    If the request names no Triton, the newest Triton that this LLVM supports decides. If a tree of Triton is available,
+    the needs in its own build files are added.
 
     Args:
         llvm: the LLVM's major version; None if it is not known yet.

@@ -1,4 +1,4 @@
-"""Choose the parts of LLVM in a layer: everything that Triton needs, or a part to try a machine and a recipe with."""
+"""Choose the parts of LLVM in a layer: everything that Triton needs, or a small part to test a machine and a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DISTRIBUTION = "distribution"
 TABLEGEN = "tablegen"
 MLIR_TBLGEN = "mlir-tblgen"
 SUPPORT = "support"
-FULL_DISK = 14_000_000_000  # bytes: tree, ccache and installed copy of all of LLVM
+FULL_DISK = 14_000_000_000  # bytes; the tree, the ccache and the installed copy of the whole LLVM
 # Programs that generate sources, so a build for another machine builds them for this machine first.
 _GENERATORS = (
     "llvm-min-tblgen",
@@ -35,7 +35,7 @@ _HEADERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmSubset:
-    """A part of LLVM, or all that Triton needs.
+    """A part of LLVM, or everything that Triton needs.
 
     Args:
         name: the value of `--only`.
@@ -45,10 +45,10 @@ class LlvmSubset:
         components: the value of LLVM_DISTRIBUTION_COMPONENTS.
         target: `distribution`, or the programs of the layer.
         libraries: the libraries that the contract check tests, if the part has a fixed list.
-        headers: headers below include/ that no component installs.
+        headers: the headers below include/ that no component installs.
         native: the programs that a build for another machine runs.
-        disk: bytes of tree, ccache and installed copy together, measured with LLVM 22.1.8.
-        recipe: the folder of the Containerfile and further recipe files; empty for the files of the whole.
+        disk: the bytes of the tree, the ccache and the installed copy, measured with LLVM 22.1.8.
+        recipe: the folder of the Containerfile and other recipe files; empty for those of the whole LLVM.
     """
 
     name: str
@@ -83,7 +83,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             disk=5_000_000_000,
         )  # fmt: skip
     if only == MLIR_TBLGEN:
-        # llvm-tblgen is left out, because its emitters for instruction selection would double the work.
+        # llvm-tblgen is not built, because its emitters for instruction selection would double the work.
         return LlvmSubset(
             name=only, label="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,

@@ -1,4 +1,4 @@
-"""Find out the version of an LLVM source from its tree, or from its name."""
+"""Find the version of an LLVM source from its tree or its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Make the stages of the catalog by name. Modules are imported only when needed, because a plan needs few of them."""
+"""Make the stages of the catalog by name.
+
+Modules are imported when they are needed, because a plan needs few of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ MAKERS: dict[str, str] = {
     **{rule.llvm: "toolchain.stages.codegen_llvm:codegen_stage" for rule in codegens()},
     **{rule.stage: "toolchain.stages.codegen_library:codegen_stage" for rule in codegens()},
 }
-# Functions that return the stages below a stage, if they depend on the request.
+# Functions that return the stages below a stage, for stages where this depends on the request.
 _STANDS_ON = {
     "triton": "toolchain.stages.triton:stands_on",
     "wheels": "toolchain.stages.wheel:stands_on",
@@ -45,7 +48,7 @@ def make(name: str, request: Request) -> Stage | None:
 
 
 def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the names of the stages that a stage is built on for a request, lowest first."""
+    """Return the names of the stages on which a stage is built for a request, lowest first."""
     if row.name not in _STANDS_ON:
         return row.on
     below: tuple[str, ...] = _named(_STANDS_ON[row.name])(request)
@@ -53,7 +56,7 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the architectures that a stage can be cross-compiled for."""
+    """Return the architectures for which a stage can be cross-compiled."""
     if not row.cross:
         return ()
     from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - most plans have no such stage

@@ -1,4 +1,4 @@
-"""Decide on the prebuilt files in a source tree. A build refuses each binary that no option decides on."""
+"""Decide on the prebuilt files in a source tree. A build refuses each binary for which no option decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.data import load
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
-# Names of `--allow-binary` that stand for no file of a source's tree.
+# The names of `--allow-binary` that do not stand for a file in a source tree.
 APART = frozenset({"triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
@@ -37,7 +37,7 @@ class Known:
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
-        """Return the absolute glob of the base's file that replaces `file`; empty if none does."""
+        """Return the absolute glob of the base's file that replaces `file`; empty if there is none."""
         return self.replace.replace("{file}", file.rpartition("/")[2])
 
 
@@ -46,7 +46,7 @@ class Intake:
     """The decisions on the binaries of one source.
 
     Args:
-        dropped: the files that are left out of the build.
+        dropped: the files that the build does not get.
         replaced: the absolute glob of the base's file, by the file that it replaces.
         tests: the files of upstream's own tests, which the recipe does not build.
     """
@@ -68,7 +68,7 @@ class Intake:
         ]
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
-        """Return the names that the plan had, and the names or paths of further allowed files, sorted."""
+        """Return the names in the plan and the names or paths of other allowed files, sorted."""
         return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
     def _fate(self, finding: Finding) -> Fate:
@@ -80,7 +80,7 @@ class Intake:
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:
-    """Return the names that `--allow-binary` allows, including the names of known files that it gives by path."""
+    """Return the names that `--allow-binary` allows, including the names of known files that it lists by path."""
     given = request.allow_binary
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
@@ -108,7 +108,7 @@ def undecided(tree: Path | None, request: Request) -> list[Known]:
     """Return the known binaries of Triton's source that a build would refuse, because no option names them.
 
     Args:
-        tree: the tree of the source, which may lack some files. If it is None, rare files are left out.
+        tree: the tree of the source, which may lack some files. If it is None, rare files are not listed.
     """
     decided = {*request.allow_binary, *request.drop_binary}
     return [
@@ -159,7 +159,7 @@ def take_in(
             replaced[finding.file] = row.replacement(finding.file)
         else:
             unknown.append(finding)
-    # The recipes get lists with `;` between names. A file whose name breaks the list would silently stay in the build.
+    # The recipes get lists separated by `;`. A file whose name breaks the list would silently remain in the build.
     odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
     if odd:
         raise PolicyError(
@@ -195,7 +195,7 @@ def _row_of(file: str, rows: Sequence[Known]) -> Known | None:
 
 
 def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
-    """Return the name of a file for `--allow-binary`: the name of its row, or else its path."""
+    """Return the name of a file for `--allow-binary`: the name of its row, or its path if it has no row."""
     row = _row_of(file, known_files() if rows is None else rows)
     return row.name if row else file
 

@@ -38,15 +38,15 @@ class Planned(Generic[Details]):
     Args:
         inputs: everything that decides the output, as JSON values; None if an input is not locked yet.
         binaries: prebuilt parts, by the names of `--allow-binary`.
-        partial: the missing parts, for display; empty for a complete image.
-        disk: bytes that must be free before the build.
+        partial: a description of the missing parts, for display; empty for a complete image.
+        disk: the bytes of free disk space that the build needs.
         engine: whether the container engine builds the stage.
-        online: whether the build needs the network for more than the sources.
-        has_contract_check: whether the build tests its result, unless --no-contract is given.
+        online: whether the build needs the network for other things than the sources.
+        has_contract_check: whether the build checks its result, unless --no-contract is given.
         prefix: the folder of the stage's files in the image, if users or other stages copy it.
-        serves: for an LLVM, the Triton whose parts it has; empty if that is unknown before the tree is fetched.
+        serves: for an LLVM, the Triton whose components it contains; empty if unknown before the tree is fetched.
         note: a decision that was made for the user, for display.
-        details: further decisions for `build` and for the stages above; the type depends on the stage.
+        details: other decisions for `build` and for the stages above; the type depends on the stage.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Built:
     """A finished stage.
 
     Args:
-        manifest: digest of the image's manifest in the local layout.
+        manifest: the digest of the image's manifest in the local layout.
         layers: the descriptors of the layers from the manifest, lowest first.
-        facts: sizes, seconds and counts for reports; they are no inputs.
+        facts: sizes, seconds and counts for reports; they are not inputs.
         binaries: the planned prebuilt parts, and the parts that a scan found.
-        taken_from: the reference by digest, if this invocation took the image from a registry or another layout.
+        taken_from: the reference by digest, if this invocation copied the image from a registry or another layout.
     """
 
     planned: Planned
@@ -104,7 +104,7 @@ class LayerContent:
     Args:
         tar: the archive, instead of `tree`.
         normalise: see `oci.layer.write_layer`.
-        compress: whether the layer is stored compressed. Layers that only engines on this machine read need not be.
+        compress: whether to compress the layer; a layer that only engines on this machine read is not compressed.
     """
 
     tree: Path | None = None
@@ -115,16 +115,16 @@ class LayerContent:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageParts:
-    """The parts of a stage's image besides its own layer.
+    """The parts of a stage's image other than its own layer.
 
     Args:
-        title: the system in the image's title, for a stage whose row has a title. The title of others is their name.
+        title: the system in the image's title, if the stage's row has a title; otherwise the title is its name.
         revision: commit or version of the source.
         binaries: whether a label lists the prebuilt parts.
         licensed: whether a label names the licence; False if only files in the layer name it.
-        labels: further labels.
+        labels: additional labels.
         under: the stage whose layers are below this one; None for an image of one layer.
-        beside: further stages whose layers are above those of `under`.
+        beside: other stages whose layers are above those of `under`.
         environment: see `ImageSpec`.
     """
 
@@ -160,7 +160,7 @@ class ContractCheck:
     """A check of an image before it gets its name.
 
     Args:
-        run: a function that takes the runner's name of the candidate image, and returns facts for the record.
+        run: a function that takes the runner's name for the candidate image and returns facts for the record.
         on: the stage whose layers are below the stage's own layer in the candidate; None for the whole image.
     """
 
@@ -199,7 +199,7 @@ class Workspace(Protocol):
         """Return a folder with a finished stage's own layer. It is removed with this stage's unfinished work."""
 
     def image(self, built: Built) -> str:
-        """Return the engine's name of a finished stage's image, for builds."""
+        """Return the engine's name for a finished stage's image, for builds."""
 
     def image_to_run(self, built: Built) -> str:
         """Return the name of a finished stage's image for `runner` and `worker`."""
@@ -217,7 +217,7 @@ class Workspace(Protocol):
         """Return the number of parallel jobs, from the user's option or from cores and memory."""
 
     def memory(self) -> int:
-        """Return the bytes that new processes can have."""
+        """Return the bytes of memory that are available to new processes."""
 
     def shared_results(self, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
         """Return the kernel stores of the request; None if it names none.
@@ -244,11 +244,11 @@ class Workspace(Protocol):
         facts: Mapping[str, Any],
         check: ContractCheck | None = None,
     ) -> Built:
-        """Write layer and image, run the contract check (unless --no-contract is given), and record the stage."""
+        """Write the layer and the image, run the contract check unless --no-contract is given, and record the stage."""
 
 
 class Stage(Protocol):
-    """A stage, which is built as one image."""
+    """A stage of the build, which makes one image."""
 
     @property
     def name(self) -> str:
@@ -258,4 +258,4 @@ class Stage(Protocol):
         """Decide what `build` would build. This method only reads files, and uses neither network nor engine."""
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """Build the planned stage, with decisions added that only a fetched tree allows."""
+        """Build the planned stage, and make the decisions that need a fetched tree."""

@@ -15,7 +15,7 @@ from toolchain.stages.stage import Planned, Stage
 from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
-# The machines for which wheels have been cross-compiled and tested.
+# The architectures for which wheels have been cross-compiled and tested.
 _CROSS = ("arm64",)
 
 
@@ -24,11 +24,11 @@ class TritonDetails:
     """The decisions about a Triton from source.
 
     Args:
-        tree: Triton's tree, if it is here already.
+        tree: Triton's tree, if it is available before the build.
         bindings: the bindings in the tree; without a tree the bindings of the releases, see `refined`.
         rules: the rules of the libraries for GPUs that Triton is built with.
-        pythons: the Python versions that wheels are built for; empty for the base's own Python.
-        held: the Python version whose wheel the image holds; empty if that is known only after the build.
+        pythons: the Python versions for which wheels are built; empty for the base's own Python.
+        held: the Python version whose wheel the image contains; empty if it is known only after the build.
         cross: whether the wheels are for another machine.
     """
 
@@ -49,7 +49,7 @@ class TritonDetails:
 
 
 def refined(details: TritonDetails, tree: Path) -> TritonDetails:
-    """Return the details with the bindings of the fetched tree; PinError if the plan assumed other bindings."""
+    """Return the details with the bindings of the fetched tree; raise PinError if the plan assumed other bindings."""
     bound = bindings_of(tree)
     if bound.project != details.bindings.project:
         raise PinError(
@@ -94,5 +94,5 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:
-    """Return the other machines that Triton can be built for; only builds on a portable LLVM have such machines."""
+    """Return the other architectures for which Triton can be built; empty unless it is built on a portable LLVM."""
     return _CROSS if request.glibc and from_source(request) else ()

@@ -56,7 +56,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
-# Folders in a container: the recipe, the module that makes the calls, and the calls of the contract check.
+# The folders in a container of the recipe, of the module that makes the calls, and of the contract check's calls.
 _SEEN, _MODULES, _CHECKED = f"/recipe/{RECIPE}", "/src/calls", "/calls"
 _NAMED = (f"{RECIPE}/calls.py", f"{RECIPE}/worker.py")
 MADE = "made"  # the folder that Triton writes to, below the campaign's folder
@@ -122,11 +122,11 @@ class TritonCacheStage:
             _require_compiled(outcomes, keep_going=request.keep_going)
             shard.finish(shared, result.entries)
             _require_any(outcomes)
-            # Results from kernel stores are unpacked to the same folder as the results of this machine.
+            # Results from kernel stores are unpacked into the same folder as the results of this machine.
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # No shard has all calls, so only a build without shards, or a merge, compiles them in several orders.
+                # A shard lacks calls, so only a build without shards, or a merge, compiles them in several orders.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
@@ -263,7 +263,7 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:
-    """Return a line for each of the first calls that did not compile, with the last line of its reason."""
+    """Return a line about each of the first calls that did not compile, with the last line of its reason."""
     return "\n".join(
         f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
     )
@@ -291,7 +291,7 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
-    """Check a sample of the kernels that have cases, with `--check`, and return the facts."""
+    """With `--check`, check a sample of the kernels that have cases, and return the facts."""
     if workspace.request.check is None:
         return {}
     paths = [path for path in sorted(tree.rglob("*")) if path.is_file()]

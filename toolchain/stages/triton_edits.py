@@ -23,8 +23,8 @@ _SOURCE = "triton"
 def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
     """Return the patches of a request, with the edits that its Triton needs before the user's own patches.
 
-    An edit file is only for its LLVM, and for a Triton at its commit or for a folder with the files that it edits. If
-    the request names no LLVM, Triton is built on its own pin and needs no edits.
+    An edit applies to one LLVM, and to a Triton at its commit or a folder with the files that it edits. If the request
+    names no LLVM, Triton is built on its own pin and needs no edits.
     """
     patches = dict(request.patches)
     llvm = request.sources.get("llvm")
@@ -63,7 +63,7 @@ def _takes(request: Request, edits: EditFile) -> bool:
 
 
 def llvm_release(spec: SourceSpec, request: Request) -> str:
-    """Return the version of the LLVM that a source names, e.g. `22.1.8`; empty if it is unknown before a fetch.
+    """Return the version of the LLVM of a source, e.g. `22.1.8`; empty if it is unknown before a fetch.
 
     A tree of LLVM's main branch has a version such as `23.0.0`, and a release has `23.1.0` or later.
     """

@@ -76,7 +76,7 @@ def named_triton(request: Request) -> str | None:
 
 
 def _by_version(triton: str) -> str:
-    """Return the version of the release with the commit `triton`, else `triton` itself."""
+    """Return the version of the release with the commit `triton`, or `triton` itself if there is no such release."""
     return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
 
 
@@ -88,8 +88,7 @@ def with_its_pin(tree: Path | None) -> str | None:
 def local_triton(request: Request) -> Path | None:
     """Return the tree of Triton that decides the plan; None if there is none.
 
-    It is a folder that the request names, a tree from a bundle, or the fetched tree of a commit whose LLVM is not on
-    record.
+    It is a folder in the request, a tree from a bundle, or the fetched tree of a commit whose LLVM is not in the data.
     """
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
@@ -101,7 +100,7 @@ def local_triton(request: Request) -> Path | None:
 
 
 def unknown_commit(request: Request) -> SourceSpec | None:
-    """Return the source of a Triton at a commit whose LLVM is not on record; None for any other Triton."""
+    """Return the source of a Triton at a commit whose LLVM is not in the data; None for any other Triton."""
     if not (is_commit(request.triton or "") or "triton" in request.sources or request.aotriton):
         return None
     spec = triton_spec(request)

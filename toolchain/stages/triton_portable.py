@@ -123,7 +123,7 @@ class TritonPortableStage:
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
-    """Return a folder for the recipe, with the libraries for GPUs at their places in Triton's tree, and variables."""
+    """Return a folder with the libraries for GPUs at their paths in Triton's tree, and a file of variables."""
     folder = emptied(workspace.work() / "codegen")
     lines = []
     for rule in rules:
@@ -138,7 +138,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _own_among(request: Request, versions: Sequence[str]) -> str:
-    """Return the base's own Python, which must be among `versions`, because the image of base and wheel runs it."""
+    """Return the base's own Python, which must be in `versions`, because the image runs this Python."""
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(
@@ -171,7 +171,7 @@ def check_wheel_compiles(
 
     Args:
         image: an image with a shell; its own Python is not used.
-        contexts: `pythons` has the root of each Python; `emulator` has a qemu-user for a wheel of another machine.
+        contexts: `pythons` contains the root of each Python; `emulator` contains a qemu-user for another machine.
     """
     tree = workspace.work() / f"wheel-{version}"
     if not tree.exists():
@@ -197,7 +197,7 @@ def check_wheel_compiles(
 
 
 def _folder_of(emulate: Path, workspace: Workspace) -> Path:
-    """Return a folder that has only the emulator; the file has the same name for every machine."""
+    """Return a folder that contains only the emulator, under the same name for every architecture."""
     folder = emptied(workspace.work() / "emulator")
     copy = folder / "emulator"
     copy.write_bytes(emulate.read_bytes())

@@ -38,14 +38,14 @@ def lit_totals(path: Path) -> dict[str, Any]:
 
 
 def _why(output: str) -> str:
-    """Return the lines of a failed test's output that name an error; the last lines if none does."""
+    """Return the lines of a failed test's output that contain an error, or else its last lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
     return "\n".join(named[:3] or lines[-3:])[:1000]
 
 
 def lit(out: Path, *, required: bool) -> dict[str, Any]:
-    """Return the totals of the lit tests by Python version; BuildError if there are none although `required`."""
+    """Return the totals of the lit tests by Python version; raise BuildError if there are none although `required`."""
     totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
     if required and not totals:
         raise _unusable("upstream's lit tests left no report")

@@ -34,16 +34,16 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
-# One GPU of each of AMD's families. A Triton that compiles for one GPU compiles for the other GPUs of its family.
+# A GPU of each of AMD's families. A Triton that compiles for it also compiles for the other GPUs of the family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
-# The measured bytes of the source's copy, its build tree and the unpacked wheel.
+# The measured bytes of the copy of the source, its build tree and the unpacked wheel.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
 
 @dataclass(frozen=True)
 class TritonSourceStage:
-    """Builds Triton for the C library and the Python of a base."""
+    """Builds Triton for a base's C library and Python."""
 
     name: str = "triton"
 
@@ -78,7 +78,7 @@ class TritonSourceStage:
 
 
 def _check_pythons(request: Request) -> None:
-    """Raise UnsupportedError for a Python that a base of Debian does not have; builds check other images."""
+    """Raise UnsupportedError for a Python that a Debian base does not have; for other bases the build checks it."""
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
@@ -104,7 +104,7 @@ def plan_from_source(
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
         require_tree(source.path, source.ref)
-    # A tree that is here is checked before the build of LLVM, which takes hours.
+    # An available tree is checked now, because building LLVM takes hours.
     if tree is not None and dependencies["llvm"].sources:
         require_tree(tree, source.ref)
         check_setup(tree)
@@ -157,7 +157,7 @@ class Taken:
 
 
 def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
-    """Fetch Triton's source, and compare it and the LLVM below with the request."""
+    """Fetch Triton's source, and compare it and its LLVM with the request."""
     workspace.step("source")
     source = workspace.fetch(planned.sources[0])
     require_tree(source.path, source.ref)
@@ -188,7 +188,7 @@ def build_wheels(
     """Run the recipe `containerfiles/<recipe_name>`, and return the folder with its output, and the wheels with SBOMs.
 
     Args:
-        args, contexts: arguments and contexts that only this recipe has.
+        args, contexts: the arguments and contexts of this recipe only.
     """
     request, planned, intake = workspace.request, taken.planned, taken.intake
     out = workspace.build(
@@ -240,8 +240,8 @@ def finish(
     Args:
         wheel: the wheel for the image, which is unpacked below `SITE`.
         check: the contract check of the image.
-        with_base: whether the image has the base's layers, which do not fit a wheel for another machine. Only with them
-            does the recipe run upstream's tests.
+        with_base: whether the image contains the base's layers, which are not for another machine. The recipe runs
+            upstream's tests only in this case.
         wheels: all wheels that were built.
     """
     request = workspace.request
@@ -295,7 +295,7 @@ def run_contract(
 
     Args:
         python: the command that runs a Python with this Triton.
-        name: the name of the Triton, for messages.
+        name: the name of the Triton in messages.
         dead: the error message if the script printed no result.
     """
     workspace.step("contract")
@@ -328,7 +328,7 @@ def run_contract(
 def for_python(wheels: Sequence[Path], version: str) -> Path:
     """Return the wheel for the base's own Python, such as `3.13`, which runs in the image.
 
-    A wheel for the stable ABI serves the Python in its name and all later Pythons.
+    A wheel for the stable ABI supports the Python in its name and all later ones.
     """
     tag, minor = f"-cp{version.replace('.', '')}-", int(version.partition(".")[2])
     for wheel in wheels:

@@ -1,4 +1,4 @@
-"""Read the version, the commit and the LLVM of a tree of Triton, and check that it matches the request."""
+"""Read the version, the commit and the LLVM of a Triton tree, and check that it matches the request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INIT = "python/triton/__init__.py"
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
-# The variables that the recipes set, so that setup.py does not download these packages.
+# The variables by which the recipes keep setup.py from downloading these packages.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
 _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
 
@@ -130,7 +130,7 @@ def python_requires(tree: Path) -> str:
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Return the value of a literal, a name, `MIN[0]`, `MAX[1] + 1`, or an f-string of these; None for other nodes."""
+    """Return the value of a literal, a name, `MIN[0]`, `MAX[1] + 1`, or an f-string of these; otherwise None."""
     result: Any = None
     match node:
         case ast.Constant(value=result):
@@ -157,7 +157,7 @@ class Bindings:
 
     Args:
         project: the project of the index that the build imports: `pybind11` or `nanobind`.
-        stable: whether one wheel can serve Python 3.12 and all later Pythons.
+        stable: whether one wheel supports Python 3.12 and all later ones.
     """
 
     project: str = "pybind11"
@@ -176,7 +176,7 @@ def bindings_of(tree: Path) -> Bindings:
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
-    """Raise SourceError if a tree's build cannot take our libraries for GPUs, and so would download them."""
+    """Raise SourceError if a tree's build cannot use our libraries for GPUs, and so would download them."""
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
@@ -220,7 +220,7 @@ def submodules_of(tree: Path) -> dict[str, str]:
 
 
 def _git(tree: Path, *words: str) -> str:
-    """Return the output of a git command in a checkout; empty if the tree is no checkout, or git fails."""
+    """Return the output of a git command in a checkout; empty if the tree is not a checkout or git fails."""
     if not (tree / ".git").exists():
         return ""
     # git reads the checkout's own configuration, which may be hostile. In a partial clone git fetches missing objects
@@ -240,7 +240,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
     Args:
         wanted: the version or the commit that `--triton` names.
         name: the tree's name in messages, e.g. `--source triton=PATH`.
-        llvm: whether to compare the LLVM pin too, which makes no sense if the user names an LLVM.
+        llvm: whether to compare the LLVM pin too; it is not compared if the user names an LLVM.
     """
     rows = _facts(tree, wanted, llvm=llvm)
     fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
@@ -264,7 +264,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """Return rows of a value in the tree, the expected value, and the name of the value."""
+    """Return rows of three: a value in the tree, the expected value, and the name of the value."""
     if is_commit(wanted):
         head = head_of(tree)
         return [(head, wanted, "the commit")] if head else []
@@ -283,7 +283,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
     try:
         own = needs_for(version).llvm
     except UnsupportedError:
-        return  # the needs of this Triton are not on record
+        return  # the needs of this Triton are unknown
     # The main branch keeps the version of the last release for months, and may need a newer LLVM.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"

@@ -1,4 +1,7 @@
-"""Make an image of base and Triton's wheel from the index. The wheel is prebuilt, so it must be allowed by name."""
+"""Make an image of the base and Triton's wheel from the index.
+
+The wheel is prebuilt, so the user must allow it by name.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Wor
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"
-# This folder is not in the distribution's site-packages. Programs in the image find it by PYTHONPATH.
+# Programs in the image find this folder by PYTHONPATH, because it is not in the distribution's site-packages.
 SITE = "/usr/lib/toolchain/triton"
 
 
 @dataclass(frozen=True)
 class TritonWheelStage:
-    """Takes Triton as a wheel from the Python index, by SHA-256."""
+    """Takes Triton's wheel from the Python index, by SHA-256."""
 
     name: str = "triton"
 
@@ -90,11 +93,11 @@ def _check_python(request: Request, source: Source) -> None:
 
 
 def unzip(wheel: Path, into: Path) -> None:
-    """Unpack a wheel; HostileInputError if a name leads out of the folder."""
+    """Unpack a wheel; raise HostileInputError if a name leads out of the folder."""
     into.mkdir(parents=True, exist_ok=True)
     with open_wheel(wheel) as archive:
         for member in archive.infolist():
             path = Path(archive.extract(member, into))
-            # The upper half of the attributes has the mode, which zipfile does not restore.
+            # The upper half of the attributes is the file mode, which zipfile does not restore.
             if not member.is_dir() and (member.external_attr >> 16) & 0o111:
                 path.chmod(0o755)

@@ -2,9 +2,9 @@
 
 No program of the packages is run, so packages for another machine need no emulator.
 
-- `sysroot` holds headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`). For
-  a layer that is bound to a base and is for another machine, they come from the base's distribution.
-- `python` holds a root for each version, with `/3.13/usr/include/python3.13` and all files that the interpreter needs.
+- `sysroot` contains headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`).
+  For a layer that is bound to a base and is for another machine, they come from the base's distribution.
+- `python` contains a root for each version, with `/3.13/usr/include/python3.13` and all files of the interpreter.
   Its C library is only for the interpreter, because wheels link the C library of the glibc floor.
 - `torch` is a layer above a base of the same suite. It repeats some files of the base.
 """
@@ -37,9 +37,9 @@ _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders that have no headers and libraries. Some have content from this machine.
+# Folders without headers and libraries. Some contain files of this machine.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files that builds neither include nor import. The static library is half of their size.
+# Files that builds neither include nor import. The static library is half of the size.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
 # Folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (
@@ -54,7 +54,7 @@ class System:
     """Packages that are unpacked with all their dependencies.
 
     Args:
-        name: the name of the system in names of images.
+        name: the name of the system, which the names of images contain.
         arch: the OCI architecture.
         suite, packages: Debian's suite, and names of packages in it.
         relative: whether absolute links are made relative.
@@ -77,11 +77,11 @@ class Unpacked:
     """The content of a stage that unpacks packages.
 
     Args:
-        name: the name of the content in names of images.
+        name: the name of the content, which the names of images contain.
         title: the name of the content in the image's title.
         suite: Debian's suite; several suites are separated by spaces.
         systems: the systems by their folder in the layer. The folder of a single system is empty.
-        digest: digest of the inputs of the resolution. The resolved packages are in the package list.
+        digest: the digest of the inputs of the resolution. The resolved packages are in the package list.
         links: targets of links in the layer, by path.
         leave_out: patterns of paths that tar leaves out, in addition to folders that no build reads.
     """
@@ -142,19 +142,19 @@ class UnpackedStage:
 
 
 def sysroot_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage if LLVM is portable or for another machine; other LLVMs are compiled against the base itself."""
+    """Return the stage if LLVM is portable or for another machine; otherwise LLVM is compiled against the base."""
     return UnpackedStage(name) if request.glibc or request.arch[0] != this_machine() else None
 
 
 def python_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage if Triton is built from source on a portable LLVM; other builds use the base's Python."""
+    """Return the stage if Triton is built from source on a portable LLVM; otherwise the base's Python is used."""
     from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - most plans have no portable Triton
 
     return UnpackedStage(name) if request.glibc and from_source(request) else None
 
 
 def sysroot_of(request: Request) -> Unpacked:
-    """Return the system that the request's one architecture is compiled against."""
+    """Return the system against which the request's one architecture is compiled."""
     arch = request.arch[0]
     if request.glibc:
         floor = floor_of(request.glibc)
@@ -272,7 +272,7 @@ def _merge_usr(root: Path) -> None:
 
 
 def own_python(request: Request) -> str:
-    """Return the version of the base's Python, such as `3.13`; PinError for a local image."""
+    """Return the version of the base's Python, such as `3.13`; raise PinError for a local image."""
     if request.base.image is not None:
         raise PinError(
             "base-python-unknown",
@@ -283,6 +283,6 @@ def own_python(request: Request) -> str:
 
 
 def versions_of(request: Request) -> tuple[str, ...]:
-    """Return the Pythons that wheels are built for, the lowest first: from the request, or else the base's own."""
+    """Return the Pythons for which wheels are built, lowest first: those of the request, or the base's own."""
     versions = {check_version(version) for version in request.pythons} or {own_python(request)}
     return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))

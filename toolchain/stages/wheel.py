@@ -1,4 +1,4 @@
-"""Build wheels of projects that use Triton from source, without a network, and images in which they import."""
+"""Build wheels of projects that use Triton, from source and without a network, and images in which they import."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def environment(rows: Sequence[WheelRow]) -> dict[str, str]:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages that the image with all wheels is built on."""
+    """Return the stages on which the image with all wheels is built."""
     return ("base", "torch", "triton", *wheel_names(request))
 
 
@@ -274,7 +274,7 @@ def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
 
 
 def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
-    """Compare a wheel with its row; ContractError if they differ.
+    """Compare a wheel with its row; raise ContractError if they differ.
 
     Returns:
         `{"tag", "files", "packages"}`: the tag of its name, the number of its files, and its top folders.

@@ -17,9 +17,9 @@ from toolchain.sources.tree import Source
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned, Workspace
 
-# Part of the input digest of the stages that make wheels. Other bytes of `trust.wheel_sbom` need another number.
+# A part of the input digest of stages that make wheels. It must change when `trust.wheel_sbom` writes other bytes.
 SBOM_WRITER = 1
-# Projects that Triton's build, and the names and tests of its wheels, need.
+# The projects that are needed to build Triton and to name and test its wheels.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
 # The projects in AOTriton's requirements.txt, and their dependencies.
 AOTRITON = (
@@ -34,7 +34,7 @@ def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
 
 
 def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
-    """Fetch wheels, and return a new folder that holds them under their own names."""
+    """Fetch wheels, and return a new folder that contains them under their own names."""
     folder = emptied(workspace.work() / "wheels")
     for source in sources:
         fetched = workspace.fetch(source)
@@ -54,7 +54,7 @@ def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], works
     """Return copies of the wheels that a recipe left in `out`, each with an SBOM inside.
 
     Args:
-        inside: the stages below whose code the wheels hold.
+        inside: the stages below whose code the wheels contain.
     """
     from toolchain.trust.wheel_sbom import Contents, add_sbom  # noqa: PLC0415 - plans make no wheel
 
