@@ -1,4 +1,4 @@
-"""List the entries of the cache, and remove those that were used least recently."""
+"""List the entries of the cache, and remove those that were not used recently."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Item:
 
     Args:
         paths: the files and folders to remove, in this order.
-        tag: the name in the cache's layout, if the entry is an image.
+        tag: the name in the cache's layout if the entry is an image, otherwise empty.
         bytes: the size on disk; for an image the size of its own layer.
-        used: the time of the last use in seconds since 1970; 0 for an entry that nothing can use any more.
+        used: the time of the last use in seconds since 1970; 0 for an entry that cannot be used any more.
         unfinished: whether a later build or campaign may continue the entry.
     """
 
@@ -60,14 +60,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The entries that were removed (with `dry`: would be removed), and the names of the others with the reason."""
+    """The entries that were removed (or with `dry` would be removed), and why each other entry was kept, by name."""
 
     gone: tuple[Item, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
 
 def survey(cache: Cache) -> list[Item]:
-    """Return every entry of the cache that can be removed; the entry that was used last comes first."""
+    """Return every entry of the cache that can be removed, the most recently used one first."""
     logs = (_entry(log) for log in _children(cache.logs))
     items = [*_images(cache), *_sources(cache), *_compiler_caches(cache), *_unfinished(cache), *logs]
     return sorted(items, key=lambda entry: (-entry.used, entry.name))
@@ -88,8 +88,8 @@ def prune(
     image are removed too.
 
     Args:
-        unfinished: whether to remove also recent unfinished work: trees of failed builds, ledgers of campaigns.
-        images: if given, remove these images, however recent they are, and no other entries.
+        unfinished: whether to also remove recent unfinished work: trees of failed builds and ledgers of campaigns.
+        images: if given, remove only these images, however recently they were used.
     """
     if not cache.is_ours:
         raise ConfigError(
@@ -113,7 +113,7 @@ def prune(
         except OSError as error:
             failed.append((entry.name, error.strerror or "the system refused it"))
     if (cache.images / "index.json").is_file():
-        # The manifests of records are kept even if a tag was lost. A user who names images wants the space at once.
+        # Manifests in records are kept even if a tag was lost. A user who names images wants the space at once.
         kept = [record.manifest for record in records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
@@ -160,7 +160,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
         yield Item(name=name, paths=(path,), tag=tag, bytes=0, used=0.0)
     for tag, manifest in left.items():
-        # A base from a bundle stays, because it cannot be built again without its record.
+        # A base from a bundle is kept, because it cannot be built again without its record.
         if not tag.endswith(f".{BROUGHT}"):
             size, used = 0, 0.0
             with contextlib.suppress(ToolchainError, OSError):  # an image whose blobs are missing can still be removed
@@ -170,7 +170,7 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return when a finished image was last used: the time of its record, or of the mark beside it if that is later."""
+    """Return when a finished image was last used: the later one of the times of its record and of the mark next to it."""
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 
@@ -243,7 +243,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _touched(path: Path) -> float:
-    """Return when something in a folder was last made, removed or written, looking two levels deep."""
+    """Return when a file in a folder, at most two levels deep, was last created, removed or written."""
     try:
         times = [path.lstat().st_mtime]
     except FileNotFoundError:

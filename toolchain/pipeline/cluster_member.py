@@ -32,7 +32,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
 
     Args:
         stage: the stage whose kernels are compiled: `kernels`, `aotriton` or `triton-cache`.
-        name: the worker's name at the scheduler; by default this machine's host name.
+        name: the name by which the scheduler knows this worker; by default this machine's host name.
     """
     under = triton_cache.stands_on(request)[-1] if stage == "triton-cache" else "triton"
     image = next(built for built in build(request, under, reuse=reuse) if built.planned.name == under)
@@ -45,7 +45,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     )
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
-        in_use(request.cache, make=True),  # the build above may have made the cache
+        in_use(request.cache, make=True),  # the build above may have created the cache
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         kept(Path(scratch)),
     ):

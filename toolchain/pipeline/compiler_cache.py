@@ -1,7 +1,7 @@
-"""Keep a compiler cache for each set of sources, so that no build reads what a build of other sources wrote.
+"""Keep a compiler cache for each set of sources, so that a build never reads what a build of other sources wrote.
 
-A build can write anything into its compiler cache. So the name of a cache covers everything that could have written to
-it: the trees, their patches, whether they are locked, and the stages below. Builds of one tree share a cache.
+A build can write anything into its compiler cache. So the key of a cache covers everything that could have written to
+it: the trees, their patches, whether they are locked, and the stages below. Builds of the same tree share a cache.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CompilerCache:
         key: 16 hex digits, which end the id of the cache mount.
         sources: the names of the sources, for display.
         used: when a build last began to use the cache, in seconds since 1970.
-        places: the folders of the cache; empty until a build made one.
-        note: the file that holds `sources`, and whose time is `used`.
+        places: the folders of the cache; empty until a build has created one.
+        note: the file that contains `sources`, and whose modification time is `used`.
     """
 
     key: str
@@ -50,8 +50,8 @@ class CompilerCache:
 def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]) -> str:
     """Return the key of a stage's compiler cache; `none` with `--fresh` or while a source has no digest.
 
-    Stages that hold only packages of the distribution run no code of the sources, so the key leaves them out. The key
-    covers the base, because the base's compiler writes the objects.
+    The key does not cover stages that contain only packages of the distribution, because they run no code of the
+    sources. It covers the base, because the base's compiler writes the objects.
     """
     sources = source_inputs(planned.sources, request.patches)
     if request.fresh or sources is None:
@@ -81,7 +81,7 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
 
 
 def _lock(cache: Cache, key: str) -> Path:
-    """Return the file that builds lock while they use a compiler cache."""
+    """Return the path of the file that builds lock while they use a compiler cache."""
     path = cache.locks / f"compiler-cache-{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -92,7 +92,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
     """Remove the least recently used compiler caches until the rest is below `limit` bytes; return the removed caches.
 
     Args:
-        keep: the key of a cache that is kept in any case.
+        keep: the key of a cache that is always kept.
     """
     from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
     from toolchain.engine.storage import discard  # noqa: PLC0415

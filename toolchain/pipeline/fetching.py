@@ -1,4 +1,4 @@
-"""Fetch the sources of a request, also in the background while an earlier stage is built."""
+"""Fetch the sources of a request, if possible in the background while an earlier stage is built."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
 
 LOG = logging.getLogger(__name__)
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
-# A checkout may change, or be missing for a while, until its stage is planned again.
+# Until its stage is planned again, a checkout may change or may be missing for a while.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 
 
@@ -98,7 +98,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             self._fetch_all()
-        finally:  # even after an unexpected error a waiting stage must go on; it fetches the source and gets the error
+        finally:  # a waiting stage must continue after an unexpected error; it gets the error itself
             for event in self._done.values():
                 event.set()
 
@@ -119,7 +119,7 @@ class Prefetch:
                 self._done[source.name].set()
 
     def check(self) -> None:
-        """Raise an error of a fetch that another attempt would repeat; the stage that needs it may be hours away."""
+        """Raise the error of a fetch that would fail again, because the stage that needs it may be hours away."""
         if self._failed is not None:
             raise self._failed
 

@@ -40,7 +40,7 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Publication:
-    """The publication of an image: the reference, the digest of the index, and the time in seconds since 1970."""
+    """The publication of an image: its reference, the digest of its index, and the time in seconds since 1970."""
 
     ref: str
     digest: str
@@ -80,10 +80,10 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 
 
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
-    """Return the one finished image that a name means.
+    """Return the finished image that a name stands for; raise an error if there are several.
 
     Args:
-        arch: the OCI architecture to choose if the name means several images; empty if there is no choice.
+        arch: the OCI architecture to choose if the name stands for several images; empty for none.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]
@@ -93,7 +93,7 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
 
 def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
-    """Return names that mean these finished images and no others; the short name if it is enough."""
+    """Return names that stand for exactly these finished images, short ones where they are unique."""
     finished = finished_images(cache)
     names: list[str] = []
     for image in dict.fromkeys(record.image for record in images):
@@ -104,7 +104,7 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 
 def _near(finished: Sequence[Record], text: str) -> str:
-    """Return a hint at the finished image that a misspelt name may mean; empty if none is similar."""
+    """Return a hint about the finished image that a misspelt name may stand for; empty if no name is similar."""
     by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
     near = difflib.get_close_matches(text, by_beginning, n=1)
     return f"; did you mean {by_beginning[near[0]]}?" if near else ""
@@ -112,7 +112,7 @@ def _near(finished: Sequence[Record], text: str) -> str:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    # Every name begins with an empty text, which may come from an unset variable.
+    # Every name begins with an empty string, which may come from an unset variable.
     matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
     if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")
@@ -143,7 +143,7 @@ def _lines(images: Iterable[Record]) -> list[str]:
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
-    """Raise SourceError if a stage below an image has no record, because SBOM and provenance need the records."""
+    """Raise SourceError if a stage below an image has no record, because its SBOM and provenance need the records."""
     known = {made.input_digest for made in below}
     for made in (record, *below):
         for row in STAGES:
@@ -177,7 +177,7 @@ def note_publication(cache: Cache, record: Record, publication: Publication) -> 
 
 
 def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
-    """Return the publications of an image from this cache, the latest last."""
+    """Return the publications of an image from this cache, latest last."""
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
         places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
@@ -226,7 +226,7 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished image and record the result, unless its record has enough checks already."""
+    """Check the kernels of a finished image and record the result, unless its record already has enough checks."""
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415

@@ -16,7 +16,7 @@ from toolchain.request.model import Request
 if TYPE_CHECKING:
     from toolchain.trust.keys import PublicKey, Signer
 
-# Signatures cover this type, so that no other statement with a signature of the same key can be used as a result.
+# Signatures cover this type, so that another statement signed by the same key cannot be used as a result.
 STATEMENT = "application/vnd.toolchain.kernel-result.v1+json"
 
 
@@ -25,7 +25,7 @@ class ResultKey:
     """The user's key for kernel results.
 
     Args:
-        signer: the private half; None if the key file holds only the public half.
+        signer: the private half; None if the key file contains only the public half.
     """
 
     public: PublicKey
@@ -72,7 +72,7 @@ def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any]
 
 
 def check_stores(request: Request) -> None:
-    """Refuse folders that cannot be kernel stores, and shards' folders that do not exist."""
+    """Raise an error for a folder that cannot be a kernel store, or a shard's folder that does not exist."""
     if request.kernel_store is not None:
         KernelStore(request.kernel_store)
     for place in request.shards:

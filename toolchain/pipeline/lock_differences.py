@@ -8,15 +8,15 @@ from typing import Any
 
 from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedSource
 
-_LISTED = 20  # the most differing packages that are named one by one
+_LISTED = 20  # the largest number of differing packages that are listed by name
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
     """Return the differences of `now` from `locked`, for display.
 
     Args:
-        whole: whether the locks must be the same. Otherwise `locked` may hold more, and a base that was not built here
-            yet counts as equal.
+        whole: whether the locks must be the same. Otherwise `locked` may contain more rows, and a base that is not
+            built here yet is taken as equal.
     """
     request = _request(locked, now) if whole else ()
     return [*_tool(locked, now), *request, *_bases(locked, now, whole), *_sources(locked, now, whole)]
@@ -110,7 +110,7 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         # part is compared again once it is in the store.
         expected = was.digest if was.kind == "local" else was.tree
         of_part = now.digest if was.kind == "local" else now.tree
-        # The digest of a whole checkout is that of its tree, so the store must hold no other tree under that digest.
+        # The digest of a whole checkout is that of its tree, so the store must not have another tree under it.
         seen = [of_part] if now.parts else [now.digest, now.tree]
         if wrong := next((tree for tree in seen if tree and tree != expected), ""):
             yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {wrong} is in {now.ref}"
@@ -123,7 +123,7 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
             yield f"{_what(now)}: {key} {_shown(before)} is locked, {_shown(after)} is here"
     if was.tree and now.tree and was.kind == now.kind and was.parts == now.parts and was.tree != now.tree:
         yield f"{_what(now)}: its tree is {was.tree} in the lock, {now.tree} in the store"
-    # Patches are compared by their content, because the names of their files do not matter.
+    # Patches are compared by content, because their file names do not affect the build.
     if [patch.digest for patch in was.patches] != [patch.digest for patch in now.patches]:
         yield f"{_what(now)}: the patches {_patches(was)} are locked, {_patches(now)} are here"
 

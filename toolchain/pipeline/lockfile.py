@@ -53,10 +53,10 @@ class LockedSource:
     """A source, or a wheel that a build imports. `sources.tree.Source` explains the other fields.
 
     Args:
-        file: the name of the file that is fetched, if the source is a file.
-        parts: the names at the top of the tree that the build takes; empty for all.
-        tree: digest of the unpacked tree; empty for a single file, or if the source was not fetched.
-        tag: the tag that stood for the commit; empty if the request named the commit itself.
+        file: the name of the fetched file, if the source is a file.
+        parts: the top-level names of the tree that the build uses; empty for all.
+        tree: the digest of the unpacked tree; empty for a single file, or if the source was not fetched.
+        tag: the tag in the request that was resolved to the commit; empty if the request named the commit.
         patches: the patches in the order in which they are applied.
     """
 
@@ -79,7 +79,7 @@ class LockedSource:
 
     @property
     def spec(self) -> SourceSpec:
-        """The specification of exactly this source; for a checkout it names the tree in the store."""
+        """The `--source` value for exactly this source; for a checkout it names the tree in the store."""
         match self.kind:
             case "local":
                 return SourceSpec(kind="stored", where=self.ref.removeprefix("local:"), version=self.digest)
@@ -105,14 +105,14 @@ class LockedBase:
     """A base, or a system that builds compile against.
 
     Args:
-        stage: `base` for the system that builds run in; otherwise the stage of a system that is unpacked.
+        stage: `base` for the system in which builds run; otherwise the stage of an unpacked system.
         state: `resolved` if the lock has the package list, `image` for a local image with its digest, `unresolved` if
             the base was not built yet, `open` if the packages are left to the mirrors on purpose.
-        recipe: digest of the request for packages; empty for a local image.
+        recipe: the digest of the request for packages; empty for a local image.
         suite: the suite of the distribution, if it has suites.
-        start: the image that the recipe starts from, by digest.
-        image: digest of the finished image's manifest.
-        packages_digest: digest of the package list, as it is in input digests.
+        start: the image from which the recipe starts, by digest.
+        image: the digest of the finished image's manifest.
+        packages_digest: the digest of the package list in input digests.
     """
 
     name: str
@@ -141,7 +141,7 @@ class LockedBase:
 
     @property
     def owner(self) -> str:
-        """The name in a bundle, which includes the machine, because images for several machines share `image_name`."""
+        """The name in a bundle, which includes the architecture, because images for several ones share `image_name`."""
         return f"{self.image_name}-{self.arch}"
 
 
@@ -173,7 +173,7 @@ class Lock:
 
 
 def render(lock: Lock) -> bytes:
-    """Return the content of the lock file. The same lock gives the same bytes, in lines that can be compared."""
+    """Return the content of the lock file. Equal locks give equal bytes, in lines that a diff can compare."""
     lines = [
         "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
         f"# Again: {_command(lock)}",
@@ -212,7 +212,7 @@ _LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand bytes
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
-    """Write a lock file; errors name `option`, which takes another file."""
+    """Write a lock file. Error messages advise to name another file by `option`."""
     write_output(path, render(lock), option=option)
 
 
@@ -227,7 +227,7 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     """Return the request as options of the command line; `instead` replaces values, by the names of options."""
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
-    # `read` refuses keys that are no options, so an unknown key needs no care here.
+    # `read` refuses keys that are not options, so all keys here are options.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
@@ -247,7 +247,7 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read(path: Path, *, option: str = "--lock-file") -> Lock:
-    """Read a lock file; errors name `option`, which takes another file."""
+    """Read a lock file. Error messages advise to name another file by `option`."""
     try:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
@@ -327,7 +327,10 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults of a request. Only values that `render` writes are valid, because they become a command line."""
+    """Yield the faults of a request.
+
+    Only values that `render` writes are valid, because they are used in a command line.
+    """
     kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")
@@ -338,7 +341,7 @@ def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fits(kind: str, value: Any) -> bool:
-    """Return whether a lock may hold this value of an option of this kind."""
+    """Return whether a lock may contain this value for an option of this kind."""
     if kind == "pairs":
         return isinstance(value, dict) and all(
             isinstance(text, str) for name, several in value.items() for text in (name, *as_list(several))

@@ -45,7 +45,7 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 
     Args:
         planned: the stages of `target`, lowest first.
-        open_base: whether to leave the packages of the base and of other machines' systems to the mirrors.
+        open_base: whether the mirrors may decide the packages of the base and of other machines' systems.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(
@@ -107,7 +107,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
 
 
 def _made(lock: Lock) -> Lock:
-    """Return the lock with every resolved base that has no image as unresolved, because its packages are not fixed."""
+    """Return the lock with each resolved base without an image as unresolved, because its packages are not fixed."""
     bases = tuple(
         replace(base, state="unresolved", packages_digest="", packages=())
         if base.state == "resolved" and not base.image else base
@@ -153,7 +153,7 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
 
 
 def locked_source(request: Request, source: Source) -> LockedSource:
-    """Return the row of a source for a lock; the digest is empty if it is unknown before a fetch."""
+    """Return a source's row for a lock; the digest is empty if it is unknown before a fetch."""
     part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
@@ -178,7 +178,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
 
 
 def _file(source: Source, request: Request) -> str:
-    """Return the name of a source's file; empty if the source is no file, or if the name is unknown."""
+    """Return the name of a source's file; empty if the source is not a file or the name is unknown."""
     if source.kind == "pypi":
         return pypi_row(source.where, source.version).file
     if source.kind == "distro":
@@ -186,7 +186,7 @@ def _file(source: Source, request: Request) -> str:
         if row is not None:
             return row.file
         held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
-        # Only the distribution's index has the name of the file, and the index is read no earlier than in the fetch.
+        # Only the distribution's index has the name of the file, and the index is not read before the fetch.
         return held.file if held is not None and held.digest == source.digest else ""
     name = ""
     if source.kind == "archive":
@@ -197,12 +197,12 @@ def _file(source: Source, request: Request) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a file name that any file system and any reader accepts."""
+    """Return a file name that every file system and every reader accepts."""
     return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """Yield the base of this machine, and the systems that builds compile against, if `stages` name them."""
+    """Yield this machine's base, and the systems against which builds compile, if `stages` name them."""
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
@@ -280,14 +280,14 @@ def _package(row: Any) -> LockedPackage:
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     if spec.kind not in {"local", "stored"}:
         return str(spec)
-    # The plan may use only the pin of a folder, so the folder itself has no address.
+    # The plan may use only the pin in a folder, so the folder itself has no address.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """Return the request by the names of its options, without paths of this machine."""
     instead = {
-        # The base of a portable LLVM is left out, because a request that names a base gets an LLVM for that base only.
+        # The base of a portable LLVM is omitted, because a request that names a base gets an LLVM for that base only.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),
         "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},

@@ -1,4 +1,4 @@
-"""Find an image that is to be built again, and the request that made it, from a record or verified provenance."""
+"""Find an image to build again, and the request that made it, from a record or verified provenance."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Original:
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache; `arch` chooses if the name means several images."""
+    """Return a finished image of the cache; `arch` chooses if the name stands for several images."""
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
 
@@ -62,11 +62,11 @@ def of_architectures(cache: Cache, name: str) -> Original:
 
 
 def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:
-    """Return a published image, with the request from its signed provenance, or without a key from its record here.
+    """Return a published image, with the request from its signed provenance, or from its record here without a key.
 
     Args:
-        arch: the architecture of the image to take if the index has several.
-        scratch: a folder for fetched blobs, which must exist as long as the image is compared.
+        arch: the architecture of the image to choose if the index has several.
+        scratch: a folder for fetched blobs, which must exist until the comparison ends.
     """
     with open_place(parse(ref)) as place:
         layout, refs = place.images(scratch)
@@ -148,7 +148,7 @@ def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str
 
 
 def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
-    """Return the names of the user's patches of a source, without the edits that come with the tool."""
+    """Return the names of the user's patches for a source, without the tool's own edits."""
     return list((parameters.get("patches") or {}).get(source, ()))
 
 

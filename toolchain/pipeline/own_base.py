@@ -1,4 +1,4 @@
-"""Check before any build that the user's own base (`--base oci:DIR`) holds the tools that the builds need."""
+"""Check before any build that the user's own base (`--base oci:DIR`) contains the tools that the builds need."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Way:
     exact: str = ""
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why this tool is not among the tools that were found; empty if it is."""
+        """Return the reason why this tool was not found; empty if it was found."""
         if self.tool not in tools:
             return f"no {self.tool}"
         have = tools[self.tool]
@@ -52,11 +52,11 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Something that a base must hold; see data/needs.toml.
+    """A requirement of a base; see data/needs.toml.
 
     Args:
         users: the stages that need it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
-        ways: the alternatives; one of these tools is enough.
+        ways: the alternative tools; one of them is enough.
         debian, el: the packages to install on Debian and on Enterprise Linux.
     """
 
@@ -68,7 +68,7 @@ class Need:
     why: str
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why no tool meets the need; empty if one does."""
+        """Return the reason why no tool meets the need; empty if one does."""
         faults = [way.fault(tools) for way in self.ways]
         if not all(faults):
             return ""
@@ -117,7 +117,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
     """Return which of these stages are built in the base, by their names in data/needs.toml."""
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
-    # The LLVMs for GPUs and the libraries on them need the same tools as LLVM.
+    # The LLVMs for GPUs and the libraries built on them need the same tools as LLVM.
     users |= {"llvm"} if inside & {name for codegen in codegens() for name in (codegen.llvm, codegen.stage)} else set()
     if inside - {"base", "llvm"} and any("triton-wheel" in stage.binaries for stage in planned):
         users.add("triton-wheel")
@@ -148,7 +148,7 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """Return a need for Python. If only a wheel of Triton needs it, take the version from the wheel's file name."""
+    """Return the need for Python. If only a wheel of Triton needs it, the wheel's file name decides the version."""
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
         return need
@@ -188,7 +188,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def _require_intact(request: Request, image: LocalImage) -> None:
-    """Raise UntrustedError if a base differs from its digests, or unpacks to far more than its size."""
+    """Raise UntrustedError if a base does not match its digests, or unpacks to far more than its size."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if faults := verify_layout(layout, top):
@@ -226,7 +226,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """Return how to install the missing tools, only on the base's own distribution if that is known."""
+    """Return how to install the missing tools, on the base's distribution only if it is known."""
     system = {tools.get("os", ""), *tools.get("like", "").split()}
     debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))
     el = " ".join(dict.fromkeys(need.el for need in lacking if need.el))

@@ -1,4 +1,4 @@
-"""Plan a build: the stages in order, which of them are finished here, and which combinations were never tried."""
+"""Plan a build: the stages in order, those that are finished here, and the combinations that were never tried."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PlanRow:
     """A planned stage.
 
     Args:
-        built: the result of the stage, if it is finished here.
+        built: the result of the stage if it is finished here, otherwise None.
         arch: the architecture of the image; empty if the plan is for this machine's architecture only.
         patches: the patches on the stage's sources, by source.
     """
@@ -78,7 +78,7 @@ class PlanRow:
 
 
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
-    """Return the plan of `build`, architecture by architecture. This function only reads files of this machine.
+    """Return the plan of `build` for each architecture in turn. This function only reads files of this machine.
 
     Args:
         proved: see `find`.
@@ -90,7 +90,7 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
 
 def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
     rows: list[PlanRow] = []
-    # An unsupported architecture is reported before a fault in the plan of another architecture.
+    # Report an unsupported architecture before a fault in the plan of another one.
     for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
         planned_before: dict[str, Planned] = {}
         for stage in stages:
@@ -111,7 +111,7 @@ def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[P
     With `--offline` nothing is fetched.
 
     Args:
-        ask: whether to query known tags again, because a tag may have moved, and to fetch Triton's tree.
+        ask: whether to query known tags again, which may have moved, and to fetch Triton's tree.
     """
     rows = plan(request, target)
     rows = read_pins(request, target, rows)
@@ -148,7 +148,7 @@ def with_tree(
 
 
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Resolve tags to commits, and return whether a tag was queried, after which the plan may change."""
+    """Resolve tags to commits, and return whether a tag was queried, because the plan may then change."""
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
         if source.digest is None:
@@ -201,7 +201,7 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
 
 
 def awaited_in(rows: Sequence[PlanRow], request: Request) -> list[Source]:
-    """Return Triton's source if the plan needs its tree to find the LLVM, and the tree is not here; else no source."""
+    """Return Triton's source if the plan needs its tree to find the LLVM and lacks it; otherwise nothing."""
     pending = any(source.pending for row in rows for source in row.planned.sources)
     return [triton_source(request)] if pending and local_triton(request) is None else []
 
@@ -213,7 +213,7 @@ def require_commits(rows: Sequence[PlanRow]) -> None:
 
 
 def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: bool = False) -> list[PlanRow]:
-    """Return the plan after fetching Triton's tree, if its LLVM is not on record and so must be read from the tree.
+    """Return the plan after fetching Triton's tree, if its LLVM is not in the data and so must be read from the tree.
 
     Args:
         rows: the plan so far.
@@ -228,7 +228,7 @@ def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: boo
 
 
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return the prebuilt files of Triton's source that a build would refuse: no option allows or drops them."""
+    """Return Triton's prebuilt files that a build would refuse, because no option allows or drops them."""
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
     return [row.name for row in undecided(triton_here(request), request)]
@@ -240,7 +240,7 @@ def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """Return `{"tried": …}` for a stage whose combinations are on record, and an empty dictionary for other stages."""
+    """Return `{"tried": …}` for a stage whose combinations are in the data; otherwise an empty dictionary."""
     return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
@@ -288,7 +288,7 @@ def _short(version: str) -> str:
 
 
 def _line(version: str) -> str:
-    """Return the release line of a version, `3.7` for `3.7.1`; for a commit the line that it resembles."""
+    """Return the release line of a version, `3.7` for `3.7.1`; for a commit, the line to which it is closest."""
     try:
         return line_of(version) if version else ""
     except ToolchainError:

@@ -22,7 +22,7 @@ from toolchain.sources.edits import shipped
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned
 
-BROUGHT = "bundle"  # the suffix of the names of bases that came with a bundle and without a record
+BROUGHT = "bundle"  # the suffix of the names of bases that came from a bundle without a record
 
 
 def image_tag(image: str, input_digest: str) -> str:
@@ -43,7 +43,7 @@ def new_record(
     Args:
         built: the result; its facts have `total_seconds` if it was built here.
         compressor: the program that wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
-        runner: the result of docker's probe, if docker ran checks or kernels.
+        runner: the result of probing docker, if docker ran checks or kernels.
     """
     now = time.time()
     isolation = isolation_facts(request.cache)
@@ -82,7 +82,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},
-        # A local image is recorded without its path on this machine; its digest is among the inputs.
+        # A local image is recorded without its path on this machine, because its digest is an input.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
         "sources": _asked_sources(request, planned),
@@ -92,7 +92,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """Return the sources that the request names for a stage and the stages below; folders without their local paths."""
+    """Return the sources that the request names for a stage and those below it, without local paths."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
     # The Triton that uses an LLVM decides which libraries of LLVM are built.
@@ -105,7 +105,7 @@ def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Return the names of the user's own patches, without the edits that come with the tool."""
+    """Return the names of the user's own patches, without the tool's own edits."""
     own = {edits.path for edits in shipped()}
     return [path.name for path in files if path not in own]
 
@@ -148,7 +148,7 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
 
 
 def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
-    """Return the records of the stages below a stage with these inputs, lowest first; missing records are left out."""
+    """Return the records of the stages below a stage with these inputs, lowest first; missing records are skipped."""
     below: dict[str, Record] = {}
     waiting = list(digests_below(inputs))
     while waiting:
@@ -161,12 +161,12 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Return the digests among a stage's inputs: those of the stages below, and some that name no stage."""
+    """Return the digests among a stage's inputs: those of the stages below, and some that are not stages."""
     return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 
 def unread_records(cache: Cache) -> list[Path]:
-    """Return the files of records that this version cannot read, because they are damaged or have another format."""
+    """Return the record files that this version cannot read, because they are damaged or have another format."""
     read = {path for path, _ in finished(cache)}
     return sorted(path for path in cache.records.glob("*.json") if path not in read)
 
@@ -179,7 +179,10 @@ def tell_unread(cache: Cache) -> None:
 
 
 def used_mark(record: Path) -> Path:
-    """Return the file whose time says when a finished stage was last used; the record has the time of its build."""
+    """Return the file whose time says when a finished stage was last used.
+
+    The time of its record is that of its build.
+    """
     return record.with_suffix(".used")
 
 
@@ -189,7 +192,7 @@ def published_mark(record: Path) -> Path:
 
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
-    """Yield the records of finished stages with their files, oldest first; damaged records are left out."""
+    """Yield the records of finished stages with their files, oldest first; damaged records are skipped."""
     for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())

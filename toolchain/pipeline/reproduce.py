@@ -29,12 +29,12 @@ from toolchain.stages.stage import Built
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """The result of building a stage a second time. Each pair has a value of the first build and one of the second.
+    """The result of building a stage a second time. Each pair holds the values of the first and the second build.
 
     Args:
-        diff_ids: digests of the stage's own layer without compression.
-        blobs: digests of the stored layer, which depend on the compressor.
-        indexes: digests of the published index of this image only; the first is empty if there was no such index.
+        diff_ids: the digests of the stage's own layer without compression.
+        blobs: the digests of the stored layer, which depend on the compressor.
+        indexes: the digests of the published index of this image only; the first is empty if there was none.
         differing: the files that differ.
         varied: the changed conditions of the second build, as `Variation.as_json` returns them.
     """
@@ -83,7 +83,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
             "stages-not-built",
             f"not built yet: {', '.join(planned.image for planned in missing)}",
             why="a stage is reproduced on the stages that it was built on",
-            # Each stage is named, because a base, a sysroot and CPythons do not bring each other.
+            # The advice names each stage, because building one of them does not build the others.
             fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
         )
     digest = top.planned.input_digest
@@ -151,7 +151,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 def clean_cache(
     cache: Cache, dependencies: Sequence[PlanRow], digest: str, *, seed: int | None = None
 ) -> Iterator[Cache]:
-    """Yield a cache folder that has only the sources and the finished stages below.
+    """Yield a cache folder that contains only the sources and the finished stages below.
 
     The folder is removed at the end of the block. An interrupted reproduction leaves it, and the next reproduction of
     the same inputs continues there, because LLVM takes hours.
@@ -169,7 +169,7 @@ def clean_cache(
         if root.is_dir():
             console.note(f"continuing the interrupted reproduction ({root}); delete that folder to start over")
         root.mkdir(parents=True, exist_ok=True)
-        # Every entry of the store is checked against its digest when it is taken.
+        # Every entry of the store is checked against its digest when it is used.
         if not fresh.store.is_symlink():
             fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():

@@ -1,4 +1,4 @@
-"""Take finished images from a registry instead of building them, if a trusted key signed them for the same inputs."""
+"""Use finished images from a registry instead of building them, if a trusted key signed them for the same inputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reuse:
     Args:
         place: a namespace of a registry, or a layout folder, in the form that `publish` takes.
         key: the key that must have signed the images.
-        only: whether it is an error if a stage would have to be built.
+        only: whether to raise an error instead of building a stage.
     """
 
     place: Target
@@ -75,12 +75,12 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
 
 
 def input_tag(input_digest: str, compression: str = "gzip") -> str:
-    """Return the tag under which `publish` puts an image of these inputs: 12 digits, and `-zstd` for zstd."""
+    """Return the tag under which `publish` stores an image of these inputs: 12 digits, and `-zstd` for zstd."""
     return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
 
 
 def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:
-    """Return the reference under which `publish` puts an image of these inputs."""
+    """Return the reference under which `publish` stores an image of these inputs."""
     return place.image(planned.image, input_tag(str(planned.input_digest), compression))
 
 
@@ -91,10 +91,10 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     anything enters the cache.
 
     Returns:
-        None if the stage has to be built, after a note with the reason. With `Reuse.only` the reason is an error.
+        None if the stage has to be built; a note then gives the reason. With `Reuse.only` this is an error.
     """
     if planned.name == "base" and request.base.image is not None:
-        return None  # a local image is here already
+        return None  # a local image need not be fetched
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
@@ -154,7 +154,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
     # The folder is in the cache, so that blobs are moved and not copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
-        # Only the image of this architecture is fetched and checked, because the rest of the index is not needed.
+        # Only the image for this architecture is fetched and checked, because the others are not needed.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
         by_digest = str(place.ref.at(digest=manifest.digest))
@@ -206,7 +206,7 @@ def _as_proved(
             finished=_seconds(run["metadata"]["finishedOn"]),
             tool=tool,
             isolation=attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD) or None,
-            # A scan of the sources may have found more than was planned.
+            # The scan of the sources may have found more binaries than were planned.
             binaries=tuple(sorted({*planned.binaries, *(str(name) for name in inner["binaries"])})),
             partial=str(inner["partial"]),
             compressor=str(inner["compressors"].get(layer.digest, "")),

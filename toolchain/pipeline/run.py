@@ -1,4 +1,4 @@
-"""Run a plan: take or build each stage that has no result yet."""
+"""Run a plan: fetch or build each stage that has no result yet."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     """Build every stage of `target` that is not finished here, and return all stages.
 
     Args:
-        reuse: where to look for a finished image first, and the key that must have signed it.
+        reuse: where to search for finished images first, and the key that must have signed them.
     """
     # A wrong request must be refused before the first long step.
     rows = plan(request, target, proved=request.contract)
@@ -87,7 +87,7 @@ class _Run:
         first: the plan of each stage before any build, by architecture and name.
         request: the request for all architectures.
         rows: the whole plan.
-        finished: the stages that are built or taken, by architecture and name.
+        finished: the stages that are built or fetched, by architecture and name.
         checked: whether `ready` has checked the remaining stages.
     """
 
@@ -145,7 +145,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
             from toolchain.pipeline.finished_images import checked  # noqa: PLC0415 - most builds check nothing
 
             built = checked(own, built)
-        # The packages of a base that was built after planning are compared with the lock only now.
+        # The packages of a base that was built after planning can be compared with the lock only now.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
         before[stage.name] = built
@@ -161,7 +161,7 @@ def _again(request: Request, planned: Planned) -> bool:
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
     """Fetch the sources whose digests are unknown before a fetch, and return the final plan of a stage.
 
-    A build without an input digest could not be recorded.
+    The digests are needed now, because a build without an input digest cannot be recorded.
     """
     planned = stage.plan(request, dependencies)
     unknown = [source for source in planned.sources if source.digest is None]
@@ -216,7 +216,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
-    """Raise PolicyError if the request does not allow prebuilt code by name, even if an earlier build allowed it."""
+    """Raise PolicyError for prebuilt code that the request does not allow by name, even if an earlier request did."""
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
@@ -259,7 +259,7 @@ def _build_stage(
             require_disk(request.cache.root, planned.disk)
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
-        # A CommandError advises a command, which the user cannot run because the container no longer exists.
+        # A CommandError advises to run a command, which is impossible because the container no longer exists.
         failure = (
             BuildError("build-failed", error.what, why=error.why, fix="read the end of the log")
             if isinstance(error, CommandError)
@@ -276,6 +276,6 @@ def _build_stage(
 
 
 def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
-    """Let only one process build a stage; a second process waits, and reports for which stage."""
+    """Let only one process build a stage at a time; another process reports the stage for which it waits."""
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

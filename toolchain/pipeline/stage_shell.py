@@ -1,4 +1,4 @@
-"""Open a shell in the container of a stage's step, so that a user can find out why the step failed."""
+"""Open a shell in the container of a stage's step, so that the user can find out why the step failed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _ShellWorkspace(BuildWorkspace):
         return self.folder
 
     def drop_tree(self, recipe_: Recipe) -> None:
-        """Do nothing, so that the tree stays for the shell."""
+        """Do nothing, so that the tree remains for the shell."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
         """Return 1 for kernels, because each worker would get a shell."""
@@ -66,7 +66,7 @@ class _ShellWorkspace(BuildWorkspace):
 
 
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
-    """Run a shell or a command in place of the step of a stage; return its exit code.
+    """Run a shell or a command instead of a stage's step, and return its exit code.
 
     Args:
         argv: the command; empty for a shell.

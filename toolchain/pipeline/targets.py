@@ -31,7 +31,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         )
     (arch,) = request.arch
     foreign = arch != this_machine()
-    # A base is for this machine only. For another machine the sysroot takes its place, which LLVM is compiled against.
+    # A base is for this machine only. For another machine LLVM is compiled against the sysroot instead.
     named = "sysroot" if target == "base" and foreign else target
     rows = [stage for stage in catalog.STAGES if (_in_all(stage, request) if target == ALL else stage.name == named)]
     for row in rows:
@@ -67,9 +67,9 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
 
 
 def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return the stages that `stage` is built on, and the base, out of the stages before it.
+    """Return those of the earlier stages on which `stage` is built, and the base.
 
-    Other stages of the same target are left out, so that a stage is the same for every target.
+    Other stages of the same target are not included, so that a stage is the same for every target.
     """
     names = {"base", *stands_on(catalog.row(stage.name), request)}
     return {name: value for name, value in stages.items() if name in names}

@@ -45,12 +45,12 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     def noting(self, note: str, **changes: object) -> Choice:
-        """Return the choice with changes and with a further note."""
+        """Return the choice with changes and one more note."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
 
 def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
-    """Return the choice with `triton` as a version, a commit or None; PinError if the options contradict each other."""
+    """Return the choice with `triton` as a version, a commit or None; raise PinError if options contradict."""
     if lock is not None:
         choice = _as_locked(choice, lock)
     choice = _as_released(choice, cache)
@@ -71,12 +71,12 @@ def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice
             fix="give one of these, or the folder of a checkout",
         )
     _compare(choice, cache)
-    # `triton` must be None if the source of Triton is at this commit, because the source says everything.
+    # `triton` must be None if Triton's source is at this commit, because the source alone identifies it.
     return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
-    """Return warnings about the LLVM that a release of Triton or AOTriton names, a line for each."""
+    """Return warnings about the LLVM of a Triton or AOTriton release, each as a line."""
     triton = choice.sources.get("triton")
     if "llvm" in choice.sources or (triton is not None and triton.wheel) or not involves(choice.target, "llvm"):
         return ()
@@ -89,7 +89,7 @@ def doubts(choice: Choice) -> tuple[str, ...]:
 
 
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
-    """Take the Triton of the lock, unless an option names a Triton, which a later check compares with the lock."""
+    """Use the Triton in the lock, unless an option names a Triton, which a later check compares with the lock."""
     if choice.triton or choice.aotriton or "triton" in choice.sources:
         return choice
     held = lock.request
@@ -107,7 +107,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
 
 
 def _as_released(choice: Choice, cache: Cache) -> Choice:
-    """Take the Triton of the named AOTriton source, unless another option names a Triton."""
+    """Use the Triton of the named AOTriton source, unless another option names a Triton."""
     spec = choice.sources.get("aotriton")
     if spec is None or choice.aotriton or choice.triton is not None or "triton" in choice.sources:
         return choice
@@ -121,7 +121,7 @@ def _as_released(choice: Choice, cache: Cache) -> Choice:
 
 
 def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice:
-    """Take the Triton that is the submodule of an AOTriton between releases: its folder, or else its commit."""
+    """Use the Triton submodule of an AOTriton between releases: its folder, or otherwise its commit."""
     if tree is not None and (tree / AOTRITON_SUBMODULE).is_dir() and any((tree / AOTRITON_SUBMODULE).iterdir()):
         own = of_folder(tree / AOTRITON_SUBMODULE)
         return choice.noting(
@@ -138,7 +138,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
             fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
         )
     url = submodules_of(tree).get(AOTRITON_SUBMODULE, AMD_FORK).removesuffix(".git")
-    # GitHub moved AMD's repositories; the old address only redirects.
+    # AMD's repositories moved on GitHub, and the old address redirects.
     url = url.replace("github.com/ROCmSoftwarePlatform/", "github.com/ROCm/")
     return choice.noting(
         f"Triton is {commit} of {url}, the submodule {AOTRITON_SUBMODULE} of --source aotriton={spec}",
@@ -147,7 +147,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
 
 
 def _unnamed(choice: Choice, folder: Path) -> Choice:
-    """Add a note that a pin in the current folder is not used, because only a named folder may decide what is built."""
+    """Add a note that the pin in the current folder is not used, because only a named folder decides what is built."""
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
     found = pin_files(folder)
     if not found or not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named:
@@ -161,12 +161,12 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
 
 
 def _is_checkout(folder: Path) -> bool:
-    """Return whether a folder holds files of Triton besides a pin."""
+    """Return whether a folder contains files of Triton other than a pin."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
-    """Take the LLVM of a pin file, and the Triton on record with this pin, if there is one."""
+    """Use the LLVM in a pin file, and the known Triton with this pin, if there is one."""
     return replace(
         choice,
         triton=triton_at(pin.commit),
@@ -177,14 +177,14 @@ def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
 def _as_version(choice: Choice, text: str) -> Choice:
     row = newest_patch(text)
     if involves(choice.target, "llvm") and "llvm" not in choice.sources:
-        triton_release(row.version)  # an unknown LLVM is refused before all else
+        triton_release(row.version)  # an unknown LLVM is reported first
     if row.version != text.removeprefix("v"):
         return choice.noting(f"Triton {text} is {row.version}, the newest patch release on record", triton=row.version)
     return replace(choice, triton=row.version)
 
 
 def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
-    """Take a folder as a checkout (`--source triton=FOLDER`), or a file as the pin of an LLVM without a Triton."""
+    """Use a folder as a checkout (`--source triton=FOLDER`), or a file as the pin of an LLVM without a Triton."""
     if path.is_dir():
         return _as_folder(choice, path, cache)
     if choice.target not in {"llvm", "base"} and path.exists():
@@ -236,7 +236,7 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
-    """Raise PinError if `--triton` differs from the source of Triton, or, if there is none, from AOTriton's Triton."""
+    """Raise PinError if `--triton` differs from Triton's source, or without a source from AOTriton's Triton."""
     if spec := choice.sources.get("triton"):
         _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
     elif choice.aotriton:

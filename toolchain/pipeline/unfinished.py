@@ -1,4 +1,4 @@
-"""Find out from the logs how far an unfinished build of a stage got."""
+"""Find out from the logs how much of an unfinished build of a stage is done."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _COUNT = re.compile(rb"@ninja (\d{1,7})/(\d{1,7}) ")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The finished steps and all steps of ninja in a tree that a later build continues."""
+    """The number of finished steps and of all steps of ninja, in a tree that a later build continues."""
 
     done: int
     total: int
 
     @property
     def left(self) -> float:
-        """The share of the steps that is left."""
+        """The fraction of the steps that is left."""
         return 1 - self.done / self.total
 
 
 def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     """Return the steps of a stage's unfinished build; None if there is no tree, or if nothing is compiled yet.
 
-    Each run of ninja counts the steps that were left, so the largest total is the total of the whole build.
+    Each run of ninja counts only the remaining steps, so the largest total is that of the whole build.
     """
     key = planned.tree_key
     logs = sorted(cache.logs.glob(f"{planned.name}-{key}-*.log"))

@@ -1,4 +1,4 @@
-"""Give a stage its sources, its engine and its working folder, and write the finished image."""
+"""Provide a stage's sources, engine and working folder, and write its finished image."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
-    """Raise LockedError if the lock does not have the inputs, with `--locked`."""
+    """With `--locked`, raise LockedError if the lock does not contain the inputs."""
     if request.lock is not None:
         from toolchain.pipeline import locking  # noqa: PLC0415 - most calls have no lock
 
@@ -108,7 +108,7 @@ class BuildWorkspace:
     def fetch(self, source: Source) -> FetchedSource:
         with reporting_to(self.progress.amount):
             self.prefetch.wait(source.name)
-            # Sources are verified again, because the disk may fail, or another program may change the store.
+            # Sources are verified again, because the disk may be faulty or another program may change the store.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
@@ -141,7 +141,7 @@ class BuildWorkspace:
 
     def unpack(self, built: Built) -> Path:
         folder = emptied(self.work() / f"unpacked-{built.planned.name}")
-        # `sources.unpack` refuses names that differ only in case, and a system's headers have such names.
+        # `sources.unpack` refuses names that differ only in case, but a system's headers have such names.
         blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
         process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
         return folder
@@ -171,12 +171,12 @@ class BuildWorkspace:
         self.progress.step(name)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Show progress, and end a build whose later stages cannot get a source."""
+        """Show progress, and end the build if a later stage's source cannot be fetched."""
         self.prefetch.check()
         self.progress.count(done, total, label)
 
     def on_line(self, line: str) -> None:
-        """Show a line of output, and end a build whose later stages cannot get a source."""
+        """Show a line of output, and end the build if a later stage's source cannot be fetched."""
         self.prefetch.check()
         self.progress.line(line)
 
@@ -249,7 +249,7 @@ class BuildWorkspace:
         if content.tar is not None:
             return normalise_tar(content.tar, raw)
         assert content.tree is not None  # noqa: S101 - one of the two
-        # The files of a tree with owners have the engine's ids, in which root is not 0.
+        # The files of a tree with owners have the engine's user ids, where root is not 0.
         first = 0 if content.normalise else self.engine.first_id
         return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
 
@@ -262,7 +262,7 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """Return the contents of an image, from the stage's sources and the sources of the finished stages below."""
+        """Return the contents of an image, from the sources of the stage and of the finished stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]
@@ -304,6 +304,6 @@ def _files(tree: Path) -> Iterator[tuple[str, int]]:
 
 
 def largest(tree: Path) -> list[dict[str, Any]]:
-    """Return the ten largest files below `tree`, each with its path and its bytes."""
+    """Return the ten largest files below `tree`, each with its path and its size in bytes."""
     rows = sorted(_files(tree), key=lambda row: (-row[1], row[0]))[:10]
     return [{"path": f"/{path}", "bytes": size} for path, size in rows]

@@ -1,4 +1,4 @@
-"""Write provenance of an image as SLSA v1 in an in-toto statement."""
+"""Write an image's SLSA v1 provenance as an in-toto statement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLo
 KEYS: Keys = {
     **dict.fromkeys(("_type", "predicateType")),
     "subject": _RESOURCE,
-    # Of a provenance, and of an SBOM.
+    # The predicate types of a provenance and of an SBOM.
     "predicate": {
         **sbom.KEYS,
         "buildDefinition": {
@@ -57,7 +57,7 @@ class Resource(TypedDict, total=False):
 
 
 class Statement(TypedDict):
-    """An in-toto statement about `subject`."""
+    """An in-toto statement about the resources in `subject`."""
 
     _type: str
     subject: list[Resource]
@@ -66,7 +66,7 @@ class Statement(TypedDict):
 
 
 def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
-    """Return an image as subjects, by the digests of its manifest and of its indexes."""
+    """Return the subjects of an image, by the digests of its manifest and of its indexes."""
     return [{"name": image, "digest": {"sha256": digest.removeprefix("sha256:")}} for digest in digests]
 
 
@@ -119,15 +119,15 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
 
 
 def isolation_of(record: Record) -> str:
-    """Return the mode of isolation and the beginning of the measures' digest, or `none` if none was proved."""
+    """Return the mode of isolation and the first digits of the measures' digest, or `none` without a proof."""
     facts = record.isolation or {}
     return " ".join(str(facts[key])[:19] for key in ("mode", "measures") if facts.get(key)) or "none"
 
 
 def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
-    """Return the request of an image's record, with the sources that were named for the stages below.
+    """Return the request in an image's record, with the sources that were named for the stages below.
 
-    A source has the form of `--source`; a checkout is its tree in the store, `stored:NAME@sha256:DIGEST`.
+    A source has the form of `--source`; a checkout is given as its tree in the store, `stored:NAME@sha256:DIGEST`.
     """
     record = image_facts.record
     request = dict(record.request or {"stage": record.stage})
@@ -194,7 +194,7 @@ def _stage(record: Record) -> Resource:
             "role": "base" if record.stage == "base" else "stage",
             "stage": record.stage,
             "inputDigest": record.input_digest,
-            # The manifest's digest depends on the compression, this one does not.
+            # Unlike the manifest's digest, this digest does not depend on the compression.
             "diffId": record.diff_id,
         },
     }
@@ -204,7 +204,7 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
     """Return the byproduct `name` of a provenance, or None.
 
     Args:
-        recorded: the value that its annotation `recorded` must have; None for any.
+        recorded: the required value of its annotation `recorded`; None for any.
     """
     for byproduct in statement["predicate"]["runDetails"].get("byproducts") or ():
         if byproduct["name"] == name and recorded in {None, (byproduct.get("annotations") or {}).get("recorded")}:

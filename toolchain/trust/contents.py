@@ -48,7 +48,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Contents of an image; None and empty if unknown or not applicable."""
+    """The contents of an image; a field is None or empty if it is unknown or does not apply."""
 
     triton: Component | None = None
     llvm: Component | None = None
@@ -56,7 +56,7 @@ class Contents:
     pythons: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form that `images`, `inspect` and `verify` print."""
+        """Return the contents in the form that `images`, `inspect` and `verify` print."""
         return {
             "triton": self.triton.as_json() if self.triton is not None else None,
             "llvm": self.llvm.as_json() if self.llvm is not None else None,
@@ -70,7 +70,7 @@ class Contents:
         return {name: component.label for name, component in components if component is not None}
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield name and value of what is known, for display."""
+        """Yield the name and the value of each known field, for display."""
         for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
             if component is not None:
                 yield name, str(component)
@@ -83,7 +83,7 @@ def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
     """Return the contents of a finished image.
 
     Args:
-        below: the records of the stages it was built on, lowest first.
+        below: the records of the stages on which it was built, lowest first.
     """
     rows = [row for each in (record, *reversed(below)) for row in each.sources]
     return of_sources(rows, record.inputs)
@@ -93,7 +93,7 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
     """Return the contents of an image that was built from these sources.
 
     Args:
-        rows: the stage's own first, then those of the stages below.
+        rows: the sources of the stage, followed by those of the stages below.
         inputs: the inputs of the stage.
     """
     by_name: dict[str, Component] = {}
@@ -132,9 +132,9 @@ def _kind(ref: str, digest: Mapping[str, str]) -> str:
 
 def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Contents:
     triton, llvm = by_name.get(TRITON), by_name.get(LLVM)
-    if llvm is None:  # that of one GPU alone
+    if llvm is None:  # the LLVM that only one GPU uses
         llvm = next((component for name, component in by_name.items() if name.startswith(f"{LLVM}-")), None)
-    if llvm is None and triton is not None and triton.version:  # a wheel of the index holds the LLVM of its release
+    if llvm is None and triton is not None and triton.version:  # a wheel of the index contains the LLVM of its release
         with contextlib.suppress(PinError, UnsupportedError):
             llvm = Component(commit=triton_release(triton.version).llvm)
     return Contents(triton=triton, llvm=llvm, gpus=_texts(inputs.get("gpus")), pythons=_texts(inputs.get("pythons")))

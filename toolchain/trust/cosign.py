@@ -48,9 +48,9 @@ def attestation_layer(layout: Layout, envelope: bytes, predicate: str) -> Descri
 
 
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
-    """Return an envelope as a Sigstore bundle that a key verifies.
+    """Return an envelope as a Sigstore bundle to be verified by a key.
 
-    It has no key id, because readers expect another form of id and skip signatures with this one.
+    The bundle has no key id, because readers expect another form of id and skip signatures with ours.
     """
     wrapped = envelope.as_json()
     for signature in wrapped["signatures"]:

@@ -39,17 +39,17 @@ _TYPES = {
     "FILE": ComponentType.FILE,
 }
 _ALGORITHMS = {"SHA256": HashAlgorithm.SHA_256, "SHA512": HashAlgorithm.SHA_512}
-# These relations of SPDX mean that a package was only there during the build.
+# These relationships of SPDX say that a package was used only during the build.
 _BUILD_ONLY = frozenset({"BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"})
 
 
 def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_digest: str) -> dict[str, Any]:
-    """Return the CycloneDX document that says the same as an SPDX document.
+    """Return a CycloneDX document with the content of an SPDX document.
 
     The serial number is a name-based UUID of the input digest, and the time is SOURCE_DATE_EPOCH of the build.
 
     Args:
-        files: the files of the image's own layer. They are components of the image's component.
+        files: the files of the image's own layer, which become components of the image's component.
     """
     texts = {row["licenseId"]: row for row in spdx.get("hasExtractedLicensingInfos", ())}
     rows = {row["SPDXID"]: row for row in spdx["packages"]}

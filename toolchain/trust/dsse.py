@@ -42,7 +42,7 @@ class Envelope:
         return canonical(self.as_json())
 
     def signed_by(self, key: PublicKey) -> bool:
-        """Return whether one of the signatures is by `key`."""
+        """Return whether one of the signatures was made by `key`."""
         content = pae(self.payload_type, self.payload)
         return any(key.verifies(signature, content) for _, signature in self.signatures)
 
@@ -54,13 +54,13 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 
 
 def sign(statement: Any, signer: Signer) -> Envelope:
-    """Return a canonical in-toto statement in an envelope with one signature."""
+    """Return an envelope that contains a statement in canonical form with one signature."""
     payload = canonical(statement)
     return Envelope(IN_TOTO, payload, ((signer.public.id, signer.sign(pae(IN_TOTO, payload))),))
 
 
 def from_bundle(content: bytes) -> Envelope:
-    """Return the envelope in a Sigstore bundle. The rest of the bundle is ignored."""
+    """Return the envelope in a Sigstore bundle, ignoring the rest of the bundle."""
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Collect the facts that SBOM and provenance of a finished image are written from, and name them by package URLs."""
+"""Collect the facts for a finished image's SBOM and provenance, and name them by package URLs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import EPOCH
 from toolchain.core.record import Fate, Record, RecordedSource
 
-# The names of distributions in package URLs, if bases have others.
+# The names of distributions in package URLs, where they differ from those of bases.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
 
 def distribution(base: str) -> tuple[str, str]:
-    """Return distribution and release of a base (`debian13`) as in package URLs: `debian`, `13`."""
+    """Return the distribution and the release of a base (`debian13`) as in package URLs: `debian`, `13`."""
     match = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
     family, release = (match[1], match[2] or "") if match else (base, "")
     return _NAMESPACE.get(family, family), release.replace("_", ".")
@@ -29,9 +29,9 @@ class Package:
 
     Args:
         kind: `deb` or `rpm`.
-        sha256: hex, of the package file; empty if the list names none.
-        source: name and version of the source package, `glibc 2.41-12`, if they are known and differ. Advisories name
-            source packages.
+        sha256: the SHA-256 of the package file in hex; empty if the list has none.
+        source: the name and version of the source package, `glibc 2.41-12`, if they are known and differ. Security
+            advisories name source packages.
         system: the package's distribution (`debian11`), if it is not the base's.
     """
 
@@ -58,12 +58,12 @@ class ImageFacts:
 
     Args:
         record: the record of the image, as the pipeline wrote it.
-        dependencies: records of the stages it was built on, lowest first.
+        dependencies: the records of the stages on which it was built, lowest first.
         packages: the packages of the base.
-        isolation: what the engine's probe found; empty if it left nothing.
-        finished: seconds since 1970, for records without a time.
+        isolation: the result of the engine's probe; empty if there is none.
+        finished: the time in seconds since 1970, for records without a time.
         system: the name in the base's os-release (`debian12`), for a base without a recipe.
-        compressors: the programs that wrote the published layers' blobs (`gzip/zlib-1.2.13/9`), by digest.
+        compressors: the program that wrote each published layer's blob (`gzip/zlib-1.2.13/9`), by digest.
     """
 
     record: Record
@@ -88,7 +88,7 @@ class ImageFacts:
         return str(named or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
-        """Yield each prebuilt input by its name in `--allow-binary`, with the lowest stage that has it."""
+        """Yield the `--allow-binary` name of each prebuilt input, with the lowest stage that contains it."""
         seen: set[str] = set()
         for record in (*self.dependencies, self.record):
             for name in sorted(_names_let_in(record) - seen):
@@ -119,11 +119,11 @@ class Origin:
     """The public identity of a source.
 
     Args:
-        purl: package URL.
-        version: commit, version or the digest's first digits.
+        purl: the package URL.
+        version: the commit, the version, or the first digits of the digest.
         location: an address in SPDX's form, or NOASSERTION.
-        sha256: hex of the file, empty if the source is a tree.
-        commit: 40 hex digits, empty if it is not from git.
+        sha256: the SHA-256 of the file in hex; empty if the source is a tree.
+        commit: 40 hex digits; empty if the source is not from git.
     """
 
     purl: str
@@ -152,7 +152,7 @@ def origin(row: RecordedSource) -> Origin:
             url_name = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
             return Origin(url_name, plain[:12], url, plain)
         case _:
-            # The digest of a checkout is that of a tree, and SPDX only has checksums of files.
+            # The digest of a checkout is that of a tree, but SPDX has only checksums of files.
             return Origin(purl("generic", name, version=plain[:12]), plain[:12], "NOASSERTION")
 
 
@@ -166,17 +166,17 @@ def _git(name: str, commit: str, repository: str) -> Origin:
 
 
 def is_tool(row: RecordedSource) -> bool:
-    """Return whether a source is a wheel that the build only imports."""
+    """Return whether a source is a wheel that is only imported during the build."""
     return row.name.startswith("wheel-")
 
 
 def binary_row(name: str, record: Record) -> RecordedSource | None:
-    """Return the source that is itself the prebuilt input `name` (`triton` for `triton-wheel`), or None."""
+    """Return the source that is the prebuilt input `name` (`triton` for `triton-wheel`), or None."""
     return next((row for row in record.sources if f"{row.name}-wheel" == name and row.kind == "pypi"), None)
 
 
 def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:
-    """Return a package URL with sorted qualifiers; empty ones are left out."""
+    """Return a package URL with sorted qualifiers, without empty ones."""
     name = "/".join(quote(part, safe=".-_~") for part in path)
     rest = "&".join(f"{key}={quote(text, safe='/:.-_~')}" for key, text in sorted(qualifiers.items()) if text)
     return f"pkg:{kind}/{name}" + (f"@{quote(version, safe=':.-_~')}" if version else "") + (f"?{rest}" if rest else "")
@@ -194,14 +194,14 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """Return `NAME VERSION` of a source package from dpkg's field, or empty text if both equal the package's."""
+    """Return `NAME VERSION` of a source package from dpkg's field; empty if both are those of the package."""
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)
 
 
 def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple[Package, ...]:
-    """Return the packages with the source packages of known ones with the same name and version."""
+    """Return the packages, with source packages taken from known packages of the same name and version."""
     sources = {(package.name, package.version): package.source for package in known}
     return tuple(
         replace(package, source=package.source or sources.get((package.name, package.version), ""))

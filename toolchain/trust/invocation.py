@@ -15,22 +15,24 @@ _LONGEST = 4000
 def request_command(request: Any) -> str:
     """Return the command for the request in a provenance; empty if it is malformed or too long.
 
-    A checkout is named by its tree in the store, and a patch by its file name, because paths are those of the
-    publisher. Defaults are left out.
+    A checkout is given by its tree in the store, and a patch by its file name, because paths are those of the
+    publisher's machine. Options with default values are omitted.
     """
     if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""
     try:
         text = shlex.join(build_command(request["stage"], [*_words(request)]))
-    except (TypeError, ValueError, RecursionError):  # the signer chose the form
+    except (TypeError, ValueError, RecursionError):  # the signer decides the form, so it may be malformed
         return ""
-    # People copy it, so it must not contain characters that a terminal hides or reorders.
+    # Users copy the command, so it must not contain characters that a terminal hides or reorders.
     return text if len(text) <= _LONGEST and text.isprintable() else ""
 
 
 def _words(request: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options that differ from their defaults."""
-    usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}  # a named base is shown
+    usual = (
+        {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}
+    )  # without a floor, the base is always given
     for option in options():
         value = request.get(option.field)
         if value in (None, "", [], {}) or value == usual.get(option.field, plain(option.default)):

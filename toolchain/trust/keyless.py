@@ -36,7 +36,7 @@ class Identity:
     """A signer by certificate: the name in it, and the issuer of the identity.
 
     Args:
-        name: an e-mail address, or `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…` of a GitHub workflow.
+        name: an e-mail address, or `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…` for a workflow.
         issuer: e.g. `https://token.actions.githubusercontent.com`.
         config: the trust config of a private Sigstore, or a stored one for use without a network; None for the public
             Sigstore, whose roots are refreshed.
@@ -59,7 +59,7 @@ class Identity:
             return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
 
     def opened(self, content: bytes) -> Envelope:
-        """Verify signature, certificate, log and identity of a bundle, and return its payload."""
+        """Verify the signature, certificate, log entry and identity of a bundle, and return its payload."""
         require()
         from sigstore.errors import Error  # noqa: PLC0415
         from sigstore.models import Bundle  # noqa: PLC0415
@@ -78,7 +78,7 @@ class Identity:
         except DocumentError as error:
             raise UntrustedError("not-a-sigstore-bundle", "what is attached is not a bundle", why=error.what) from error
         except Exception as error:
-            # Libraries raise all kinds of exceptions for hostile certificates and JSON.
+            # The libraries raise many kinds of exceptions for hostile certificates and JSON.
             raise UntrustedError(
                 "not-a-sigstore-bundle", "what is attached is not a bundle", why=type(error).__name__
             ) from error
@@ -89,7 +89,7 @@ class Keyless:
     """Signs as the identity of this process. The token is never shown."""
 
     def __init__(self, config: Path | None = None) -> None:
-        """Read the identity, so that a missing one is an error before anything is sent."""
+        """Read the identity, so that a missing one is reported before anything is sent."""
         require()
         self._config = config
         self._token = _identity()
@@ -104,7 +104,7 @@ class Keyless:
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
         if not self._token.in_validity_period():
-            self._token = _identity()  # a GitHub token lasts for minutes, and an upload may take longer
+            self._token = _identity()  # a GitHub token expires after minutes, and an upload may take longer
 
         def signed() -> bytes:
             context = SigningContext.from_trust_config(trust_config(self._config))
@@ -126,7 +126,7 @@ def require() -> None:
             why=f"Python finds no module {error.name}",
             fix="pip install '.[keyless]' in a checkout of the tool, or use --key",
         ) from error
-    # It logs whole statements at debug level.
+    # The library logs whole statements at debug level.
     logging.getLogger("sigstore").setLevel(logging.WARNING)
 
 
@@ -210,7 +210,7 @@ def _patiently(call: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)  # not waited for at exit
+    thread = threading.Thread(target=run, daemon=True)  # the process does not wait for this thread at exit
     thread.start()
     thread.join(PATIENCE)
     if failed:

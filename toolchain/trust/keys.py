@@ -1,4 +1,4 @@
-"""Make and read keys, sign and verify: Ed25519, or ECDSA on P-256."""
+"""Create and read keys, sign and verify, with Ed25519 or ECDSA on P-256."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from toolchain.core.filesystem import NewFile
 PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
 _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
-_LONGEST_PASSPHRASE = 1023  # bytes; what OpenSSL takes
+_LONGEST_PASSPHRASE = 1023  # bytes; OpenSSL's maximum
 _LARGEST = 1 << 20  # bytes of a key's file
 _LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
-# cosign's keys hold JSON with scrypt and secretbox, for which the library here has no cipher.
+# cosign's keys are JSON with scrypt and secretbox, which our library does not support.
 _OF_COSIGN = (b"ENCRYPTED SIGSTORE PRIVATE KEY", b"ENCRYPTED COSIGN PRIVATE KEY")
 
 
@@ -40,7 +40,7 @@ class PublicKey:
         return sha256_bytes(spki)
 
     def verifies(self, signature: bytes, content: bytes) -> bool:
-        """Return whether `signature` over `content` is by this key."""
+        """Return whether `signature` is this key's signature over `content`."""
         try:
             if isinstance(self.key, ed25519.Ed25519PublicKey):
                 self.key.verify(signature, content)
@@ -74,7 +74,7 @@ class Signer:
     def sign(self, content: bytes) -> bytes:
         """Return a signature over `content`.
 
-        Signing again gives the same bytes, so publishing again adds nothing. P-256 needs OpenSSL 3.2 for that.
+        Signing again gives the same bytes, so publishing again adds nothing. For P-256 this needs OpenSSL 3.2.
         """
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)
@@ -122,7 +122,7 @@ def new_key(path: Path) -> PublicKey:
         ) from error
     finally:
         if begun is not None:
-            begun.unlink(missing_ok=True)  # a private key without its public key is useless, also after an interrupt
+            begun.unlink(missing_ok=True)  # a private key without its public key is useless
     return signer.public
 
 
@@ -139,7 +139,7 @@ def _passphrase() -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
-    """Read a key's file, once, because it may be a pipe."""
+    """Read a key's file only once, because it may be a pipe."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)

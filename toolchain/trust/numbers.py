@@ -1,4 +1,4 @@
-"""Statements about kernels whose numbers were checked by emulation."""
+"""Write and read statements about kernels whose numerical results were checked by emulation."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from toolchain.core.errors import UntrustedError
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 
-# A name of this project's own, not an address; explained in docs/lab/emulator.md.
+# This is a name and not an address; docs/lab/emulator.md explains it.
 PREDICATE = "urn:toolchain:numbers:v1"
 
 
 def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> attest.Statement:
-    """The statement: the kernels that were checked, those that were skipped and why, those that are wrong."""
+    """Return the statement about the kernels that were checked, were skipped (and why), or gave wrong results."""
     return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
 
 
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """Return the result of the signed statements about an image, in a sentence; empty if none is about it.
+    """Return the result in the signed statements about an image as a sentence; empty if there is none.
 
-    Of several the one about the most kernels is used.
+    If there are several statements, the one about the most kernels is used.
 
     Args:
-        needed: the digests that a statement must name.
+        needed: the digests that a statement must contain.
     """
     texts = [
         statement

@@ -1,4 +1,4 @@
-"""What `verify` requires of an image beyond a valid signature."""
+"""Check what `verify` requires of an image in addition to a valid signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# Clocks differ; a later time is forged or from a broken clock.
+# The tolerance for differing clocks. A later time is forged or from a broken clock.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
@@ -26,17 +26,17 @@ POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What `verify` requires.
+    """The requirements of `verify`.
 
     Args:
-        source_only: no prebuilt input except those in `allow`. The base's packages are not prebuilt inputs in this
-            sense.
-        isolated: the build ran in proved isolation.
-        fresh: the build used no compiler cache.
-        no_kernel_store: the build compiled every kernel.
-        allow: names of prebuilt inputs, as in `--allow-binary`.
-        source_repos: normalized repositories, of which every source of the image must come from one.
-        max_age: the most days since the end of the build; None for no limit.
+        source_only: whether prebuilt inputs other than those in `allow` are refused. The packages of the base are not
+            prebuilt inputs.
+        isolated: whether the build must have run in proved isolation.
+        fresh: whether the build must not have used a compiler cache.
+        no_kernel_store: whether the build must have compiled every kernel.
+        allow: the names of prebuilt inputs, as in `--allow-binary`.
+        source_repos: normalized repositories; each source of the image must come from one of them.
+        max_age: the maximum number of days since the end of the build; None for no limit.
         input_digest: the input digest of the image; None for any.
         image: the image's name in the provenance; None for any.
     """
@@ -53,7 +53,7 @@ class Policy:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is required."""
+        """Whether the policy requires nothing."""
         return self == Policy(allow=self.allow)
 
 
@@ -65,7 +65,7 @@ def make_policy(
     max_age: float | None = None,
     image: str | None = None,
 ) -> Policy:
-    """Return the policy of option values."""
+    """Return the policy for the values of options."""
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(
@@ -98,7 +98,7 @@ def normal_repository(text: str) -> str:
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
-        # Only GitHub is known to ignore case.
+        # GitHub is the only host known to ignore case.
         query = f"?{parts.query}" if parts.query else ""  # some hosts choose the repository by it
         return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):
@@ -117,7 +117,7 @@ def _same(repository: str, wanted: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _reading(check: str) -> Iterator[None]:
-    """Raise the error of a check for a malformed statement."""
+    """Turn exceptions from reading a malformed statement into a check's error."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -127,7 +127,7 @@ def _reading(check: str) -> Iterator[None]:
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
-    """Check a provenance by itself, its sources and its age; its subject and signature have been checked.
+    """Check a provenance's consistency, its sources and its age; its subject and signature are already checked.
 
     Args:
         label: the image's `toolchain.input-digest`; None if the image has none.
@@ -169,7 +169,7 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
     for row in inner.get("kernelStores", ()):
         stored(row)
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
-        inner["stage"] not in of_packages()  # they are packages, which the SBOM lists
+        inner["stage"] not in of_packages()  # these stages contain packages, which the SBOM lists
     ):
         raise UntrustedError("provenance-without-source", "provenance: it names no source")
 
@@ -249,7 +249,7 @@ def _binaries(statement: Mapping[str, Any]) -> list[str]:
 
 
 def met(demands: Policy, *names: str) -> dict[str, str]:
-    """Return what was required by the checks with these names, for display."""
+    """Return descriptions of the requirements that the checks with these names met, for display."""
     policies = (
         (demands.source_only, "nothing prebuilt but what was allowed"),
         (demands.isolated, "built in a proved isolation"),
@@ -283,13 +283,13 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: Mapping[str, Any]) -> str:
-    """A row of a provenance's kernel stores for display."""
+    """Return a row of a provenance's kernel stores, for display."""
     signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
     return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 
 
 def named(statement: Mapping[str, Any]) -> str:
-    """`summary` in a few words for display."""
+    """Return the result of `summary` in a few words, for display."""
     row = summary(statement)
     part = f", a part: {row['partial']}" if row["partial"] else ""
     return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

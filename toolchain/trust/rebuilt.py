@@ -25,15 +25,14 @@ _HOSTED = (2, 3)  # SLSA build levels that need a hosted builder
 def provenance(
     image: str, digests: Sequence[str], *, builder: str, input_digest: str, parameters: Mapping[str, Any]
 ) -> attest.Statement:
-    """Return the provenance of a rebuild to equal bytes.
+    """Return the provenance of a rebuild that gave equal bytes.
 
-    It names the input digest, but not the inputs: they are in the publisher's provenance. It contains no host, user or
-    path.
+    It contains the input digest but not the inputs, which are in the publisher's provenance, and no host, user or path.
 
     Args:
         digests: the digests of the image's manifest and of the indexes that name it.
         builder: the rebuilder's URI.
-        parameters: the request that was built again.
+        parameters: the request of the rebuild.
     """
     predicate = {
         "buildDefinition": {
@@ -50,7 +49,7 @@ def provenance(
 
 
 def require_uri(builder: str) -> None:
-    """Refuse a builder's id that is not a URI."""
+    """Raise an error if a builder's id is not a URI."""
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder):
         raise ConfigError(
             "not-a-uri", f"{builder!r} is not a URI", fix="e.g. --builder-id https://ci.example.org/builder"
@@ -62,8 +61,8 @@ class Builder:
     """A builder that a policy lists. Builders of one operator are not independent of each other.
 
     Args:
-        signer: the key or the certificate's identity that must have signed its provenance.
-        level: the SLSA build level of its provenance: 1, or as a hosted builder 2 or 3.
+        signer: the key, or the identity in a certificate, that must have signed its provenance.
+        level: the SLSA build level of its provenance: 1, or for a hosted builder 2 or 3.
     """
 
     id: str
@@ -74,7 +73,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Rebuilders:
-    """The number of independent builders, and the builders, whose provenance must name an image."""
+    """The builders whose provenance of an image counts, and the required number of independent ones."""
 
     needed: int
     builders: tuple[Builder, ...]
@@ -93,7 +92,8 @@ class Rebuilders:
 def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ...]:
     """Read the builders of a policy from tables `[[builder]]`.
 
-    Each has `id`, `operator`, either `key` (a file beside this one) or `identity` and `issuer`, and maybe `level`.
+    Each has `id`, `operator`, either `key` (a file in the same folder) or `identity` and `issuer`, and optionally
+    `level`.
 
     Args:
         sigstore: the trust config for identities; None for the public Sigstore.
@@ -114,11 +114,11 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
 
 
 def _require_distinct(builders: Sequence[Builder]) -> None:
-    """Refuse a list in which one builder has two operators or levels, or in which the local builder is a hosted one."""
+    """Raise an error if a builder has two operators or levels, or if the local builder is listed as hosted."""
     owners: dict[str, str] = {}
     for row in builders:
         name = " ".join(row.operator.casefold().split())
-        # Every build outside of a CI has the local id, so that id is nobody's own, and no hosted builder's.
+        # Every build outside of a CI has the local id, so it identifies neither an operator nor a hosted builder.
         ids = [f"the id {row.id}"] if row.id != LOCAL_BUILDER else []
         if row.level > 1 and not ids:
             raise ConfigError(
@@ -163,9 +163,9 @@ def _builder(row: dict[str, Any], folder: Path, sigstore: Path | None) -> Builde
 def granted_level(
     builders: Iterable[Builder], signer: PublicKey | Identity, provenances: Iterable[Mapping[str, Any]]
 ) -> int:
-    """Return the SLSA build level of provenances that `signer` has signed: the lowest of all.
+    """Return the lowest SLSA build level of provenances that `signer` has signed.
 
-    It is above 1 only if each names a builder that is listed with this signer and a higher level.
+    The level is above 1 only if each provenance names a builder that is listed with this signer and a higher level.
     """
     levels = {row.id: row.level for row in builders if row.signer == signer}
     ids = (str(text["predicate"]["runDetails"]["builder"]["id"]) for text in provenances)
@@ -173,10 +173,10 @@ def granted_level(
 
 
 def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *, input_digest: str | None) -> str:
-    """Check that enough operators have signed provenance of an image; return their names, for display.
+    """Check that enough operators have signed provenance of an image, and return their names for display.
 
-    A provenance counts if its signer and `builder.id` are those of one listed builder, and if it names the manifest
-    and the input digest. An image without an input digest can have no such provenance.
+    A provenance counts if its signer and `builder.id` are those of a listed builder, and if it contains the digest of
+    the manifest and the input digest. An image without an input digest cannot have such provenance.
     """
     operators = set()
     for row in rebuilders.builders:

@@ -1,4 +1,4 @@
-"""The formats of an SBOM, and what `verify` reads from one in either."""
+"""Define the formats of an SBOM, and read from either format what `verify` needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.oci.layer_files import LayerFile
 # The id of the image's own package in SPDX, and the prefix of the ids of prebuilt inputs.
 IMAGE, BINARY = "SPDXRef-Image", "SPDXRef-Binary-"
 LAYER = "files are those of the layer with diff_id "
-# Properties of CycloneDX components.
+# The names of properties of CycloneDX components.
 DIFF_ID, ALLOWED = "toolchain:diff-id", "toolchain:allow-binary"
 _CHECKSUM: Keys = dict.fromkeys(("algorithm", "checksumValue"))
 _COMPONENT: Keys = {
@@ -22,7 +22,7 @@ _COMPONENT: Keys = {
     "properties": dict.fromkeys(("name", "value")),
 }
 _MALFORMED = (KeyError, TypeError, AttributeError, StopIteration)
-# The keys that decide something here, of both formats.
+# The keys in both formats that this module reads.
 KEYS: Keys = {
     **dict.fromkeys(("spdxVersion", "SPDXID", "name", "relationships")),
     "packages": {**dict.fromkeys(("SPDXID", "name", "sourceInfo")), "checksums": _CHECKSUM},
@@ -39,8 +39,8 @@ class Listing:
 
     Args:
         manifest: the digest of the image's manifest.
-        diff_id: the digest of the uncompressed layer that the files are in.
-        files: SHA-256 in hex by path; of a symbolic link, of its target's name.
+        diff_id: the digest of the uncompressed layer that contains the files.
+        files: the SHA-256 of each file in hex, by path; for a symbolic link that of its target's name.
         binaries: the names of the prebuilt inputs, sorted.
     """
 
@@ -50,7 +50,7 @@ class Listing:
     binaries: tuple[str, ...]
 
     def require(self, files: Sequence[LayerFile]) -> None:
-        """Refuse a layer with other files than the listed ones; name the first by its path."""
+        """Raise an error that names the first difference if a layer's files are not the listed ones."""
         there = {file.path: file for file in files}
         for path in sorted(self.files.keys() | there.keys()):
             if path not in there:
@@ -66,11 +66,11 @@ class Format:
     """A format of SBOMs.
 
     Args:
-        kind: its name among the kinds of attached evidence.
+        kind: the name of this kind of attached evidence.
         media_type: the media type of an unsigned document.
-        predicate: the predicate type of a signed statement that holds one.
+        predicate: the predicate type of a signed statement that contains a document.
         manifest: returns the digest of the image that a document describes.
-        parse: reads a document. Like `manifest` it raises KeyError, TypeError or StopIteration for another form.
+        parse: reads a document. Like `manifest` it raises KeyError, TypeError or StopIteration if it is malformed.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Format:
     parse: Callable[[Mapping[str, Any]], Listing]
 
     def describes(self, document: Mapping[str, Any], manifest: str) -> bool:
-        """Whether a document names this image. Its other fields may be malformed."""
+        """Return whether a document is about this image. Its other fields may be malformed."""
         try:
             return self.manifest(document) == manifest
         except _MALFORMED:
@@ -148,7 +148,7 @@ def _from_cyclonedx(document: Mapping[str, Any]) -> Listing:
     )
 
 
-# in-toto has a second type for SPDX, with the version in it. cosign and its relatives ask for this one.
+# in-toto has a second predicate type for SPDX, which includes the version. cosign and similar programs use this one.
 SPDX = Format("sbom", "application/spdx+json", "https://spdx.dev/Document", _spdx_manifest, _from_spdx)
 CYCLONEDX = Format(
     "cyclonedx", "application/vnd.cyclonedx+json", "https://cyclonedx.org/bom", _cyclonedx_manifest, _from_cyclonedx

@@ -1,6 +1,6 @@
 """Write an SBOM as SPDX 2.3; equal images give equal bytes.
 
-SPDX 2.3 stays beside CycloneDX because it has a list of files of its own, and because Grype and Trivy read it.
+SPDX 2.3 is written in addition to CycloneDX, because it has a list of files, and because Grype and Trivy read it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from toolchain.trust.image_facts import (
 from toolchain.trust.sbom import BINARY, IMAGE, LAYER
 
 _NOTHING = "NOASSERTION"
-_BUILT_FROM = "built package from: "  # Trivy writes and reads this form
+_BUILT_FROM = "built package from: "  # the form that Trivy writes and reads
 # The spelling of SPDX's JSON schema; SPDX's tag-value form has OPERATING-SYSTEM.
 _OS = "OPERATING_SYSTEM"
-# Scanners know a system by this name where package URLs use another.
+# The names by which scanners know systems, where package URLs use another name.
 _SYSTEMS = {"almalinux": "alma"}
 
 
@@ -39,7 +39,7 @@ def spdx(image_facts: ImageFacts, *, manifest: bytes, diff_id: str, files: Seque
 
     Args:
         manifest: the bytes of the image's manifest.
-        diff_id: the digest of the image's own layer, uncompressed.
+        diff_id: the digest of the image's own uncompressed layer.
         files: the files of that layer.
     """
     record = image_facts.record
@@ -58,7 +58,7 @@ def spdx(image_facts: ImageFacts, *, manifest: bytes, diff_id: str, files: Seque
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": record.image,
-        # This is SPDX's convention for documents without an address. Input and result make it unique.
+        # This is SPDX's convention for documents without an address. The digests of input and result make it unique.
         "documentNamespace": f"https://spdx.org/spdxdocs/{record.image}-{_hex(record.input_digest)}-{_hex(digest)}",
         "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
         **({"hasExtractedLicensingInfos": licences} if licences else {}),
@@ -94,7 +94,7 @@ def _file(file: LayerFile) -> dict[str, Any]:
     if file.kind == "link":
         comment = f"symbolic link; the checksums are those of its target: {file.target}"
     return {
-        # An SPDX id cannot contain the path, so it has a digest of it.
+        # An SPDX id cannot contain the path, so it contains a digest of the path.
         "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(file.path.encode()))[:32]}",
         "fileName": f"./{file.path}",
         "checksums": _checksums(SHA1=file.sha1, SHA256=file.sha256, SHA512=file.sha512),
@@ -176,7 +176,7 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
 
 
 def _inside(image_facts: ImageFacts) -> set[str]:
-    """Return the lower stages whose layers are part of the image; the others were only used to build it."""
+    """Return the lower stages whose layers are in the image. The other stages were only used to build it."""
     own = {*image_facts.record.layer_digests}
     return {
         dependency.stage
@@ -190,7 +190,7 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
         return
     contained = image_facts.record.stage == "base" or "base" in _inside(image_facts)
     family, release = distribution(image_facts.base_name)
-    # Scanners find the system by this id, or by its purpose, and then its advisories.
+    # Scanners identify the system, and so its security advisories, by this id or by its purpose.
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]
@@ -212,7 +212,7 @@ def _part(spdx_id: str, *, contained: bool) -> tuple[str, str, str]:
 
 
 def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Turn each declared licence into an SPDX expression, and return the texts that are none, each with an id."""
+    """Turn each declared licence into an SPDX expression, and return the other texts, each with an id."""
     extracted: dict[str, dict[str, str]] = {}
     for package in packages:
         declared = package["licenseDeclared"]
@@ -240,6 +240,6 @@ def _hex(digest: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Replace characters that an SPDX id cannot have by dashes, and then append a digest, which keeps it unique."""
+    """Replace characters that an SPDX id must not contain by dashes, and append a digest, which keeps it unique."""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in ".-") else "-" for char in str(text))
     return plain if plain == text else f"{plain}-{_hex(sha256_bytes(str(text).encode()))[:8]}"

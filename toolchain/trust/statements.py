@@ -1,4 +1,4 @@
-"""Statements attached to an image: gathered, opened, and selected by who signed them."""
+"""Gather the statements attached to an image, open them, and select them by their signers."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from toolchain.trust.keys import PublicKey
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-# Anyone who may push can attach things; that must not exhaust memory or time.
+# Anyone who may push can attach files, and reading them must not exhaust memory or time.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
+_MOST_BYTES = 512 << 20  # for all attachments; an SBOM of this tool is a few megabytes
 ENVELOPES = frozenset({dsse.MEDIA_TYPE, keyless.MEDIA_TYPE})
 _KINDS = ENVELOPES | {of.media_type for of in sbom.FORMATS}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Something attached to an image: the kind and bytes of its content, and the artifact that brought it."""
+    """A file attached to an image: the kind and the bytes of its content, and the digest of its artifact."""
 
     media_type: str
     content: bytes
     artifact: str
 
     def envelope(self) -> dsse.Envelope:
-        """The envelope that it is, or that it wraps; nothing is checked but its form."""
+        """The envelope in the content, which may be wrapped in a bundle. Only its form is checked."""
         return dsse.from_bundle(self.content) if self.media_type == keyless.MEDIA_TYPE else dsse.read(self.content)
 
 
 def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
-    """Return the known attachments of the given digests. Broken ones are left out and logged."""
-    evidence: dict[tuple[str, bytes], Evidence] = {}  # the same is attached to an image and to its index
+    """Return the known attachments of the given digests. Malformed ones are skipped and logged."""
+    evidence: dict[tuple[str, bytes], Evidence] = {}  # the same file may be attached to an image and to its index
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
         for artifact in place.referrers(subject):
@@ -93,7 +93,7 @@ def signed_by(
         digest: the digest of the image that they are attached to, for display.
         checks: the passed checks by name; the name of the signer is added as `signature`.
     """
-    # An identity signs bundles. A key's envelope may be in one too; the rest of the bundle is ignored.
+    # An identity signs bundles. An envelope signed by a key may also be in a bundle, whose rest is ignored.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
     contents = [attached for attached in evidence if attached.media_type in kinds]
     good, broken, names = [], "", set()
@@ -136,7 +136,7 @@ def signed_by(
 
 
 def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, name: str) -> list[dict[str, Any]]:
-    """Return the statements of a kind whose subjects have all required digests."""
+    """Return the statements of a kind whose subjects include all required digests."""
     of_kind = [statement for statement in statements if statement["predicateType"] == kind]
     if not of_kind:
         raise UntrustedError("statement-other-key", f"{name}: none is signed by this key")
@@ -150,9 +150,9 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, nam
 
 
 def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
-    """Return the candidates that pass, or raise the first one's problem if none does.
+    """Return the candidates that pass, or raise the first candidate's problem if none does.
 
-    Anyone who may push can attach more, so one valid candidate is enough.
+    Anyone who may push can attach invalid ones, so one valid candidate is enough.
     """
     passed: list[T] = []
     problem: UntrustedError | None = None
@@ -184,7 +184,7 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
 
 
 def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return name and digest of each subject of a statement."""
+    """Return the name and the digest of each subject of a statement."""
     named = set()
     for subject in statement["subject"]:
         digest = subject.get("digest") if isinstance(subject, dict) else None

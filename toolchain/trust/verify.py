@@ -1,4 +1,4 @@
-"""Verify an image: bytes, signature, provenance, SBOM, policy; it stops at the first failure."""
+"""Verify an image: its bytes, signature, provenance, SBOM and policy, until the first failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Verdict:
         problems: the first problem, if there is one.
         checks: the checks that passed, in order, each with a text for display.
         fix: what the caller can do about the problem.
-        id: the id of the error that the image is refused with.
+        id: the id of the error with which the image is refused.
         believed: the signed provenances that were accepted: one for each image, or several for plain files.
     """
 
@@ -52,7 +52,7 @@ class Verdict:
 
     @property
     def provenance(self) -> Mapping[str, Any] | None:
-        """The accepted provenance; of several images that of the last."""
+        """The accepted provenance; that of the last image if there are several."""
         return self.believed[-1] if self.believed else None
 
     @property
@@ -65,7 +65,7 @@ class Verdict:
         return "intact" if self.provenance is None else "trusted"
 
     def as_json(self) -> dict[str, Any]:
-        """A row of `verify --json`."""
+        """Return a row of `verify --json`."""
         return {
             "ref": self.ref,
             "digest": self.digest,
@@ -88,12 +88,12 @@ def verify(
     now: datetime | None = None,
     accept: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Verdict:
-    """Verify the image or index `top`, whose blobs are in `layout`, with what is attached to it in `place`.
+    """Verify the image or index `top`, whose blobs are in `layout`, with its attachments in `place`.
 
     Args:
         key: the key or identity that must have signed it; None if no signature is required.
         demands: further requirements, which are checked only with a key.
-        rebuilders: who must have rebuilt it.
+        rebuilders: the builders of whom enough must have rebuilt it; None for no requirement.
         now: the time to compare with; None for the present.
         accept: raises UntrustedError for a provenance that the caller cannot use.
 
@@ -159,7 +159,7 @@ def _signed_files(
 ) -> list[Mapping[str, Any]]:
     """Check that provenances by `key` name each file of an artifact, by name and digest, and return them.
 
-    Files of several architectures come from several builds, each with a provenance of its own.
+    Files for several architectures come from several builds, each with its own provenance.
     """
     statements = signed_by(key, evidence, manifest.digest, checks)
     left = {(file.name, file.blob.digest) for file in files}
@@ -172,7 +172,7 @@ def _signed_files(
         try:
             policy.check_build_facts(statement, demands, now, label=None)
             policy.require_policy(statement, demands)
-        except UntrustedError as error:  # one good one is enough, whatever else was signed
+        except UntrustedError as error:  # one valid provenance is enough
             problem = problem or error
             continue
         left -= covered
@@ -196,7 +196,7 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
-    """Return the oldest system that can link every image of an index, from their labels; empty if they have none."""
+    """Return the oldest system that can link every image of an index, from their labels; empty without labels."""
     floors: dict[str, str] = {}
     for image in images:
         config = layout.read_json(layout.children(image)[0])
@@ -211,7 +211,7 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
 
 
 class _Image:
-    """The checks of one image. Each raises the first problem."""
+    """The checks of one image. Each check raises the first problem."""
 
     def __init__(
         self, layout: Layout, image: Descriptor, top: Descriptor, evidence: Sequence[Evidence], checks: dict[str, str]
@@ -246,7 +246,7 @@ class _Image:
         )
 
     def _documents(self, format_: Format) -> Iterator[Mapping[str, Any]]:
-        """Yield each attached SBOM of a format, whoever attached it."""
+        """Yield each attached SBOM of a format, signed or not."""
         for attached in self._found:
             try:
                 if attached.media_type == format_.media_type:
@@ -267,7 +267,7 @@ class _Image:
         now: datetime,
         accept: Callable[[Mapping[str, Any]], object] | None,
     ) -> Mapping[str, Any]:
-        """Check what a key or an identity has signed, and return the accepted provenance."""
+        """Check the statements that a key or an identity has signed, and return the accepted provenance."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
         made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
@@ -292,7 +292,8 @@ class _Image:
     def _signed_sbom(self, statements: Sequence[dict[str, Any]], format_: Format) -> tuple[str, ...] | None:
         """Compare the signed SBOM of a format with the image, and return the prebuilt inputs that it lists.
 
-        SPDX is required. CycloneDX may be missing, which gives None, but scanners read it, so it must not be false.
+            SPDX is required. CycloneDX may be missing, and None is returned; but a wrong one is an error, because scanners
+        read it.
         """
         if format_ is not SPDX and all(each["predicateType"] != format_.predicate for each in statements):
             return None
@@ -302,7 +303,7 @@ class _Image:
         return listing.binaries
 
     def _passing(self, format_: Format, documents: Sequence[Mapping[str, Any]]) -> Listing:
-        """Return what the first document that agrees with the image says."""
+        """Return the listing in the first document that agrees with the image."""
         passed = passing(documents, lambda document: self._compare(format_.read(document)))
         return format_.read(passed[0])
 

@@ -1,4 +1,4 @@
-"""Write what `verify` found as a SLSA verification summary (VSA), for programs that do not verify themselves."""
+"""Write the result of `verify` as a SLSA verification summary (VSA), for programs that do not verify themselves."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def statement(
     """Return the unsigned verification summary of images.
 
     Args:
-        policy: what was required, of which the summary has the digest.
+        policy: the requirements, whose digest the summary contains.
         level: the SLSA build level: 0 without a signature, and above 1 only for a hosted builder that the policy lists.
-        rebuilders: how many independent builders were required.
+        rebuilders: the required number of independent builders.
     """
     draft = [REPRODUCED] if rebuilders >= _INDEPENDENT else []
     predicate = {

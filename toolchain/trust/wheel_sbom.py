@@ -1,7 +1,7 @@
 """Put an SBOM into a wheel, as PEP 770 defines it; equal inputs give equal bytes.
 
 The document is CycloneDX 1.6. It names the sources that the wheel was compiled from and no program of the host, so that
-the wheel has the same bytes wherever it is built. A change of its bytes needs another `stages.wheels.SBOM_WRITER`. The
+the wheel has the same bytes wherever it is built. If the bytes change, `stages.wheels.SBOM_WRITER` must change too. The
 document is written here and not by a library, because another version of a library could write other bytes.
 """
 
@@ -33,17 +33,17 @@ from toolchain.trust.image_facts import is_tool, origin, purl
 
 _FILE = "sboms/toolchain.cdx.json"
 _LARGEST_FILE = 8 << 20
-_HASHES = ("sha256", "sha384", "sha512")  # those that the format of wheels allows
+_HASHES = ("sha256", "sha384", "sha512")  # the algorithms that the wheel format allows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a wheel was made from.
+    """The sources of a wheel.
 
     Args:
         input_digest: the input digest of the stage that builds it.
-        sources: the sources of the stage and of the stages whose code the wheel holds. Wheels that the build only
-            imports are left out of the SBOM.
+        sources: the sources of the stage and of the stages whose code the wheel contains. Wheels that the build only
+            imports are not in the SBOM.
     """
 
     input_digest: str
@@ -51,9 +51,9 @@ class Contents:
 
 
 def add_sbom(wheel: Path, contents: Contents) -> None:
-    """Add the SBOM to a wheel that has none of this name, and to the wheel's list of files.
+    """Add the SBOM to a wheel and to the wheel's list of files, unless there is a file of this name.
 
-    The wheel is checked before, because a build may leave anything: its name, its METADATA and its RECORD must agree
+    The wheel is checked first, because a build may leave anything: its name, its METADATA and its RECORD must agree
     with each other and with its files. The compressed bytes of the other files stay, because other versions of zlib
     would write other bytes.
     """
@@ -94,7 +94,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
 def document_of(project: str, version: str, contents: Contents) -> bytes:
     """Return the SBOM of a wheel of a project as CycloneDX 1.6 in JSON.
 
-    It holds of each source only what the input digest covers, so no name of a patch file, folder or mirror.
+    For each source it contains only what the input digest covers, so no name of a patch file, folder or mirror.
     """
     rows = {row.name: row for row in contents.sources if not is_tool(row)}
     components = [_component(rows[name]) for name in sorted(rows)]
@@ -157,7 +157,7 @@ def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, project: str, version: Version) -> bool:
-    """Return whether the fields of METADATA name one project and one version, and these."""
+    """Return whether the fields of METADATA name exactly this project and this version."""
     try:
         return [canonicalize_name(name.strip()) for name in projects or ()] == [project] and [
             Version(text) for text in versions or ()
@@ -167,7 +167,7 @@ def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, proje
 
 
 def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[list[str]]:
-    """Return the rows of RECORD, after a check that they list every file with its hash."""
+    """Check that RECORD lists every file with its hash, and return its rows."""
     try:
         rows = [row for row in csv.reader(io.StringIO(_text(wheel, archive, record)), strict=True) if row]
     except csv.Error:
@@ -195,14 +195,14 @@ def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[li
 
 
 def _replace(wheel: Path, name: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Remove a file from a wheel and append files to it, uncompressed, with the date and rights of the removed one."""
+    """Remove a file from a wheel and append files, uncompressed, with the removed file's date and permissions."""
     with zipfile.ZipFile(wheel, "a") as archive:
         stream = cast("io.BufferedRandom", archive.fp)
         removed = archive.getinfo(name)
         later = [row for row in archive.filelist if row.header_offset > removed.header_offset]
         end = min((row.header_offset for row in later), default=archive.start_dir)
         gap = end - removed.header_offset
-        for start in range(end, archive.start_dir, CHUNK):  # a build may leave an entry of gigabytes
+        for start in range(end, archive.start_dir, CHUNK):  # a build may leave an entry with gigabytes
             stream.seek(start)
             moved = stream.read(min(CHUNK, archive.start_dir - start))
             stream.seek(start - gap)
