@@ -55,8 +55,8 @@ FILES = {
     "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
 }
 """The variables that docker's client inherits, with their meaning. The values of `FILES` are paths."""
-# In a PID namespace, the kernel lets the first process ignore fatal signals, such as the SIGABRT of abort(). So a shell is
-# the first process, and the command exits with the same code as elsewhere.
+# In a PID namespace, the kernel lets the first process ignore fatal signals, such as the SIGABRT of abort(). So a shell
+# is the first process, and the command exits with the same code as elsewhere.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 

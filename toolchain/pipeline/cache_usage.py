@@ -170,7 +170,7 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return when a finished image was last used: the later one of the times of its record and of the mark next to it."""
+    """Return when a finished image was last used: the later of the times of its record and of the mark next to it."""
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 
