@@ -30,9 +30,8 @@ def request_command(request: Any) -> str:
 
 def _words(request: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options that differ from their defaults."""
-    usual = (
-        {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}
-    )  # without a floor, the base is always given
+    # Without a floor, the base is always given.
+    usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}
     for option in options():
         value = request.get(option.field)
         if value in (None, "", [], {}) or value == usual.get(option.field, plain(option.default)):

@@ -292,8 +292,8 @@ class _Image:
     def _signed_sbom(self, statements: Sequence[dict[str, Any]], format_: Format) -> tuple[str, ...] | None:
         """Compare the signed SBOM of a format with the image, and return the prebuilt inputs that it lists.
 
-            SPDX is required. CycloneDX may be missing, and None is returned; but a wrong one is an error, because scanners
-        read it.
+        SPDX is required. If CycloneDX is missing, None is returned; but a wrong one is an error, because scanners read
+        it.
         """
         if format_ is not SPDX and all(each["predicateType"] != format_.predicate for each in statements):
             return None
