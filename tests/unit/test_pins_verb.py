@@ -36,6 +36,8 @@ def test_all_rows_as_json(run: CliRunner) -> None:
     }
     unknown = next(row for row in content["aotriton"] if row["name"] == "0.14.1b")
     assert (unknown["commit"], unknown["llvm"]) == (None, None)
+    tags = {row["version"]: row["tag"] for row in content["triton"]}
+    assert (tags["3.7.1"], list(tags.values()).count("")) == ("v3.7.1", 0)
 
 
 def test_pytorch_resolves_to_llvm(run: CliRunner) -> None:
