@@ -1,1 +1,1 @@
-"""A plugin of `toolchain` that analyses compiled kernels: emulation, checks, comparison, audits and reports."""
+"""A plugin for `toolchain` that analyses compiled kernels by emulation, checks, comparisons, audits and reports."""

@@ -1,7 +1,7 @@
-"""The connection between the emulator, which does not import the tool, and the tool.
+"""The connection between the tool and the emulator, which does not import the tool.
 
-The functions here give the emulator what it needs of the tool, such as a runner of programs and a reader of JSON, and
-convert the emulator's errors to those of the tool.
+The functions here give the emulator what it needs from the tool, such as functions that run programs and read JSON
+files, and convert the emulator's errors to the tool's errors.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
 
 
 def translated(error: EmulatorError) -> errors.ToolchainError:
-    """Convert an error of the emulator to an error of the tool, which has an exit code."""
+    """Convert an emulator error to a tool error, which has an exit code."""
     return CLASSES[type(error)](error.id, error.what, why=error.why, fix=error.fix)
 
 
 @contextlib.contextmanager
 def translation() -> Iterator[None]:
-    """Convert errors of the emulator to errors of the tool; usable as a context manager and as a decorator."""
+    """Convert emulator errors to tool errors; can be used as a context manager or as a decorator."""
     try:
         yield
     except EmulatorError as error:
@@ -66,7 +66,7 @@ def run_program(command: Sequence[str | Path], timeout: float) -> str:
         timeout: the time limit in seconds.
 
     Raises:
-        ProgramError: the program failed, or exceeded the time limit.
+        ProgramError: the program failed or exceeded the time limit.
         EngineError: the program is not installed.
     """
     try:
@@ -77,7 +77,7 @@ def run_program(command: Sequence[str | Path], timeout: float) -> str:
 
 @translation()
 def disassembler(given: Path | None = None) -> Disassembler:
-    """Find llvm-objdump, see `find_disassembler`.
+    """Find llvm-objdump; see `find_disassembler`.
 
     Raises:
         EngineError: llvm-objdump is not found, does not run, or is too old.
@@ -86,7 +86,7 @@ def disassembler(given: Path | None = None) -> Disassembler:
 
 
 def load(path: Path, kernel: str | None = None) -> CodeObject:
-    """Read a code object of a GPU that the tool knows, see `codeobject.load`."""
+    """Read a code object for any GPU that the tool knows; see `codeobject.load`."""
     return codeobject.load(path, gpu_of_flag, kernel, opened=_opened)
 
 
@@ -99,17 +99,17 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read the JSON file next to a code object, see `metadata.read_metadata`."""
+    """Read the JSON file next to a code object; see `metadata.read_metadata`."""
     from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
 
     return metadata.read_metadata(path, _json)
 
 
 def described(path: Path, code: CodeObject, signature: str = "") -> Metadata:
-    """Return the metadata of any code object, see `metadata.described`.
+    """Return the metadata of any code object; see `metadata.described`.
 
     Args:
-        path: the file that the user gave, which may be a bundle. The files with metadata are next to it.
+        path: the file that the user gave, which may be a bundle. The JSON file and Triton's IR are next to it.
     """
     from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
 
@@ -128,10 +128,10 @@ def _json(path: Path) -> Any:
 
 
 def require_numpy(user: str = "the emulator") -> Path:
-    """Return the folder that numpy is imported from.
+    """Check that numpy is installed, and return the folder from which it is imported.
 
     Args:
-        user: the feature that needs numpy, for the message.
+        user: the feature that needs numpy, for the error message.
 
     Raises:
         ConfigError: numpy is not installed.

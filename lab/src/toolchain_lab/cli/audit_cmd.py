@@ -139,7 +139,7 @@ def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: 
 
 
 def screen(result: Audit) -> Iterator[str]:
-    """Yield the lines that show an audit."""
+    """Yield the lines that display an audit."""
     yield result.what
     for gpu, counts in result.gpus().items():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -172,7 +172,7 @@ def screen(result: Audit) -> Iterator[str]:
 
 
 def _remarks(result: Audit) -> Iterator[str]:
-    """Yield the lines about things that are not faults."""
+    """Yield the lines about findings that are not faults."""
     if result.sealed:
         yield f"  {result.sealed_note()}"
     for text in result.differing[:5]:

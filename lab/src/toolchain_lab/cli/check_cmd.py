@@ -95,7 +95,7 @@ def kernels_check(
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.Report((), collected.available, disassembler.label)
 
-        # A check only continues from results with the same rounding and the same disassembler.
+        # A check reuses earlier results only if they were made with the same rounding and the same disassembler.
         decoder_label = f"{disassembler.label}, --fast" if fast else disassembler.label
 
         def take(row: Checked, done: int, total: int) -> None:
@@ -132,7 +132,7 @@ def _tell(row: Checked, done: int, total: int) -> None:
 
 
 def screen(report: Report) -> Iterator[str]:
-    """Yield the lines that show a report."""
+    """Yield the lines that display a report."""
     head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
     for row in report.groups():

@@ -74,7 +74,7 @@ def kernels_diff(
 
 
 def conditions_of(text: str) -> list[str]:
-    """Return the conditions in the value of `--fail-on`.
+    """Return the conditions that the value of `--fail-on` lists.
 
     Raises:
         ConfigError: a condition is unknown.
@@ -104,10 +104,10 @@ def fail(difference: Difference, conditions: Sequence[str]) -> None:
 
 
 def screen(difference: Difference, most: int) -> Iterator[str]:
-    """Yield the lines that show a difference.
+    """Yield the lines that display a comparison.
 
     Args:
-        most: the largest number of kernels to list.
+        most: the maximum number of kernels to list.
     """
     from toolchain_lab.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
 

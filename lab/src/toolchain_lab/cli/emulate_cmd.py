@@ -192,7 +192,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
     """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle.
 
     Raises:
-        ConfigError: the bundle has no code object for this GPU.
+        ConfigError: the bundle contains no code object for this GPU.
         KernelError: the bundle is damaged, or cannot be unpacked here.
     """
     from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - for a verb that runs
@@ -216,21 +216,21 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
 
 
 def decoder(path: Path | None) -> Disassembler:
-    """Return the disassembler, after a check that numpy is installed.
+    """Check that numpy is installed, and return the disassembler.
 
     Raises:
         ConfigError: numpy is not installed.
-        EngineError: there is no suitable disassembler.
+        EngineError: no suitable disassembler is installed.
     """
     require_numpy()
     return disassembler(path)
 
 
 def place(text: str, option: str) -> tuple[int, int, int]:
-    """Return the three numbers of an option; a missing number is 1 for a grid and 0 for a workgroup.
+    """Return the three numbers in the value of an option; a missing number is 1 for a grid and 0 for a workgroup.
 
     Raises:
-        ConfigError: the text is not X,Y,Z.
+        ConfigError: the text does not have the form X,Y,Z.
     """
     parts = text.split(",")
     if not 1 <= len(parts) <= 3 or not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):
@@ -241,7 +241,7 @@ def place(text: str, option: str) -> tuple[int, int, int]:
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Return the values of a repeatable option NAME=VALUE by name."""
+    """Return the values of a repeatable option of the form NAME=VALUE, by name."""
     texts: dict[str, str] = {}
     for pair in given:
         name, sign, text = pair.partition("=")
@@ -254,7 +254,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple[dict[str, Parameter], dict[str, Any]]:
-    """Return the parameters, with the element types that the texts name, and the values of the arguments."""
+    """Return the parameters, with the element types that the arguments' texts name, and the values of the arguments."""
     from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - numpy
 
     known = {parameter.name: parameter for parameter in metadata.parameters}

@@ -20,10 +20,11 @@ _WORDS = {
 
 
 def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
-    """Print the LLVMs of a wheel.
+    """Print the LLVMs in a Triton wheel, and compare them with the pins.
 
     Raises:
-        PinError: an LLVM in the wheel is missing, contradictory, or not the pin of this Triton.
+        PinError: an LLVM is missing from the wheel, several revisions are named for one LLVM, or an LLVM differs from
+            the pin for this Triton.
     """
     if use:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""An emulator of AMD GPUs, which computes the results of code objects on the CPU without modelling time."""
+"""An emulator for AMD GPUs, which executes code objects on the CPU and does not model timing."""

@@ -1,4 +1,4 @@
-"""Detection of memory accesses of waves that run together whose result depends on the order of the waves."""
+"""Detection of memory accesses whose result depends on the order in which the waves of a workgroup run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import numpy as np
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.memory import Views
 
-# An access has byte offsets, a number of bytes at each offset, and the wave of each offset, or one wave for all of
-# them.
+# An access consists of byte offsets, the number of bytes at each offset, and the wave that accesses each offset, or a
+# single wave for all of them.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
-# With more recorded accesses, waves no longer run together, because a loop without a barrier would exhaust the memory.
+# If more accesses than this are recorded, the waves run one after the other instead, because the records of a loop
+# without a barrier would exhaust the memory.
 _MOST = 20_000
 
 
 class ApartError(Exception):
-    """The waves of a workgroup cannot run together, and must run one after the other."""
+    """The waves of a workgroup cannot run together, so they must run one after the other."""
 
 
 class Accesses:
-    """The accesses to global memory or LDS since the last barrier.
+    """The accesses to global memory or to LDS since the last barrier.
 
     Args:
-        views: the memory.
-        undo: whether to keep overwritten values, for `restore`.
+        views: the memory that is accessed.
+        undo: whether to keep the values that are overwritten, so that `restore` can write them back.
     """
 
     def __init__(self, views: Views, *, undo: bool) -> None:
@@ -39,7 +40,7 @@ class Accesses:
 
     @property
     def too_many(self) -> bool:
-        """Whether too many accesses are recorded to continue."""
+        """Whether more accesses are recorded than the limit allows."""
         return len(self._loads) + len(self._stores) > _MOST
 
     def load(self, place: Array, size: int, owners: Array) -> None:
@@ -47,17 +48,17 @@ class Accesses:
 
         Args:
             place: the byte offset of each lane.
-            size: bytes of each lane.
-            owners: the number of the wave of each lane, or one number for all lanes.
+            size: the number of bytes that each lane loads.
+            owners: the number of the wave that each lane belongs to, or one number for all lanes.
         """
         self._loads.append((place, size, owners))
 
     def load_for_all(self, place: int, size: int, waves: Array) -> None:
-        """Record a scalar load that several waves execute."""
+        """Record a scalar load that several waves execute at the same offset."""
         self._loads.append((np.full(len(waves), place), size, waves))
 
     def store(self, place: Array, size: int, owners: Array, values: Array) -> None:
-        """Record a store of `values`, `uint32[words, lanes]`, before it is executed."""
+        """Record a store before it is executed; `values` are `uint32[words, lanes]`."""
         self._write(place, size, owners, values.copy())
 
     def change(self, place: Array, size: int, owners: Array) -> None:
@@ -74,10 +75,10 @@ class Accesses:
             self._undo.append((place, size, self._views.load(place, size)))
 
     def meet(self) -> bool:
-        """Return whether the order of the waves since the last barrier matters, and forget their accesses.
+        """Return whether the order of the waves since the last barrier affects the result, and forget their accesses.
 
-        It matters if a wave writes to a unit of two bytes that another wave accesses, unless both only write the same
-        value.
+        The order affects the result if one wave writes to a unit of two bytes that another wave accesses, unless the
+        waves only store to the unit and all store the same value.
         """
         stores, values, loads = self._stores, self._values, self._loads
         self._loads, self._stores, self._values = [], [], []
@@ -102,10 +103,10 @@ class Accesses:
         return bool(np.count_nonzero((writers != _NOBODY) & (writers != owners[inside])))
 
     def _is_there(self, store: Access, values: Array | None, shared: Array, low: int) -> bool:
-        """Return whether memory has the values of a store in the units that several waves wrote.
+        """Return whether memory still holds the values of a store in the units that several waves wrote.
 
         Args:
-            shared: a mask of those units, from the unit `low` on.
+            shared: a mask of the units that several waves wrote; its first element is for the unit `low`.
         """
         place, size, _ = store
         units, _ = _units([store])
@@ -122,7 +123,7 @@ class Accesses:
 
 
 class GroupAccesses:
-    """The accesses to global memory and LDS of a workgroup whose waves run together."""
+    """The accesses to global memory and to LDS by a workgroup whose waves run together."""
 
     def __init__(self, memory: Views, lds: Views) -> None:
         self.memory = Accesses(memory, undo=True)
@@ -130,7 +131,7 @@ class GroupAccesses:
 
 
 def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
-    """Split accesses into units of two bytes; return the index of each unit and the wave that accessed it."""
+    """Split accesses into units of two bytes, and return the index of each unit and the wave that accessed it."""
     by_size: dict[int, list[Access]] = {}
     for access in accesses:
         by_size.setdefault(access[1], []).append(access)

@@ -1,19 +1,21 @@
 """The published, bit-exact rules by which CDNA's matrix instructions round their sums.
 
 The rules are those of Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix
-Cores" (arXiv:2511.10909), whose authors found them by tests on the hardware. The flushed denormals of CDNA2 are also
-in Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators"
-(arXiv:2403.00232). The papers do not specify the payload of a NaN, so only the fact that a result is NaN is exact.
+Cores" (arXiv:2511.10909), whose authors found them by tests on the hardware. The flushing of denormals on CDNA2 is also
+described in Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators"
+(arXiv:2403.00232). The papers do not specify the payload of a NaN, so the bits of a NaN result may differ from those on
+hardware.
 
-Each rule splits k into groups, adds the products of a group to the accumulator, and rounds the sum to float32:
+Each rule splits k into groups. For each group in turn, the products are added to the accumulator, and the sum is
+rounded to float32:
 
-- `chain`, for float32 of all CDNA: each product is added by a fused multiply-add.
+- `chain`, for float32 on CDNA1 to CDNA3: each product is added by a fused multiply-add.
 - `exact`, for CDNA1: the products of a group and the accumulator are added exactly, and the sum is rounded once.
-- `flushed`, for CDNA2: every product and every pairwise sum is rounded to float32, and denormals become 0 everywhere.
-- `aligned`, for CDNA3: products are truncated 24 bits below the largest exponent of the group, and added. Their sum
-  and the accumulator are rounded down, at 32 and at 24 bits below the larger of their exponents. The total is rounded
-  down to 32 significant bits before it is converted to float32.
-- `interleaved`, for fp8 and bf8 of CDNA3: like `aligned`, but even and odd products are truncated separately.
+- `flushed`, for CDNA2: every product and every pairwise sum is rounded to float32, and all denormals become 0.
+- `aligned`, for CDNA3: the products are truncated at 24 bits below the largest exponent of the group, and added. The
+  sum is rounded down at 32 bits, and the accumulator at 24 bits, below the larger of their two exponents. The total is
+  rounded down to 32 significant bits before it is converted to float32.
+- `interleaved`, for fp8 and bf8 on CDNA3: like `aligned`, but even and odd products are truncated separately.
 """
 
 from __future__ import annotations
@@ -31,24 +33,27 @@ from toolchain_lab.emulator.wave import Target
 _EXPONENT = np.uint64(0x7FF << 52)
 _EXPONENT_32 = np.uint32(0xFF << 23)
 _TINY = np.float32(2.0**-126)
-# These are the smallest normal numbers of the types. A denormal is treated as if it had the same exponent.
+# The smallest normal number of each type. A denormal is treated as if it had the exponent of this number.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
-# The exponent of 0 is replaced by this one, which is smaller than that of any product.
+# The exponent that is used for 0. It is smaller than the exponent of any product, so zeros never determine the largest
+# exponent.
 _ZERO = -450
-# If the exponents within each factor differ by no more than this, every product of scaled values is a normal float32.
+# If the exponents within each factor differ by no more than this, every product of scaled nonzero values is a normal
+# float32.
 _SPREAD = 48
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a matrix product, prepared for a rule.
+    """A factor of a matrix product, prepared for a rounding rule.
 
     Args:
         values: `float64[k, row]`, finite or not.
-        exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. None if the
-            rule does not need them.
+        exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. It is None
+            if the rule does not need them.
         top: the largest exponent.
-        scaled: the values divided by 2^top, as `float32[k, row]`; None if a value is not finite, or too small.
+        scaled: the values divided by 2^top, as `float32[k, row]`; None if all values are 0, if one is infinite or NaN,
+            or if one is too small compared with the largest.
     """
 
     values: Array
@@ -59,7 +64,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which an instruction rounds.
+    """The rule by which a matrix instruction rounds its sums.
 
     Args:
         name: `chain`, `exact`, `flushed`, `aligned` or `interleaved`.
@@ -70,11 +75,11 @@ class Rule:
     group: int
 
     def factor(self, matrix: Array, kind: str) -> Factor:
-        """Prepare a factor for `add`.
+        """Return a matrix as a factor for `add`.
 
         Args:
             matrix: `float64[row, k]`.
-            kind: the type of its elements, a key of `_SMALLEST`.
+            kind: the type of the matrix's elements, a key of `_SMALLEST`.
         """
         values = np.ascontiguousarray(matrix.T)
         smallest = _SMALLEST[kind]
@@ -96,7 +101,7 @@ class Rule:
         """Return the matrix product of two factors plus an addend, `float32[rows of left, rows of right]`.
 
         Args:
-            addend: an array of the same shape, or one number.
+            addend: an array of the result's shape, or one number.
         """
         depth, rows = left.values.shape
         total = np.broadcast_to(np.asarray(addend, np.float32), (rows, right.values.shape[1]))
@@ -123,7 +128,8 @@ def _exact(left: Factor, right: Factor, group: slice, total: Array) -> Array:
     products = _outer(left.values, right.values, group)
     plain = products.sum(0) + total
     if len(products) > 2:
-        # Products of float16 are multiples of 2^-48 below 2^32. Split in two, they can be added without an error.
+        # Products of float16 are multiples of 2^-48 and smaller than 2^32. If each is split into a high and a low part,
+        # both parts can be summed without rounding errors.
         high = (products + 1.5 * 2.0**44) - 1.5 * 2.0**44
         parts = high.sum(0), (products - high).sum(0), total.astype(np.float64)
     else:
@@ -133,7 +139,7 @@ def _exact(left: Factor, right: Factor, group: slice, total: Array) -> Array:
 
 
 def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
-    """Return the sum of three float64 arrays, rounded to odd, so that rounding it to float32 is correct.
+    """Return the sum of three float64 arrays, rounded to odd, so that a later rounding to float32 is correct.
 
     The method is that of Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
     rounding to odd", IEEE Transactions on Computers, 2008.
@@ -144,14 +150,14 @@ def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded sum and its rounding error."""
+    """Return the rounded sum of two arrays, and its rounding error."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
 def _flush(values: Array) -> Array:
-    """Replace denormal float32 by 0 of the same sign."""
+    """Return float32 values with denormals replaced by 0 of the same sign."""
     return np.asarray(values * (np.abs(values) >= _TINY))
 
 
@@ -163,11 +169,11 @@ def _flushed(left: Factor, right: Factor, group: slice, total: Array) -> Array:
 
 
 def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
-    """Truncate the products of a group and add them.
+    """Truncate the products of a group, and add them.
 
     Returns:
-        The sums, `[row, column]`, in units of 2^-24 of the second array, which is the largest power of two among the
-        products of each sum.
+        The sums, and the largest power of two among the products of each sum, both `[row, column]`. The unit of a sum
+        is 2^-24 of its power of two.
     """
     if left.exponents is None or right.exponents is None:
         raise AssertionError(group)
@@ -175,7 +181,7 @@ def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
     top = left.top + right.top
     powers = np.ldexp(1.0, exponents)
     if left.scaled is not None and right.scaled is not None and top < 127:
-        # float32 is enough here and faster, and the conversion to an integer truncates.
+        # Here float32 is precise enough, and it is faster. The conversion to an integer truncates the products.
         scale = np.ldexp(np.float32(1), np.minimum(np.int16(24 + top) - exponents, np.int16(120)))
         scaled = _outer(left.scaled, right.scaled, group)
         scaled *= scale
@@ -202,12 +208,12 @@ def _interleaved(left: Factor, right: Factor, group: slice, total: Array) -> Arr
 
 
 def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -> Array:
-    """Add the sum of a group to the accumulator, and round the total to float32.
+    """Return the sum of a group plus the accumulator, rounded down and then to float32.
 
     Args:
-        dot, powers: the results of `_cut`.
+        dot, powers: the sums and the powers of two that `_cut` returns.
         total: the accumulator, `float32[row, column]`.
-        near: the accumulator is dropped if its power of two is less than this fraction of the larger power.
+        near: the accumulator is ignored if its power of two is less than this fraction of the larger of both powers.
     """
     own = np.maximum((total.view(np.uint32) & _EXPONENT_32).view(np.float32), _TINY)
     np.minimum(own, np.float32(2.0**127), out=own)
@@ -217,7 +223,7 @@ def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -
         units = np.where(own * share < near, 0.0, units)
     units *= 256
     units += np.floor(dot * (powers * share * 256))
-    # The unit is 2^-32 of the larger power. 32 significant bits are kept, and fewer of a denormal.
+    # The unit is 2^-32 of the larger power. The total keeps 32 significant bits, or fewer if it is a denormal.
     quantum = np.maximum((units.view(np.uint64) & _EXPONENT).view(np.float64), share * 2.0**-94)
     np.minimum(quantum, 2.0**60, out=quantum)
     quantum *= 2.0**-31
@@ -257,12 +263,12 @@ _RULES = {
 
 
 def rule_of(target: Target, kind: str) -> Rule | None:
-    """Return the rule of a GPU's matrix instructions for a type.
+    """Return the rounding rule for a GPU's matrix instructions on a type.
 
     Args:
         kind: the type in the instruction's name: `f16`, `bf16`, `bf16_1k`, `xf32`, `f32`, `fp8` or `bf8`.
 
     Returns:
-        None if no rule is published, or if `target.exact` is false.
+        The rule; None if none is published for the GPU and the type, or if `target.exact` is false.
     """
     return _RULES.get(target.gpu, {}).get(kind) if target.exact else None

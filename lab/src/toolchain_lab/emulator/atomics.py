@@ -17,8 +17,8 @@ from toolchain_lab.emulator.local import places
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# A function of this type computes the new value from the old one and the lane's operands, all of which are numpy
-# scalars of one type.
+# A function that computes the new value from the old value and the lane's operands, all of which are numpy scalars of
+# one type.
 Change = Callable[..., Any]
 _NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
 _LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(?:_num)?(_rtn)?_([iub]\d+|f32|f64)$")
@@ -49,13 +49,13 @@ def _pair_of_bf16(old: np.generic, new: np.generic) -> np.generic:
 
 
 def _change(name: str) -> tuple[Change, type[np.generic]] | None:
-    """Return the operation that the end of a mnemonic names, and its type; None if it is unknown."""
+    """Return the operation that the end of a mnemonic names, and its numeric type; None if the name is unknown."""
     if name in {"pk_add_f16", "pk_add_bf16"}:
         return (_pair_of_halves if name.endswith("f16") and "bf16" not in name else _pair_of_bf16), np.uint32
     name = name.replace("_num_", "_")
     operation, _, kind = name.rpartition("_")
     if kind not in _TYPES:
-        # Mnemonics of gfx9 have the sign as a prefix, as in `smax`, and the suffix `_x2` for 64 bits.
+        # Mnemonics on gfx9 give the signedness as a prefix, as in `smax`, and 64 bits by the suffix `_x2`.
         wide = name.endswith("_x2")
         operation = name.removesuffix("_x2")
         sign = operation in {"smin", "smax"}
@@ -67,7 +67,7 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
 
 
 def _returns(operands: Operands) -> bool:
-    """Return whether an atomic returns the old value, by its modifier: `sc0`, `glc` or `th`, depending on the GPU."""
+    """Return whether the modifiers of an atomic instruction ask for the old value: `sc0`, `glc` or `th`, by GPU."""
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")
@@ -75,11 +75,11 @@ def _returns(operands: Operands) -> bool:
 
 
 def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | None) -> Array:
-    """Read registers as numbers of a type, one for each lane.
+    """Return vector registers as numbers of a type, one for each lane.
 
     Args:
         first: the first vector register.
-        lanes: a mask of the lanes; the active lanes by default.
+        lanes: a mask of the lanes to read; the active lanes by default.
     """
     rows = [row if lanes is None else row[lanes] for row in wave.u[first : first + kind.itemsize // 4]]
     if lanes is None:
@@ -92,12 +92,12 @@ def _compare_and_swap(old: Any, new: Any, wanted: Any) -> Any:
 
 
 def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
-    """Apply an atomic operation lane by lane, and return the old values.
+    """Apply an atomic operation to memory, lane by lane, and return the old values.
 
     Args:
         data: the memory, `uint8`.
         place: the byte offset of each lane.
-        values: the operands, an array for each, all of the same type.
+        values: an array for each data operand, all of the same type.
     """
     kind = values[0].dtype
     memory, old = data[: len(data) // kind.itemsize * kind.itemsize].view(kind), np.zeros_like(values[0])
@@ -112,18 +112,18 @@ def _nowhere(_: Wave) -> Array:
 
 
 def _words(values: Array) -> Array:
-    """Convert numbers of 32 or 64 bits to registers, `uint32[words, lanes]`."""
+    """Convert 32-bit or 64-bit numbers to the contents of registers, `uint32[words, lanes]`."""
     if values.dtype.itemsize == 4:
         return values.view(np.uint32)[None]
     return np.stack(split_quads(values.view(np.uint64)))
 
 
 def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_lane: int = 1) -> Handler:
-    """Return the decoder of an atomic instruction on memory.
+    """Return the decoder for an atomic instruction on memory.
 
     Args:
         form: `global`, `flat` or `buffer`.
-        operands_of_lane: the number of data operands, 2 for a compare-and-swap.
+        operands_of_lane: the number of data operands: 2 for a compare-and-swap, and otherwise 1.
     """
 
     def build(operands: Operands) -> Run:
@@ -195,7 +195,7 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder of an atomic instruction; None if this module does not know the name."""
+    """Return the decoder for an atomic instruction; None if this module does not know the name."""
     if match := _LDS.match(name):
         found = _change(f"{match[1]}_{match[3]}")
         return None if found is None else _lds(*found, returns=match[2] is not None)

@@ -1,7 +1,7 @@
 """All waves of a workgroup as one wave, which has the lanes of all of them.
 
-A scalar register with the same value in all waves is in `s`. The other scalar registers, and always EXEC, are in
-`rows`, which has a row for each wave.
+The array `s` holds the scalar registers that have the same value in all waves. The other scalar registers, and EXEC in
+any case, are in `rows`, which contains a row for each wave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Registers = frozenset[int]
 class Batch(Wave):
     """All waves of a workgroup as one wave.
 
-    `join` takes the state of the waves over, and `part` gives it back to them.
+    `join` takes over the state of the waves, and `part` gives it back to them.
     """
 
     def __init__(self, group: Workgroup) -> None:
@@ -35,7 +35,7 @@ class Batch(Wave):
         self.rows = group.scalars
         self.width = self.target.lanes
         self.words = self.width // 32
-        # These scalar registers, including SCC, may differ between the waves.
+        # The scalar registers, possibly including SCC, that may differ between the waves.
         self.varying: Registers = EXECS
         self.states: list[State] = []
         self.members = np.arange(len(self.waves), dtype=np.uint8)
@@ -67,7 +67,7 @@ class Batch(Wave):
         self.count = 0
 
     def push(self, registers: Registers) -> None:
-        """Copy those of the given registers that are the same in all waves to each wave; SCC is ignored."""
+        """Copy those of the given scalar registers that are the same in all waves to each wave; SCC is ignored."""
         same = [register for register in registers if register not in self.varying and register != SCC]
         self.rows[:, same] = self.s[same]
 
@@ -77,12 +77,12 @@ class Batch(Wave):
             wave.scc = self.scc
 
     def set_flags(self, values: Array) -> None:
-        """Set SCC of each wave if its row of `values` has a number that is not 0."""
+        """Set SCC of each wave to 1 if its row of `values` contains a number other than 0, and otherwise to 0."""
         for wave, row in zip(self.waves, values.tolist(), strict=True):
             wave.scc = int(any(row))
 
     def lend(self) -> None:
-        """Copy EXEC to each wave, so that it can execute an instruction alone."""
+        """Copy EXEC to each wave, so that each can execute an instruction by itself."""
         if self._lent:
             return
         masks = self.mask.reshape(-1, self.width)
@@ -91,7 +91,7 @@ class Batch(Wave):
         self._lent = True
 
     def settle(self, registers: Registers) -> None:
-        """Remove the registers from `varying` whose values turn out to be the same in all waves."""
+        """Remove the registers from `varying` whose values are in fact the same in all waves."""
         for register in registers:
             column = self.rows[:, register]
             if (column == column[0]).all():
@@ -99,17 +99,17 @@ class Batch(Wave):
                 self.varying -= {register}
 
     def owners(self, lanes: Array | None = None) -> Array:
-        """Return the number of the wave of each active lane, or of each lane of the mask `lanes`."""
+        """Return the number of the wave that each active lane belongs to, or each lane in the mask `lanes`."""
         if lanes is None:
             return self._owners if self.all_lanes else self._owners[self.mask]
         return self._owners[lanes]
 
     def by_wave(self, values: Array) -> Array:
-        """Return the values of all lanes with a row for each wave, `[waves, lanes of a wave]`."""
+        """Return the values of all lanes as an array with a row for each wave, `[waves, lanes of a wave]`."""
         return (values if values.ndim else np.broadcast_to(values, (self.lanes,))).reshape(-1, self.width)
 
     def lane_mask(self, index: int) -> Array:
-        """Return the lane mask in the scalar registers of all waves, `bool[lanes]`."""
+        """Return the lane mask that the scalar registers of all waves hold, `bool[lanes]`."""
         bits = self.rows[:, index : index + self.words].tobytes()
         known = self._masks.get(index)
         if known is not None and known[0] == bits:
@@ -119,7 +119,7 @@ class Batch(Wave):
         return mask
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
-        """Write a lane mask, `bool[lanes]`, to the scalar registers of all waves; inactive lanes become 0."""
+        """Write a lane mask, `bool[lanes]`, to the scalar registers of all waves, with 0 for inactive lanes."""
         if not self.all_lanes:
             mask = mask & self.mask
         bits = np.packbits(mask, bitorder="little")

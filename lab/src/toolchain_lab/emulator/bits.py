@@ -1,4 +1,4 @@
-"""Conversions of lane masks, bfloat16, exponents and 64-bit values, which the modules of instructions share."""
+"""Conversions of lane masks, bfloat16 numbers, exponents and 64-bit values, shared by the other modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# An array has an element for each lane, or is 0-dimensional if all lanes have the same value.
+# An array contains an element for each lane, or is 0-dimensional if all lanes have the same value.
 Array: TypeAlias = NDArray[Any]
 
 WORD = 0xFFFFFFFF
@@ -16,25 +16,25 @@ QUAD = 0xFFFFFFFFFFFFFFFF
 
 
 def signed(value: int, width: int) -> int:
-    """Return the low `width` bits of `value` as a two's complement number."""
+    """Return the low `width` bits of `value`, read as a two's complement number."""
     value &= (1 << width) - 1
     return value - (1 << width) if value >> (width - 1) else value
 
 
 def pack_lanes(mask: Array) -> int:
-    """Convert a lane mask, `bool[lanes]`, to a number whose bit n is lane n."""
+    """Convert a lane mask, `bool[lanes]`, to a number whose bit n stands for lane n."""
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 def unpack_lanes(value: int, lanes: int) -> Array:
-    """Convert a number to a lane mask, `bool[lanes]`."""
+    """Convert a number, whose bit n stands for lane n, to a lane mask, `bool[lanes]`."""
     return np.unpackbits(np.frombuffer(value.to_bytes(lanes // 8, "little"), np.uint8), bitorder="little").view(
         np.bool_
     )
 
 
 def widen_bf16(halves: Array) -> Array:
-    """Convert the bits of bfloat16, `uint16`, to `float32`."""
+    """Convert bfloat16 numbers, given as `uint16` bits, to `float32`."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -56,20 +56,20 @@ def exponent(values: Array) -> Array:
 
 
 def split_quads(values: Array) -> tuple[Array, Array]:
-    """Split `uint64` values into their low and their high 32 bits, `uint32`."""
+    """Split `uint64` values into two `uint32` arrays: the low 32 bits and the high 32 bits."""
     words = np.ascontiguousarray(np.atleast_1d(values)).view(np.uint32)
     return words[..., 0::2], words[..., 1::2]
 
 
 def join_quads(low: Array, high: Array) -> Array:
-    """Combine two arrays of the low and the high 32 bits to `uint64` values."""
+    """Combine an array of low 32 bits and an array of high 32 bits into `uint64` values."""
     words: Array = np.empty((len(low), 2), np.uint32)
     words[:, 0], words[:, 1] = low, high
     return words.view(np.uint64).ravel()
 
 
 def largest(values: Array) -> float:
-    """Return the largest finite magnitude; 0 if there is none."""
+    """Return the largest finite magnitude in an array; 0 if no element is finite."""
     magnitudes = np.abs(values)
     found = float(np.maximum.reduce(magnitudes, axis=None))
     return found if math.isfinite(found) else float(np.max(magnitudes, initial=0, where=np.isfinite(values)))

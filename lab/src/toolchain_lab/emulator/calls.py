@@ -1,4 +1,4 @@
-"""Jumps to addresses in registers, which are calls of functions, and writes to the MODE register."""
+"""Jumps to addresses in registers, with which kernels call functions, and writes to the MODE register."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# These instructions set the program counter themselves.
+# The instructions that set the program counter themselves, so that no branch at the end of a block does it.
 _JUMPS = frozenset({"s_setpc_b64", "s_swappc_b64"})
 _OVERFLOW = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 23, 1\)$")
 _ROUNDING = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 2, 2\)$")
@@ -21,14 +21,14 @@ def jumps(instruction: Instruction) -> bool:
 
 
 def program_counter(operands: Operands) -> Run:
-    """Decode S_GETPC_B64, which returns the address of the next instruction."""
+    """Decode S_GETPC_B64, which writes the address of the next instruction to scalar registers."""
     put = operands.put_number(operands.instruction.operands[0], 2)
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
     return lambda wave: put(wave, wave.group.code_address + following)
 
 
 def jump(operands: Operands) -> Run:
-    """Decode S_SETPC_B64, which jumps to an address."""
+    """Decode S_SETPC_B64, which jumps to the address in scalar registers."""
     target = operands.quad(operands.instruction.operands[0])
 
     def run(wave: Wave) -> None:
@@ -38,7 +38,7 @@ def jump(operands: Operands) -> Run:
 
 
 def call(operands: Operands) -> Run:
-    """Decode S_SWAPPC_B64, which jumps to an address, and returns that of the next instruction."""
+    """Decode S_SWAPPC_B64, which jumps to an address, and saves the address of the next instruction."""
     result, text = operands.instruction.operands
     target, put = operands.quad(text), operands.put_number(result, 2)
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
@@ -51,10 +51,11 @@ def call(operands: Operands) -> Run:
 
 
 def set_mode(operands: Operands) -> Run:
-    """Decode S_SETREG_IMM32_B32 for two fields of the MODE register.
+    """Decode S_SETREG_IMM32_B32, which sets a field of the MODE register.
 
-    FP16_OVFL replaces infinite results of conversions to fewer bits by the largest finite number. The rounding mode of
-    float16 and float64 may only be set to its initial value, round to nearest.
+    Only two fields are supported. With FP16_OVFL set, a conversion that overflows gives the largest finite number
+    instead of infinity. The rounding mode for float16 and float64 may only be set to its initial value, round to
+    nearest.
     """
     register, value = operands.instruction.operands
     if _ROUNDING.match(register) and not operands.constant(value):

@@ -1,4 +1,4 @@
-"""A reader of AMD code objects: the loaded image, the kernel descriptor and the metadata note."""
+"""A reader for AMD code objects, which returns the loaded image, the kernel descriptor and the metadata note."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Descriptor:
     """The kernel descriptor of the AMDGPU ABI, code object version 3 and later.
 
     Args:
-        lds: bytes of LDS for each workgroup.
-        scratch: bytes of scratch memory for each lane.
-        kernarg: bytes of the argument block.
-        rsrc1, rsrc2, rsrc3: the registers COMPUTE_PGM_RSRC1 to COMPUTE_PGM_RSRC3.
-        properties: `kernel_code_properties`.
-        preload_length: the number of argument words that are loaded into SGPRs before the kernel starts.
-        preload_offset: the first of these words.
+        lds: the size of a workgroup's LDS in bytes.
+        scratch: the size of a lane's scratch memory in bytes.
+        kernarg: the size of the argument block in bytes.
+        rsrc1, rsrc2, rsrc3: the values of the registers COMPUTE_PGM_RSRC1 to COMPUTE_PGM_RSRC3.
+        properties: the field `kernel_code_properties`.
+        preload_length: the number of 32-bit words of the arguments that are loaded into SGPRs before the kernel starts.
+        preload_offset: the index of the first word that is loaded into SGPRs.
     """
 
     lds: int
@@ -44,17 +44,17 @@ class Descriptor:
 
     @property
     def user_sgprs(self) -> int:
-        """The number of user SGPRs, which precede the SGPRs with the workgroup's ids."""
+        """The number of user SGPRs, which precede the SGPRs that hold the workgroup's ids."""
         return (self.rsrc2 >> 1) & 31
 
     @property
     def float_mode(self) -> int:
-        """The rounding and denormal modes, as in the MODE register."""
+        """The rounding and denormal modes, encoded as in the MODE register."""
         return (self.rsrc1 >> 12) & 0xFF
 
     @property
     def workgroup_ids(self) -> tuple[bool, bool, bool]:
-        """Whether the kernel needs the workgroup's ids x, y and z."""
+        """Whether the kernel needs each of the workgroup's ids x, y and z."""
         return bool(self.rsrc2 >> 7 & 1), bool(self.rsrc2 >> 8 & 1), bool(self.rsrc2 >> 9 & 1)
 
     @property
@@ -71,10 +71,10 @@ class Argument:
     """An argument in the metadata of a code object.
 
     Args:
-        offset: the byte offset in the argument block.
-        size: bytes in the argument block.
+        offset: the byte offset of the argument in the argument block.
+        size: the size of the argument in bytes.
         kind: the metadata's `.value_kind`, such as `by_value`, `global_buffer` or `hidden_group_size_x`.
-        name: empty if the metadata has none.
+        name: the argument's name; empty if the metadata gives none.
     """
 
     offset: int
@@ -85,11 +85,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class CodeObject:
-    """One kernel of a code object.
+    """A kernel in a code object.
 
     Args:
-        path: the file.
-        gpu: LLVM's name of the GPU, such as `gfx942`.
+        path: the code object's file.
+        gpu: LLVM's name for the GPU, such as `gfx942`.
         kernel: the kernel's name.
         entry: the address of the first instruction.
         image: the contents of memory from address 0, after the segments are loaded.
@@ -114,16 +114,18 @@ def load(
     *,
     opened: Callable[[Path], AbstractContextManager[BinaryIO]] = lambda path: path.open("rb"),
 ) -> CodeObject:
-    """Read a code object.
+    """Read a code object, and return one of its kernels.
 
     Args:
-        gpu_of_flag: returns LLVM's name of the GPU with an EF_AMDGPU_MACH value; None if it is unknown.
-        kernel: the kernel's name; it can be omitted if the object has only one kernel.
-        opened: opens the file. Reading the stream may raise ValueError if a malicious file causes too many reads.
+        gpu_of_flag: a function that returns LLVM's name for the GPU with an EF_AMDGPU_MACH value, or None if the value
+            is unknown.
+        kernel: the kernel's name; it can be omitted if the object contains only one kernel.
+        opened: a function that opens the file. Reading from the stream may raise ValueError if a malicious file causes
+            too many reads.
 
     Raises:
-        CodeObjectError: the file is not a complete AMDGPU code object, or lacks the kernel.
-        NotEmulatedError: the object is for an unknown GPU, or has several kernels and `kernel` is None.
+        CodeObjectError: the file is not a complete AMDGPU code object, or does not contain the kernel.
+        NotEmulatedError: the object is for an unknown GPU, or it contains several kernels and `kernel` is None.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - imported when an object is read
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
@@ -184,7 +186,7 @@ def load(
 
 
 def _require_segments(elf: Any, size: int) -> None:
-    """Raise ValueError if a segment ends beyond the file, because reading it would allocate its full size."""
+    """Raise ValueError if a segment extends beyond the file, because reading it would allocate its claimed size."""
     for segment in elf.iter_segments():
         if segment["p_offset"] + segment["p_filesz"] > size:
             raise ValueError(f"the file has {size} bytes, and a segment ends beyond them")
@@ -215,7 +217,7 @@ def _metadata(elf: Any) -> dict[str, Any]:
 
 
 def metadata_in(notes: bytes) -> dict[str, Any] | None:
-    """Return the AMDGPU metadata in the notes of a segment; None if there is none.
+    """Return the AMDGPU metadata in the notes of a segment; None if the segment contains none.
 
     Raises:
         ValueError: the metadata is damaged.

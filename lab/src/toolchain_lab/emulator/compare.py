@@ -1,4 +1,4 @@
-"""Vector compare instructions, which write a lane mask to VCC, to scalar registers or to EXEC."""
+"""Vector compare instructions, which write a lane mask to VCC, to other scalar registers or to EXEC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _ordered(a: Array, b: Array) -> Array:
 
 
 def _different(a: Array, b: Array) -> Array:
-    """Return whether a is less or greater than b, which is false if one of them is NaN."""
+    """Return whether a is less than or greater than b. This is false if either of them is NaN."""
     return np.less(a, b) | np.greater(a, b)
 
 
@@ -72,7 +72,7 @@ LANE_OPS: dict[str, LaneOp] = {f"v_cmp_{name}": row for name, row in _rows().ite
 
 
 def _writes_exec(row: LaneOp) -> Handler:
-    """Return the decoder of a V_CMPX, which writes EXEC, and on gfx9 also VCC or the named registers."""
+    """Return the decoder for a V_CMPX instruction, which writes EXEC, and on gfx9 also VCC or the named registers."""
 
     def build(operands: Operands) -> Run:
         compute, put = parts(operands, row)

@@ -13,7 +13,7 @@ from toolchain_lab.emulator.operands import SCC
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import EXEC, VCC, Wave
 
-# These instructions change no value. `scoreboard` handles the waits among them.
+# These instructions change neither registers nor memory. The module `scoreboard` checks those that are waits.
 _WITHOUT_EFFECT = re.compile(
     r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
     r"|dcache_(?:inv|wb)\w*|ttracedata\w*|barrier_signal|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
@@ -42,8 +42,8 @@ class Branch:
     Args:
         condition: whether a wave takes the branch.
         target: the address at which a wave continues if it takes the branch.
-        following: the address at which it continues otherwise.
-        reads: the registers that the condition depends on.
+        following: the address at which a wave continues if it does not take the branch.
+        reads: the registers on which the condition depends.
     """
 
     condition: Callable[[Wave], bool]
@@ -53,7 +53,7 @@ class Branch:
 
 
 def has_no_effect(instruction: Instruction) -> bool:
-    """Return whether an instruction only waits or gives a hint, so that it changes neither a register nor memory."""
+    """Return whether an instruction changes neither a register nor memory, because it only waits or gives a hint."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
     return _without_effect(instruction.name)
@@ -65,7 +65,7 @@ def _without_effect(name: str) -> bool:
 
 
 def is_barrier(instruction: Instruction) -> bool:
-    """Return whether a wave waits at an instruction until all waves of its workgroup have reached it."""
+    """Return whether an instruction is a barrier, where a wave waits for all other waves of its workgroup."""
     return instruction.name in {"s_barrier", "s_barrier_wait"}
 
 
@@ -79,7 +79,7 @@ def ends_block(instruction: Instruction) -> bool:
 
 
 def branch(instruction: Instruction) -> Branch | None:
-    """Return the branch of an instruction; None if it is no branch.
+    """Return an instruction as a branch; None if it is not a branch.
 
     Raises:
         NotEmulatedError: the condition of the branch is unknown.
@@ -95,10 +95,10 @@ def branch(instruction: Instruction) -> Branch | None:
 
 
 def wait(instruction: Instruction) -> Mapping[str, int]:
-    """Return the counters that an instruction waits for, each with the number of accesses that may be outstanding.
+    """Return the counters that an instruction waits for, each with the number of accesses that may stay outstanding.
 
     Returns:
-        An empty mapping if the instruction does not wait for a counter.
+        The numbers by counter; an empty mapping if the instruction does not wait for a counter.
 
     Raises:
         NotEmulatedError: the wait has an unknown form.
@@ -119,12 +119,13 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
 
 
 def _counters(name: str, text: str) -> dict[str, int] | None:
-    """Return the counters in a mnemonic, with the numbers in `text`; None if the mnemonic has another form."""
+    """Return the counters that a mnemonic names, with the numbers in `text`; None if its form is unknown."""
     numbers = _NUMBER.findall(text)
     names = [part.strip("_") for part in name.removeprefix("s_waitcnt_").removeprefix("s_wait_").split("cnt")]
     names, rest = names[:-1], names[-1]
     if rest or not numbers or not set(names) <= set(COUNTERS):
         return None
     value = int(numbers[-1], 0)
-    # A wait for two counters has the count for DS in the lower byte, and that of the other counter above it.
+    # A wait for two counters encodes the number for the DS counter in the lower byte, and the number for the other
+    # counter above it.
     return {names[0]: value} if len(names) == 1 else {names[0]: value >> 8, names[1]: value & 0xFF}

@@ -1,4 +1,4 @@
-"""Conversions from and to 8-bit floats: the FNUZ types on gfx942, the OCP types on later GPUs."""
+"""Conversions from and to 8-bit floats, which have the FNUZ types on gfx942 and the OCP types on later GPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NAMES = {("fp8", True): "fp8e4b8", ("bf8", True): "fp8e5b16", ("fp8", False): "
 
 
 def format_of(target: Target, name: str) -> float8.Float8:
-    """Return the type that the instructions of a GPU call `fp8` or `bf8`."""
+    """Return the 8-bit type that the instructions of a GPU call `fp8` or `bf8`."""
     return float8.TYPES[_NAMES[name, target.gpu == "gfx942"]]
 
 
 def _scale(operands: Operands, text: str | None) -> Get:
-    """Return the function that reads a scale: the power of two in the exponent of a float32, or 1 without operand."""
+    """Return the function that reads a scale: the power of two in a float32's exponent; 1 without an operand."""
     if text is None:
         return lambda _: np.asarray(1.0)
     bits = operands.u32(text)
@@ -60,7 +60,7 @@ def _unpack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
 
 
 def _short(operands: Operands, wave: Wave, values: Array, kind: str) -> Array:
-    """Round numbers to bfloat16 or to halves, and return them as `uint16` bits."""
+    """Round numbers to bfloat16 or float16, and return their bits as `uint16`."""
     if kind == "bf16":
         return round_bf16(values.astype(np.float32))
     halves: Array = values.astype(np.float16)
@@ -90,7 +90,7 @@ def _pack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
 
 
 def _pair(operands: Operands, text: str, kind: str) -> list[Get]:
-    """Return the functions that read both 16-bit floats in a register."""
+    """Return the two functions that read the 16-bit floats in the halves of a register."""
     if kind == "f16":
         return [operands.half(text, high, packed=True) for high in (0, 1)]
     low, high = (operands.half_bits(text, high, packed=True) for high in (0, 1))
@@ -108,7 +108,7 @@ def _single(name: str) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder of a conversion; None if the name is unknown."""
+    """Return the decoder for a conversion instruction; None if this module does not know the name."""
     if match := _SINGLE.match(name):
         return _single(match[1])
     for pattern, build, kind, form in ((_UNPACK, _unpack, 2, 3), (_PACK, _pack, 3, 2)):

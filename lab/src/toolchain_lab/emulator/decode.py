@@ -1,4 +1,4 @@
-"""Decoding of instructions to functions that execute them, and to the registers that they read and write."""
+"""Decoding of instructions, which gives functions that execute them and the registers that they read and write."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _FINDERS: tuple[Callable[[str], Handler | None], ...] = (
     loads.handler_of,
     local.handler_of,
 )
-# With a modifier `neg` or `abs` on a source, V_CNDMASK_B32 reads floats.
+# V_CNDMASK_B32 reads its sources as floats if one of them has the modifier `neg` or `abs`.
 _CHOICE = "v_cndmask_b32"
 _DPP = frozenset({"dpp", "e64_dpp", "dpp8"})
 _MATRIX = ("v_mfma_", "v_wmma_")
@@ -71,8 +71,8 @@ _EXECS = {lanes_: frozenset(range(EXEC, EXEC + lanes_ // 32)) for lanes_ in (32,
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 
-# How an instruction can run for all waves of a workgroup. SCALAR and LANES run once for all waves, WAVE runs once for
-# each wave, and ORDERED requires that the waves run one after the other.
+# How an instruction can run for all waves of a workgroup: SCALAR and LANES instructions run once for all waves, and
+# WAVE instructions once for each wave. An ORDERED instruction requires that the waves run one after the other.
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
@@ -81,17 +81,17 @@ class Operation:
     """A decoded instruction.
 
     Args:
-        run: executes the instruction for a wave; None if it changes nothing.
-        reads, writes: the registers that are read and written, by their numbers in `operands`.
+        run: the function that executes the instruction for a wave; None if there is nothing to execute.
+        reads, writes: the registers that are read and written, numbered as in the module `operands`.
         names: the mnemonics, two for a dual-issue instruction.
         spared: the halves of `reads` and `writes` that are not accessed, numbered as in `Operands.half_reads`.
         kept: the halves of `writes` that are not written.
         how: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
         masks: the scalar registers that are read as lane masks.
-        numbers: the other scalar registers that are read.
-        effects: the facts that the scoreboard uses; None until it needs them.
-        rows: the function that runs the instruction for all waves of a batch, or None, in a tuple; empty until a plan
-            needs it.
+        numbers: the scalar registers that are read in any other way.
+        effects: the `Effects` that the scoreboard uses; None until the scoreboard computes them.
+        rows: a sequence with the function that runs the instruction for all waves of a batch, or with None if there is
+            no such function; empty until a plan looks for it.
     """
 
     instruction: Instruction
@@ -114,7 +114,7 @@ class Operation:
 
 
 def decode(line: Line, target: Target) -> Operation:
-    """Decode an instruction. The `run` of a branch, a barrier or the end of the program is None.
+    """Decode an instruction. `run` is None for a wait, a hint, a branch, a barrier and the end of the program.
 
     Raises:
         NotEmulatedError: the instruction, an operand or a modifier is unknown.
@@ -153,13 +153,13 @@ def _reads_exec(name: str) -> bool:
 
 @cache
 def _how(name: str, suffix: str) -> str:
-    """Return how an instruction can run for several waves."""
+    """Return how an instruction can run for several waves: `SCALAR`, `LANES`, `WAVE` or `ORDERED`."""
     if name.startswith(("s_setreg", "s_setpc", "s_swappc")):
         return ORDERED
     if name.startswith(("s_", "v_s_")):
         return SCALAR
     crosses = name in lanes.HANDLERS or name in local.HANDLERS or suffix in _DPP
-    # Only the instructions in `matrix` can process several waves; those in `matrix_types` cannot.
+    # The matrix instructions in the module `matrix` can process several waves at once; those in `matrix_types` cannot.
     crosses = crosses or (name.startswith(_MATRIX) and matrix.handler_of(name) is None)
     return WAVE if crosses else LANES
 
@@ -203,7 +203,7 @@ def _build(operands: Operands) -> Run:
 
 
 def _dual(line: Line, target: Target) -> Operation:
-    """Decode a dual-issue instruction (VOPD), whose two parts both read before either writes."""
+    """Decode a dual-issue instruction (VOPD): both parts read their sources before either writes its result."""
     parts: list[tuple[Get, Put]] = []
     reads: set[int] = set(range(EXEC, EXEC + target.lanes // 32))
     masks: set[int] = set()

@@ -1,4 +1,4 @@
-"""Disassembly of code objects by llvm-objdump."""
+"""Disassembly of code objects with llvm-objdump."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from toolchain_lab.emulator.errors import DisassemblerError, NotEmulatedError, ProgramError
 
 VARIABLE = "TOOLCHAIN_LLVM_OBJDUMP"
-# The newest is first, because a new GPU needs a new disassembler.
+# The newest version is first, because a new GPU needs a new disassembler.
 _NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-objdump")
-# LLVM 19 is the oldest supported version, because LLVM 18 prints another syntax. Some GPUs need a newer one.
+# LLVM 19 is the oldest supported version, because LLVM 18 prints a different syntax. Some GPUs need a newer version.
 _OLDEST = 19
 _OLDEST_FOR = {"gfx950": 20}
-# On gfx11 and later a 16-bit instruction can access one half of a register. LLVM before 22 prints the whole register
-# instead, and for gfx12 LLVM 22 does so too without this attribute.
+# On gfx11 and later, a 16-bit instruction can access one half of a register. Versions of LLVM before 22 print the whole
+# register instead, and without this attribute LLVM 22 does the same for gfx12.
 _RDNA = re.compile("gfx1[12]")
 _OLDEST_RDNA = 22
 _HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
 _LIMIT = 300.0
-# A function of this type runs a command with a timeout in seconds, and returns its output. It raises ProgramError if
-# the command fails.
+# A function that runs a command with a timeout in seconds, and returns its output. It raises ProgramError if the
+# command fails.
 Run = Callable[[Sequence[str | Path], float], str]
 
 
@@ -36,7 +36,7 @@ class Disassembler:
     """An installed llvm-objdump.
 
     Args:
-        version: its version as three numbers, such as (22, 1, 8).
+        version: the version as three numbers, such as (22, 1, 8).
         run: runs the program.
     """
 
@@ -46,7 +46,7 @@ class Disassembler:
 
     @property
     def label(self) -> str:
-        """The name and the version, such as `llvm-objdump 22.1.8`."""
+        """The program's name and version, such as `llvm-objdump 22.1.8`."""
         return "llvm-objdump " + ".".join(str(part) for part in self.version)
 
 
@@ -62,20 +62,21 @@ class Line:
 def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     """Find llvm-objdump.
 
-    The variable TOOLCHAIN_LLVM_OBJDUMP can name it. Otherwise the newest `llvm-objdump-VERSION` on PATH or below
-    /usr/lib is used, or else `llvm-objdump` on PATH.
+    The environment variable TOOLCHAIN_LLVM_OBJDUMP can give its path. Otherwise, the newest `llvm-objdump-VERSION` on
+    PATH or below /usr/lib is used, or `llvm-objdump` on PATH if there is none.
 
     Args:
         run: runs the program.
         given: a path that the user gave, which takes precedence.
 
     Raises:
-        DisassemblerError: it is not found, does not run, or is too old.
+        DisassemblerError: llvm-objdump is not found, does not run, or is too old.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
         return _disassembler(str(named), run)
-    # Relative entries of PATH are ignored, because a program in the current folder may not be trusted.
+    # Relative entries of PATH are ignored, because a program found through them, such as one in the current folder, may
+    # not be trustworthy.
     folders = os.pathsep.join(at for at in os.environ.get("PATH", "").split(os.pathsep) if at.startswith("/"))
     for name in _NAMES:
         path = shutil.which(name, path=folders) or next((str(p) for p in _packaged(name) if p.is_file()), None)
@@ -127,7 +128,7 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
     """Return the instructions of a code object, in the order of their addresses.
 
     Raises:
-        NotEmulatedError: the disassembler is too old for the GPU, failed, or printed an unexpected line.
+        NotEmulatedError: the disassembler is too old for the GPU, fails, or prints an unexpected line.
     """
     rdna = _RDNA.match(gpu) is not None
     oldest = _OLDEST_RDNA if rdna else _OLDEST_FOR.get(gpu, _OLDEST)

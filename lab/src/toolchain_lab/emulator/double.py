@@ -16,26 +16,26 @@ from toolchain_lab.emulator.wave import Wave
 
 _SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
-# V_TRIG_PREOP_F64 stores this many bits of 2/pi.
+# The number of fractional bits of 2/pi that V_TRIG_PREOP_F64 reads segments from.
 _TURN_BITS = 1201
 
 
 def _sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded sum and its rounding error."""
+    """Return the rounded sum of two arrays, and its rounding error."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
 def _halves(values: Array) -> tuple[Array, Array]:
-    """Split numbers into a high and a low part of at most 26 bits, so that products of parts are exact."""
+    """Split numbers into a high and a low part of at most 26 bits each, so that products of parts are exact."""
     scaled = values * _SPLIT
     high = scaled - (scaled - values)
     return high, values - high
 
 
 def _by_fractions(a: float, b: float, c: float, power: int) -> float:
-    """Return (a*b+c) * 2^power, rounded once."""
+    """Return (a*b+c) * 2^power, computed with exact fractions and rounded once."""
     exact = (Fraction(a) * Fraction(b) + Fraction(c)) * Fraction(2) ** power
     try:
         return float(exact)
@@ -61,7 +61,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """Compute V_DIV_FMAS_F64, the last step of a division, which reverts the scaling in the lanes of `scaled`."""
+    """Compute V_DIV_FMAS_F64, a fused multiply-add that also reverts the scaling in the lanes of `scaled`."""
     plain = fma(a, b, c)
     if not np.count_nonzero(scaled):
         return plain
@@ -76,7 +76,7 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def div_scale(operands: Operands) -> Run:
-    """Decode V_DIV_SCALE_F64, which also writes a lane mask."""
+    """Decode V_DIV_SCALE_F64, which scales an operand, and writes a mask of the lanes to scale back later."""
     result, mask, *sources = operands.instruction.operands
     value, denominator, numerator = (operands.f64(text) for text in sources)
     put, put_mask = operands.put_u64(result), operands.put_mask(mask)

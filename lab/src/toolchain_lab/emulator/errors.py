@@ -1,4 +1,4 @@
-"""The errors of the emulator."""
+"""The errors that the emulator raises."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ class EmulatorError(Exception):
     """The base class of errors that a user can cause.
 
     Args:
-        id: a stable name of the situation, for programs.
+        id: a stable identifier for the situation, for use by programs.
         what: what happened, in one sentence.
         why: the cause, if it is known.
-        fix: what the user can do; empty if the remedy is the same for all errors of the class.
+        fix: what the user can do; empty if the advice is the same for all errors of the class.
     """
 
     def __init__(self, id: str, what: str, *, why: str = "", fix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Bounds of the errors of approximate instructions.
+"""Bounds on the errors of approximate instructions.
 
 An instruction is exact if its result follows a documented rule bit by bit: IEEE 754 for sums and products, and the
 rules in `accumulation` for matrix instructions. Otherwise it is approximate, and its error has a bound or is unknown.
@@ -16,7 +16,7 @@ EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"
-# Instructions other than matrix instructions have these errors.
+# The bounds for all instructions except matrix instructions and dot products.
 _BOUNDS = (
     (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
     (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"),
@@ -27,12 +27,13 @@ _BOUNDS = (
 
 
 def bound(name: str, target: Target, magnitude: float | None = None) -> str:
-    """Return the bound of the error of an instruction as text; empty if the instruction is exact.
+    """Return the bound on the error of an instruction, as text; empty if the instruction is exact.
 
     Args:
         name: the mnemonic.
-        magnitude: the largest sum of magnitudes that the executions of a matrix instruction added. Infinity means that
-            a result with a published rule was infinite or NaN, which the rule does not specify.
+        magnitude: the largest sum of magnitudes that was added in any execution of the instruction. For an instruction
+            with a published rule, any value other than 0 means that a result was infinite or NaN in a way that the rule
+            does not specify.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:
@@ -44,10 +45,10 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 
 
 def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
-    """Return the bound for a sum of products.
+    """Return the bound on the error of a sum of products.
 
-    The emulator rounds the sum once. Hardware may add in any order, and may lose one unit of float32, or of float64,
-    with each term. It may also truncate factors of xf32 where the emulator rounds them.
+    The emulator rounds the sum once. Hardware may add the terms in any order, and may lose one unit in the last place
+    of float32, or of float64, for each term. It may also truncate xf32 factors that the emulator rounds.
     """
     units = terms + 2 + (1 << 14 if kind == "xf32" else 0)
     bits = 52 if kind == "f64" else 23

@@ -12,14 +12,14 @@ from toolchain_lab.emulator.bits import Array
 
 @dataclass(frozen=True)
 class Float8:
-    """A type of one sign bit, an exponent, and a mantissa.
+    """An 8-bit type with a sign bit, an exponent and a mantissa.
 
     Args:
-        mantissa: bits of the mantissa.
+        mantissa: the number of bits in the mantissa.
         bias: the bias of the exponent.
         largest: the bits of the largest finite number.
-        infinite: whether the type has infinities, as E5M2 has; the FNUZ types and E4M3FN have only NaN.
-        nan: the bits of NaN. In FNUZ types these are 0x80, and there is no negative zero.
+        infinite: whether the type has infinities, as E5M2 does; the FNUZ types and E4M3FN have only NaN.
+        nan: the bits of NaN. In the FNUZ types they are 0x80, and there is no negative zero.
     """
 
     mantissa: int
@@ -49,19 +49,20 @@ class Float8:
         return both.astype(np.float32)
 
     def decode(self, bits: Array) -> Array:
-        """Return the values of `uint8` bits as `float32`, which represents them exactly."""
+        """Return the numbers that `uint8` bits encode, as `float32`, which represents them exactly."""
         return np.asarray(self._values[bits])
 
     def encode(self, values: Array, *, saturate: bool = False) -> Array:
-        """Return values rounded to nearest, ties to even, as `uint8` bits.
+        """Round values to the nearest number of the type, ties to even, and return the `uint8` bits.
 
         Args:
-            saturate: whether a finite number that is too large becomes the largest one. Otherwise it becomes infinity,
-                or NaN if the type has no infinity.
+            saturate: whether a finite number that is too large becomes the largest finite number. Otherwise it becomes
+                infinity, or NaN if the type has no infinity.
         """
         wide = np.asarray(values, np.float64)
         magnitude, table = np.abs(wide), self._positive
-        # Neighbouring numbers have consecutive codes, so the one with the even code has the even mantissa.
+        # Neighbouring numbers have consecutive codes, so of two neighbours, the one with the even code has the even
+        # mantissa.
         above = np.minimum(np.searchsorted(table, magnitude), self.largest)
         below = np.maximum(above - 1, 0)
         middle = (table[below] + table[above]) / 2
@@ -79,5 +80,5 @@ E4M3FN = Float8(3, 7, 0x7E, infinite=False, nan=0x7F)
 E4M3FNUZ = Float8(3, 8, 0x7F, infinite=False, nan=0x80)
 E5M2 = Float8(2, 15, 0x7B, infinite=True, nan=0x7F)
 E5M2FNUZ = Float8(2, 16, 0x7F, infinite=False, nan=0x80)
-# Triton calls the types by these names.
+# The keys are Triton's names for the types.
 TYPES = {"fp8e4nv": E4M3FN, "fp8e4b8": E4M3FNUZ, "fp8e5": E5M2, "fp8e5b16": E5M2FNUZ}

@@ -1,7 +1,7 @@
-"""Floating-point functions of the instructions, as AMD's instruction set manuals describe them.
+"""The floating-point functions that instructions compute, as AMD's instruction set manuals describe them.
 
-Arguments have an element for each lane. The functions accept `float32`, and `float64` where an instruction for that
-type exists.
+Each argument is an array with an element for each lane. The functions accept `float32`, and also `float64` if an
+instruction for that type exists.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _ONE, _MINUS_ONE = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 def fma(a: Array, b: Array, c: Array) -> Array:
     """Compute a*b+c, rounded once to `float32`.
 
-    The product of two float32 is exact in float64, but the sum is rounded to float64 before it is rounded to float32.
-    If the first rounding may have given a number halfway between two float32, normal or denormal, the sum is
-    corrected by its rounding error.
+    The product of two float32 numbers is exact in float64, but the sum is rounded to float64 before it is rounded to
+    float32. If the first rounding may have given a number halfway between two float32 numbers, normal or denormal, the
+    sum is corrected by its rounding error.
     """
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
     total = np.asarray(product + addend)
     result = total.astype(np.float32)
     near = (total.view(np.uint64) & _BELOW) == _HALFWAY
-    # The shift drops the sign. After the subtraction a denormal is below the limit, and 0 has wrapped around.
+    # The shift drops the sign. After the subtraction, a denormal is below the limit, and 0 has wrapped around to a
+    # large number.
     denormal = (result.view(np.uint32) << _ONE_32) - _ONE_32 < _DENORMAL
     if np.count_nonzero(near | denormal):
         return _to_odd(total, _lost(product, addend, total)).astype(np.float32)
@@ -46,9 +47,9 @@ def _lost(a: Array, b: Array, total: Array) -> Array:
 
 
 def _to_odd(total: Array, lost: Array) -> Array:
-    """Round to odd: move inexact sums with an even mantissa by one unit towards the exact sum.
+    """Return sums rounded to odd: inexact sums with an even mantissa move by one unit towards the exact sum.
 
-    A later rounding to fewer bits is then correct.
+    A later rounding of the result to fewer bits is then correct.
     """
     step = np.where((lost > 0) == (total > 0), _ONE, _MINUS_ONE)
     moves = (total.view(np.uint64) & _ONE == 0) & np.isfinite(total) & (lost != 0)
@@ -56,7 +57,7 @@ def _to_odd(total: Array, lost: Array) -> Array:
 
 
 def add_to_odd(a: Array, b: Array) -> Array:
-    """Add `float64` with rounding to odd, so that a later rounding to fewer bits is correct."""
+    """Add two `float64` arrays, rounding to odd, so that a later rounding to fewer bits is correct."""
     total = np.asarray(a + b)
     return _to_odd(total, _lost(a, b, total))
 
@@ -68,7 +69,7 @@ def fma_half(a: Array, b: Array, c: Array) -> Array:
 
 
 def maximum(a: Array, b: Array) -> Array:
-    """Compute V_MAX: if one argument is NaN, the other is returned, and +0 is greater than -0."""
+    """Compute V_MAX: the maximum, or the other argument if one is NaN; +0 is greater than -0."""
     result = np.fmax(a, b)
     if np.count_nonzero(result) == np.size(result):
         return result
@@ -77,7 +78,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def minimum(a: Array, b: Array) -> Array:
-    """Compute V_MIN: if one argument is NaN, the other is returned, and -0 is less than +0."""
+    """Compute V_MIN: the minimum, or the other argument if one is NaN; -0 is less than +0."""
     result = np.fmin(a, b)
     if np.count_nonzero(result) == np.size(result):
         return result
@@ -97,7 +98,7 @@ def _flushed(values: Array) -> Array:
 
 
 def mad(a: Array, b: Array, c: Array) -> Array:
-    """Compute V_MAD_F32: the product and the sum are rounded, and denormals are flushed everywhere."""
+    """Compute V_MAD_F32: a*b+c, where the product and the sum are both rounded, and all denormals are flushed."""
     product = _flushed(np.asarray(_flushed(a) * _flushed(b), np.float32))
     return _flushed(np.asarray(product + _flushed(c), np.float32))
 
@@ -113,25 +114,25 @@ def log2(values: Array) -> Array:
 
 
 def sqrt(values: Array) -> Array:
-    """Compute V_SQRT_F32, correctly rounded; denormal arguments are flushed."""
+    """Compute V_SQRT_F32: the square root, correctly rounded; denormal arguments are flushed."""
     return np.sqrt(_flushed(np.asarray(values, np.float32)))
 
 
 def reciprocal(values: Array) -> Array:
-    """Compute V_RCP_F32, correctly rounded; denormal arguments and results are flushed."""
+    """Compute V_RCP_F32: the reciprocal, correctly rounded; denormal arguments and results are flushed."""
     return _flushed(np.reciprocal(_flushed(np.asarray(values, np.float32)).astype(np.float64)).astype(np.float32))
 
 
 def reciprocal_sqrt(values: Array) -> Array:
-    """Compute V_RSQ_F32, correctly rounded; denormal arguments are flushed."""
+    """Compute V_RSQ_F32: the reciprocal square root, correctly rounded; denormal arguments are flushed."""
     return (1 / np.sqrt(_flushed(np.asarray(values, np.float32)).astype(np.float64))).astype(np.float32)
 
 
 def _quarters(values: Array) -> tuple[Array, Array, Array]:
-    """Split a number of turns into the nearest quarter and a rest, because the subtraction of quarters is exact.
+    """Split numbers of turns into the nearest quarter turn and the remainder, which is computed exactly.
 
     Returns:
-        The quarter, 0 to 3, and the sine and the cosine of the rest, `float64`.
+        The quarter, 0 to 3, and the sine and the cosine of the remainder, both `float64`.
     """
     turns = np.asarray(values, np.float64)
     nearest = np.rint(turns * 4)
@@ -166,18 +167,18 @@ def scale(values: Array, power: Array) -> Array:
 
 
 def mantissa(values: Array) -> Array:
-    """Compute V_FREXP_MANT: the mantissa, from 0.5 to 1."""
+    """Compute V_FREXP_MANT: the mantissa, whose magnitude is at least 0.5 and less than 1."""
     part: Array = np.frexp(values)[0]
     return part
 
 
 def mantissa_exponent(values: Array) -> Array:
-    """Compute V_FREXP_EXP_I32: the exponent for the mantissa of V_FREXP_MANT, and 0 for infinity and NaN."""
+    """Compute V_FREXP_EXP_I32: the exponent that goes with the mantissa of V_FREXP_MANT; 0 for infinity and NaN."""
     return np.where(np.isfinite(values), np.frexp(values)[1], 0).astype(np.int32)
 
 
 def to_integer(values: Array, low: float, high: float) -> Array:
-    """Truncate numbers to integers from `low` to `high`, `int64`; NaN becomes 0."""
+    """Truncate numbers to integers, and clamp them to the range from `low` to `high`, as `int64`; NaN becomes 0."""
     wide = np.nan_to_num(np.trunc(np.asarray(values, np.float64)), nan=0.0, posinf=high, neginf=low)
     kept: Array = np.clip(wide, low, high).astype(np.int64)
     return kept
@@ -194,7 +195,7 @@ def to_u32(values: Array) -> Array:
 
 
 def half_towards_zero(values: Array) -> Array:
-    """Round `float32` towards zero to `float16`, and return its bits as `uint32`."""
+    """Round `float32` numbers towards zero to `float16`, and return the bits as `uint32`."""
     values = np.asarray(values, np.float32)
     near = values.astype(np.float16)
     over = np.abs(near.astype(np.float32)) > np.abs(values)
@@ -203,7 +204,7 @@ def half_towards_zero(values: Array) -> Array:
 
 
 def classify(values: Array, wanted: Array) -> Array:
-    """Compute V_CMP_CLASS: whether a number is in one of the classes whose bits are set in `wanted`."""
+    """Compute V_CMP_CLASS: whether each number belongs to one of the classes whose bits are set in `wanted`."""
     values = np.asarray(values)
     negative, magnitude = np.signbit(values), np.abs(values)
     tiny: np.float32 | np.float64 = _TINY
@@ -231,13 +232,13 @@ def classify(values: Array, wanted: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The parameters of V_DIV_SCALE for one type. Exponents are biased.
+    """The parameters of V_DIV_SCALE for a type. The exponents are biased.
 
     Args:
-        distance: the smallest difference of the exponents of numerator and denominator that needs scaling.
+        distance: the smallest difference between the exponents of the numerator and the denominator that needs scaling.
         power: the power of 2 by which an operand is scaled.
-        both_small: the power if both the quotient and the reciprocal of the denominator are denormal.
-        small: the largest exponent of a numerator that needs scaling.
+        both_small: the power of 2 that is used if both the quotient and the reciprocal of the denominator are denormal.
+        small: a numerator with this exponent or a smaller one needs scaling.
         tiny: the smallest normal number of the type.
     """
 
@@ -248,25 +249,25 @@ class Scaling:
     tiny: np.floating
 
 
-# AMD's manual gives 64 for `both_small`, but with that the denominator becomes infinite and the quotient NaN.
+# AMD's manual gives 64 for `both_small`, but with 64 the denominator becomes infinite and the quotient NaN.
 _FP32 = Scaling(96, 64, -64, 23, _TINY)
 
 
 def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
-    """Compute V_DIV_SCALE_F32, see `scaled`."""
+    """Compute V_DIV_SCALE_F32; see `scaled`."""
     value, denominator, numerator = (np.asarray(each, np.float32) for each in (value, denominator, numerator))
     return scaled(value, denominator, numerator, _FP32)
 
 
 def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> tuple[Array, Array]:
-    """Scale one of the two operands of a division so that its steps neither overflow nor underflow.
+    """Scale one operand of a division so that the steps of the division neither overflow nor underflow.
 
     Args:
-        value: the operand to scale, which is equal to the denominator or to the numerator.
+        value: the operand to scale, which is either the denominator or the numerator.
         by: the parameters for the type of the operands.
 
     Returns:
-        The scaled value, and a mask of the lanes whose quotient V_DIV_FMAS must scale back.
+        The scaled operand, and a mask of the lanes whose quotient V_DIV_FMAS must scale back.
     """
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
 
@@ -276,8 +277,8 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
     small_quotient, small_inverse = denormal(numerator / denominator), denormal(1 / denominator)
     is_denominator, is_numerator = value == denominator, value == numerator
     everything = np.ones(value.shape, np.bool_)
-    # The first case of the manual that holds is applied. Each case has a condition, a power of 2, the lanes that are
-    # scaled, and whether V_DIV_FMAS must scale back.
+    # The manual lists these cases, and the first one whose condition holds is applied. Each case consists of a
+    # condition, a power of 2, the lanes that are scaled, and whether V_DIV_FMAS must scale back.
     cases = (
         (exponent(numerator) - exponent(denominator) >= by.distance, by.power, is_denominator, True),
         (denormal(denominator), by.power, everything, False),
@@ -296,7 +297,7 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """Compute V_DIV_FMAS_F32, the last step of a division, which reverts the scaling in the lanes of `scaled`."""
+    """Compute V_DIV_FMAS_F32, a fused multiply-add that also reverts the scaling in the lanes of `scaled`."""
     plain = fma(a, b, c)
     power = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
     exact = (np.multiply(a, b, dtype=np.float64) + c) * power
@@ -304,7 +305,7 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
 
 
 def _special_quotients(result: Array, sign: Array, denominator: Array, numerator: Array) -> Array:
-    """Replace the quotients of zeros, infinities and NaN; all arrays have the same floating-point type."""
+    """Return quotients with the correct results for zeros, infinities and NaN; all arrays have the same type."""
     kind = sign.dtype.type
     result = np.where(np.isinf(denominator) | (numerator == 0), sign * kind(0), result)
     result = np.where((denominator == 0) | np.isinf(numerator), sign * kind(np.inf), result)

@@ -16,7 +16,8 @@ from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.launch import Parameter, Value
 
-# Arrays have these types, by Triton's name of their elements. bf16 and 8-bit floats are stored as their bits.
+# The numpy types of arrays, by Triton's name for the element type. Numbers of type bf16 and 8-bit floats are stored as
+# their bits.
 ELEMENTS: dict[str, type[np.generic]] = {
     "i1": np.uint8, "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
     "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
@@ -30,11 +31,11 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return the value of an argument, and its parameter with the element type that the text or the file names.
+    """Return the value of an argument, and its parameter with the element type that the text or the file gives.
 
     Args:
         text: the argument that the user gave, such as `300`, `null`, `x.npy` or `zeros:4096`.
-        seed: the seed of `normal:`, which is combined with the name of the parameter.
+        seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
 
     Raises:
         LaunchError: the text is not valid for the parameter's type.
@@ -65,9 +66,9 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
 
 
 def _number(parameter: Parameter, text: str) -> float:
-    """Return the number in a text.
+    """Return the number that a text gives for a parameter.
 
-    If the type of the parameter is unknown, a text that is not an integer gives the bits of a float.
+    If the parameter's type is unknown, and the text is not an integer, the result is the bits of a float.
     """
     try:
         if parameter.format in "efd" or parameter.type == "bf16":
@@ -98,7 +99,7 @@ def _encoded(element: str, values: Array) -> Array:
 def _load(parameter: Parameter, text: str) -> Array:
     """Return the array in a file that `numpy.save` wrote."""
     try:
-        with Path(text).open("rb") as stream:  # numpy would not close the file after an error
+        with Path(text).open("rb") as stream:  # numpy does not close the file after an error
             loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is truncated'}") from error
@@ -117,7 +118,7 @@ def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
     parameter = replace(parameter, type=f"*{element}")
     kind = np.dtype(_storage(parameter, text))
     integers = loaded.dtype.kind in "iu" and kind.kind in "iu" and element not in _AS_BITS
-    # numpy saves the types of ml_dtypes as untyped bytes.
+    # numpy saves arrays with a type from the package ml_dtypes as untyped bytes.
     raw = (element in _AS_BITS and loaded.dtype.kind in "Viu") or (element == "i1" and loaded.dtype.kind in "biu")
     if loaded.dtype != kind and not (loaded.dtype.itemsize == kind.itemsize and (integers or raw)):
         raise _wrong(parameter, text, f"the file holds {loaded.dtype}, but {kind} is expected")
@@ -136,12 +137,12 @@ def _wrong(parameter: Parameter, text: str, why: str) -> LaunchError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of a buffer with the expected array.
+    """The result of comparing a buffer with the expected array.
 
     Args:
         differing: the number of elements whose difference exceeds the tolerance.
-        first: the flat index of the first such element; None if there is none.
-        largest: the largest absolute difference; infinite if only one of two elements is NaN or infinite.
+        first: the flat index of the first element that differs; None if none does.
+        largest: the largest absolute difference; infinite if an element is NaN or infinite and its counterpart is not.
     """
 
     differing: int
@@ -152,7 +153,7 @@ class Comparison:
         return f"{self.differing} elements differ, the first at {self.first}, by at most {self.largest:.2e}"
 
     def as_json(self) -> dict[str, float | None]:
-        """Return the fields for JSON, where an infinite difference is null."""
+        """Return the fields as JSON values; an infinite difference is null."""
         largest = self.largest if np.isfinite(self.largest) else None
         return {"differing": self.differing, "first_index": self.first, "largest": largest}
 
@@ -165,16 +166,16 @@ def decoded(element: str, stored: Array) -> Array:
 
 
 def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float, rtol: float) -> Comparison:
-    """Compare a buffer with the array in a file. NaN equals NaN.
+    """Compare a buffer with the array in a file; NaN is equal to NaN.
 
     An element differs unless |result - expected| <= atol + rtol * |expected|.
 
     Args:
-        parameter: the parameter of the buffer, for its element type.
+        parameter: the kernel's parameter for the buffer, which gives the element type.
         path: a file that `numpy.save` wrote.
 
     Raises:
-        LaunchError: the file is not an array with as many numbers as the buffer.
+        LaunchError: the file does not contain an array with as many numbers as the buffer.
     """
     expected = _load(parameter, path)
     if expected.size != buffer.size or expected.dtype.kind not in "biufV":
@@ -183,7 +184,7 @@ def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float,
         expected = decoded(parameter.element, expected.view(buffer.dtype))
     result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)
     if result.dtype.kind in "iu" and expected.dtype.kind in "biu":
-        # float64 cannot represent all int64, so the differences are computed by Python.
+        # The differences are computed with Python's integers, because float64 cannot represent all int64 values.
         off = np.array([abs(int(a) - int(b)) for a, b in zip(result, expected, strict=True)], object)
         wide = off.astype(np.float64)
         bad = wide > atol + rtol * np.abs(expected.astype(np.float64))

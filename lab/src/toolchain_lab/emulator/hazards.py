@@ -1,8 +1,8 @@
-"""Hazards: the distances between instructions that hardware does not enforce, as in LLVM's GCNHazardRecognizer.
+"""Hazards: distances between instructions that the hardware does not enforce, as in LLVM's GCNHazardRecognizer.
 
-A distance is a number of wait states: each instruction is one wait state, and S_NOP N is N + 1. On gfx11 and gfx12 a
-distance is a number of vector instructions. The hazards of wave64 on gfx11, those of scalar registers on gfx12, and
-those of DOT and float64 matrix instructions are not checked.
+A distance is a number of wait states: each instruction takes one wait state, and S_NOP N takes N + 1. On gfx11 and
+gfx12, a distance is a number of vector instructions. Three kinds of hazards are not checked: those of wave64 on gfx11,
+those of scalar registers on gfx12, and those of DOT and float64 matrix instructions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MATRIX = re.compile(r"v_(mfma|wmma)_(?:scale_)?[fi]32_(32|16)x\d+x\d+_?(x?)(f32
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
-# Each row has the registers that the first instruction writes, those that the second one uses, and the wait states that
-# must be between the two. `_SETS` has the sets of registers by these names.
+# Each row names the registers that the first instruction writes or stores, names those that the second one uses, and
+# gives the number of wait states that must lie between the two. `_SETS` defines these names.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),
@@ -48,13 +48,13 @@ _CDNA3 = (
     ("valu vector", "lane vector", 1),
 )
 _CDNA4 = (*_CDNA3, ("valu vector", "permlane vector", 2), ("valu exec", "permlane exec", 4))
-# Here the distances are numbers of vector instructions.
+# The distances on RDNA are numbers of vector instructions.
 _RDNA = (("transcendental", "valu source", 6), ("wmma result", "wmma factor", 1))
 _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
 _SLOW = r"(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f\d+ "
 _MFMA, _WMMA = (rf"v_{name}_(scale_)?[fi]32_(32|16)x\d" for name in ("mfma", "wmma"))
-# For each set that the rules name: the group of registers, see `Facts.part`, and the instructions that have the set, by
-# their name, a space and their form.
+# For each name in the rules: the group of registers, see `Facts.part`, and a pattern for the instructions to which the
+# name applies. The pattern is matched against the mnemonic, a space and the form that `_form` returns.
 _SETS = tuple(
     (name, group, re.compile(pattern))
     for name, group, pattern in (
@@ -89,15 +89,15 @@ _SETS = tuple(
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """The facts that instructions with the same name share.
+    """The properties that instructions with the same mnemonic and form share.
 
     Attributes:
-        passes: the passes of an MFMA; 0 for other instructions.
-        fast: whether an MFMA is one of those that LLVM calls XDL.
-        groups: the group of registers, see `Facts.part`, for each set that the rules name.
-        rows: for each rule of which the instruction can be the first, its group, the name of the second set, and the
-            distance.
-        followers: the result of `before` by the later kind.
+        passes: the number of passes that an MFMA takes; 0 for other instructions.
+        fast: whether it is an MFMA that LLVM calls an XDL instruction.
+        groups: for each name in the rules that applies to the instruction, the group of registers, see `Facts.part`.
+        rows: for each rule in which the instruction can be the first one, its group of registers, the name of the
+            second instruction's registers, and the distance.
+        followers: the results of `before`, by the later kind.
     """
 
     valu: bool
@@ -111,7 +111,7 @@ class Kind:
     followers: dict[Kind, tuple[tuple[str, str, int], ...]] = field(default_factory=dict)
 
     def before(self, later: Kind) -> tuple[tuple[str, str, int], ...]:
-        """Return the rules between this kind and a later one: both groups of registers, and the distance."""
+        """Return the rules for this kind and a later one, each as both groups of registers and the distance."""
         known = self.followers.get(later)
         if known is None:
             pairs = tuple((left, later.groups[taken], need) for left, taken, need in self.rows if taken in later.groups)
@@ -121,12 +121,12 @@ class Kind:
 
 @cache
 def _kind(name: str, form: str, gpu: str) -> Kind:
-    """Return the facts that do not depend on the registers; `form` is what `_form` returns."""
+    """Return the properties that do not depend on an instruction's registers; `_form` returns the argument `form`."""
     groups = {key: group for key, group, pattern in _SETS if pattern.match(f"{name} {form}")}
     matrix, generation = _MATRIX.match(name), int(gpu[3:-2])
     single = matrix is not None and matrix[4] is not None and not matrix[3]
     passes = (16 if matrix[2] == "32" else 8) if matrix and matrix[1] == "mfma" else 0
-    # gfx115x and gfx12 have no hazard after transcendental instructions.
+    # There is no hazard after transcendental instructions on gfx115x and gfx12.
     rdna = _RDNA if generation == 11 and not gpu.startswith("gfx115") else _RDNA[1:]
     rows: tuple[tuple[str, str, int], ...] = _ROWS.get(gpu, _CDNA3) if generation == 9 else rdna
     return Kind(
@@ -145,10 +145,10 @@ class Facts:
     """The properties of an instruction that the rules use.
 
     Attributes:
-        kind: the facts that do not depend on the registers.
-        states: the wait states of the instruction.
-        settles: whether all earlier vector results are available after the instruction.
-        reach: the largest distance that a later instruction must keep; 0 if there is none.
+        kind: the properties that do not depend on the registers.
+        states: the number of wait states that the instruction takes.
+        settles: whether the results of all earlier vector instructions are available after the instruction.
+        reach: the largest distance that a later instruction may have to keep; 0 if there is none.
     """
 
     def __init__(self, operation: Operation, target: Target) -> None:
@@ -167,7 +167,7 @@ class Facts:
                 self.reach = need
 
     def part(self, group: str) -> Registers:
-        """Return the registers of a group."""
+        """Return the instruction's registers that belong to a group."""
         known = self._parts.get(group)
         if known is None:
             known = self._parts[group] = frozenset(self._find(group))
@@ -197,7 +197,7 @@ class Facts:
         return self._names(3) if group == "addend" else self._names(1) | self._names(2)
 
     def _names(self, place: int) -> Registers:
-        """Return the registers of an operand."""
+        """Return the registers that the operand at an index names."""
         texts = self._operation.instruction.operands
         if place >= len(texts):
             return _NONE
@@ -206,7 +206,7 @@ class Facts:
 
 
 def _form(operation: Operation) -> str:
-    """Return the suffix and what the rules use of the operands and modifiers."""
+    """Return a text for the patterns in `_SETS`: the instruction's suffix, and whether it is a wide store or shifts."""
     name, instruction = operation.names[0], operation.instruction
     if _STORE.match(name):
         at_scalar = name.startswith("buffer") and instruction.operands[3].startswith("s")
@@ -228,13 +228,14 @@ def _shifts(operation: Operation) -> bool:
 def too_close(
     first: Facts, second: Facts, states: int, valus: int, transcendental: int, *, newer: Registers = _NONE
 ) -> tuple[int, Registers] | None:
-    """Check the distance between two instructions.
+    """Check whether the distance between two instructions is sufficient.
 
     Args:
-        states: the wait states between them.
-        valus: the vector instructions between them.
-        transcendental: how many of these are transcendental, such as V_EXP_F32.
-        newer: the registers that matrix instructions between them wrote, for which the first one no longer matters.
+        states: the number of wait states between the instructions.
+        valus: the number of vector instructions between them.
+        transcendental: how many of the vector instructions are transcendental, such as V_EXP_F32.
+        newer: the registers that matrix instructions between the two wrote, for which the first instruction is not
+            relevant.
 
     Returns:
         The required distance, and the registers for which it is required; None if the distance is sufficient.
@@ -253,7 +254,7 @@ def too_close(
 
 
 def _after_matrix(first: Facts, second: Facts, newer: Registers) -> Iterable[tuple[int, Registers]]:
-    """Return the distances that an instruction must keep from an MFMA, each with the registers that require it."""
+    """Yield the distances that an instruction must keep from an MFMA, each with the registers that require it."""
     one, other = first.kind, second.kind
     passes, result, old = one.passes, first.part("vector writes"), first.target.gpu == "gfx90a"
     more = int(first.target.gpu == "gfx950" and one.fast)

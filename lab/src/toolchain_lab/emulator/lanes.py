@@ -1,4 +1,4 @@
-"""The encodings DPP and SDWA, and the instructions that move values between lanes."""
+"""The encodings DPP and SDWA, and instructions that move values between lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# These texts replace the sources that DPP or SDWA modifies.
+# These texts replace the sources that DPP or SDWA modifies; `Operands.raw` maps them to functions.
 _CHANGED = ("@0", "@1")
 _WITH_NUMBER = (
     "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
@@ -24,12 +24,12 @@ _WITH_NUMBER = (
 
 @lru_cache(maxsize=256)
 def source_lanes(control: str, value: int, lanes: int) -> Array:
-    """Return the lane that each lane reads, `int64[lanes]`; -1 if that lane is outside of the row.
+    """Return the lane that each lane reads, `int64[lanes]`; -1 if the lane to read is outside of the row.
 
     Args:
         control: the name of a DPP control, such as `row_shl`.
-        value: the control's number.
-        lanes: the lanes of a wave.
+        value: the number that follows the control's name.
+        lanes: the number of lanes in a wave.
     """
     lane = np.arange(lanes)
     row, place = lane & ~15, lane & 15
@@ -53,7 +53,7 @@ def source_lanes(control: str, value: int, lanes: int) -> Array:
 
 
 def _control(instruction: Instruction, lanes: int) -> Array:
-    """Return the lane that each lane of a DPP instruction reads; -1 if it is outside of the row."""
+    """Return the lane that each lane of a DPP instruction reads; -1 if the lane to read is outside of the row."""
     modifiers = instruction.modifiers
     for name, width in (("quad_perm", 4), ("dpp8", 8)):
         if name in modifiers.names():
@@ -70,10 +70,10 @@ def _control(instruction: Instruction, lanes: int) -> Array:
 
 
 def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
-    """Decode an instruction with DPP, whose first source comes from other lanes.
+    """Decode an instruction with DPP, in which lanes read the first source from other lanes.
 
     Args:
-        build: decodes the instruction without DPP.
+        build: a function that decodes the instruction without DPP.
     """
     instruction, lanes = operands.instruction, operands.target.lanes
     modifiers = instruction.modifiers
@@ -165,14 +165,14 @@ def read_first_lane(operands: Operands) -> Run:
 
 
 def read_lane(operands: Operands) -> Run:
-    """Decode V_READLANE_B32, which ignores EXEC."""
+    """Decode V_READLANE_B32, which reads one lane and ignores EXEC."""
     result, source, lane = operands.instruction.operands
     get, which, put = operands.u32(source), operands.number(lane), operands.put_number(result)
     return lambda wave: put(wave, int(np.broadcast_to(get(wave), (wave.lanes,))[which(wave) % wave.lanes]))
 
 
 def write_lane(operands: Operands) -> Run:
-    """Decode V_WRITELANE_B32, which writes one lane, and ignores EXEC."""
+    """Decode V_WRITELANE_B32, which writes one lane and ignores EXEC."""
     result, value, lane = operands.instruction.operands
     register = operands.vector(result)
     operands.read(operands.write(register))
@@ -189,8 +189,8 @@ def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
     """Return the lane that each lane reads, `int64[lanes]`.
 
     Args:
-        choices: four bits for each lane of a row, which select a lane of the row that is read.
-        other_row: whether each row reads its neighbour.
+        choices: for each lane of a row, four bits that select the lane in the row that is read.
+        other_row: whether lanes read from the neighbouring row instead of their own.
     """
     lane = np.arange(lanes)
     chosen = np.array([choices >> 4 * k & 15 for k in range(16)])
@@ -199,7 +199,7 @@ def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
 
 
 def _permute_rows(*, other_row: bool) -> Handler:
-    """Return the decoder of V_PERMLANE16_B32, or of V_PERMLANEX16_B32, which reads the neighbouring row."""
+    """Return the decoder for V_PERMLANE16_B32, or for V_PERMLANEX16_B32, which reads the neighbouring row."""
 
     def build(operands: Operands) -> Run:
         result, source, low, high = operands.instruction.operands
@@ -222,12 +222,12 @@ def _permute_rows(*, other_row: bool) -> Handler:
 
 
 def _swap_rows(width: int) -> Handler:
-    """Return the decoder of V_PERMLANE16_SWAP_B32 or V_PERMLANE32_SWAP_B32.
+    """Return the decoder for V_PERMLANE16_SWAP_B32 or V_PERMLANE32_SWAP_B32.
 
     The odd rows of the first register are exchanged with the even rows of the second one.
 
     Args:
-        width: the lanes of a row, 16 or 32.
+        width: the number of lanes in a row, 16 or 32.
     """
 
     def build(operands: Operands) -> Run:
@@ -251,7 +251,7 @@ def _swap_rows(width: int) -> Handler:
 
 
 def permute_64(operands: Operands) -> Run:
-    """Decode V_PERMLANE64_B32, which exchanges both halves of a wave64, and does nothing in a wave32."""
+    """Decode V_PERMLANE64_B32, which exchanges the two halves of a wave64, and does nothing in a wave32."""
     result, source = operands.instruction.operands
     if operands.target.lanes == 32:
         return lambda _: None
@@ -261,7 +261,7 @@ def permute_64(operands: Operands) -> Run:
 
 
 def _count_below(*, upper: bool) -> Handler:
-    """Return the decoder of V_MBCNT_LO_U32_B32 or V_MBCNT_HI_U32_B32, which count the mask bits of lower lanes.
+    """Return the decoder for V_MBCNT_LO_U32_B32 or V_MBCNT_HI_U32_B32, which count the mask bits of lower lanes.
 
     Args:
         upper: whether the mask holds lanes 32 to 63.

@@ -1,4 +1,4 @@
-"""Decoding of instructions that compute each lane independently, from rows with the types and a numpy function."""
+"""Decoding of instructions that compute each lane independently; a `LaneOp` describes each instruction."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ Handler = Callable[[Operands], Run]
 
 @dataclass(frozen=True, slots=True)
 class LaneOp:
-    """The types and the function of an instruction that computes each lane independently.
+    """The operand types and the numpy function of an instruction that computes each lane independently.
 
     Args:
         result: the letter of the destination's type.
-        sources: a letter for each source, in order.
-        compute: takes an array for each source, and returns the result.
-        keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other instructions
-            set it to 0. Later GPUs always preserve it.
+        sources: a letter for the type of each source, in order.
+        compute: a function that takes an array for each source, and returns the result.
+        keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other 16-bit
+            instructions set that half to 0. Later GPUs always preserve it.
 
-    The letters of 32-bit types are `u` for uint32, `t` for uint32 or a half of a register, `p` for two halves, `i` for
-    int32, `f` for float32, and `d` for the destination's old value as float32. Those of 16 bits are `h` for float16,
-    `s` for int16, and `w` for uint16. Those of 64 bits are `q` for uint64, `l` for int64, `e` for float64, and `a` for
-    the destination's old value as float64. `b` is a lane mask, which is VCC if the text omits it.
+    The letters of 32-bit types are `u` for uint32, `t` for uint32 or one half of a register, `p` for both halves of a
+    register, `i` for int32, `f` for float32, and `d` for the destination's old value as float32. The letters of 16-bit
+    types are `h` for float16, `s` for int16, and `w` for uint16. The letters of 64-bit types are `q` for uint64, `l`
+    for int64, `e` for float64, and `a` for the destination's old value as float64. The letter `b` is for a lane mask,
+    which is VCC if the instruction's text omits it.
     """
 
     result: str
@@ -40,7 +41,7 @@ class LaneOp:
 
 
 def handler(row: LaneOp) -> Handler:
-    """Return the decoder of an instruction."""
+    """Return the decoder for the instruction that a row describes."""
 
     def build(operands: Operands) -> Run:
         gets, put = sources_and_put(operands, row)
@@ -53,9 +54,9 @@ def handler(row: LaneOp) -> Handler:
 
 
 def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run:
-    """Return a function that applies a ufunc to two sources.
+    """Return the function that applies a ufunc to two sources and writes the result.
 
-    It writes directly to the register if all lanes are active, because that avoids a copy.
+    If all lanes are active, the ufunc writes directly to the register, because that avoids a copy.
     """
     function, (left, right) = row.compute, gets
     index = operands.vector(operands.instruction.operands[0]).index
@@ -74,16 +75,17 @@ def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run
 
 
 def parts(operands: Operands, row: LaneOp) -> tuple[Get, Put]:
-    """Return the function that computes an instruction's result, and the one that writes it."""
+    """Return the function that computes an instruction's result, and the function that writes it."""
     gets, put = sources_and_put(operands, row)
     return _joined(row.compute, gets), put
 
 
 def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
-    """Return the functions that read an instruction's sources, and the one that writes its result."""
+    """Return the functions that read an instruction's sources, and the function that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
-    # On gfx11 and later the text of V_CMPX has no destination. VCC replaces it here, and the caller does not write it.
+    # On gfx11 and later, the text of V_CMPX names no destination. Here VCC takes its place, but the caller does not
+    # write to it.
     first = 1 if row.result != "b" or len(texts) > len(row.sources) else 0
     selected = instruction.modifiers.vector("op_sel", [0] * (len(row.sources) + 1)) if _has_halves(row) else []
     gets: list[Get] = []
@@ -114,7 +116,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
 
     Args:
         letter: the type, as in `LaneOp`.
-        high: 1 for the upper half of a register, if the type has 16 bits.
+        high: for a 16-bit type, 1 to read the upper half of a register, and otherwise 0.
     """
     if letter in _SOURCES:
         return _SOURCES[letter](operands, text)
@@ -134,7 +136,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
 
 
 def _two_halves(operands: Operands, text: str) -> Get:
-    """Return the function that reads two halves in 32 bits. For a constant such as 1.0 the upper half is 0."""
+    """Return the function that reads two halves as 32 bits. The upper half of a constant such as 1.0 is 0."""
     if operands.register(text) is not None or text.startswith("0x"):
         return operands.u32(text)
     if text != "0" and "." not in text:
@@ -160,7 +162,7 @@ _DESTINATIONS: dict[str, Callable[[Operands, str], Put]] = {
 
 
 def destination(operands: Operands, row: LaneOp, text: str, high: int | None = None) -> Put:
-    """Return the function that writes a result; `high` selects the half of the register for a 16-bit type."""
+    """Return the function that writes a result; for a 16-bit type, `high` selects the half of the register."""
     letter = row.result
     if letter in _DESTINATIONS:
         return _DESTINATIONS[letter](operands, text)
@@ -192,15 +194,15 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
     """Raise NotEmulatedError if an active lane has an infinite half while the mode FP16_OVFL is set.
 
-    In that mode hardware replaces an overflow by the largest finite number but keeps the infinity of a source, and
-    this function does not see the sources.
+    In that mode, the hardware replaces an overflow by the largest finite number but keeps an infinity that comes from a
+    source. This function cannot tell the two apart, because it does not see the sources.
     """
     if wave.clamps_overflow and np.count_nonzero(np.isinf(value) & wave.mask):
         raise instruction.unknown("an infinite result in the mode FP16_OVFL")
 
 
 def _joined(compute: Compute, gets: list[Get]) -> Get:
-    """Return a function that reads the sources of a wave and computes the result."""
+    """Return the function that reads the sources in a wave and computes the result."""
     if len(gets) == 1:
         (get,) = gets
         return lambda wave: compute(get(wave))

@@ -1,4 +1,4 @@
-"""The launch of a kernel: its arguments, the workgroups that run, and the resulting buffers."""
+"""The launch of a kernel, with its arguments, the workgroups that run, and the resulting buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain_lab.emulator.placement import ACROSS, Placement
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
-# Arguments have these `struct` formats, by Triton's names of their types. Negative integers are converted by `_packed`.
+# The `struct` format of an argument, by Triton's name for its type. `_packed` makes negative integers unsigned.
 _FORMATS = {
     **{f"{letter}{8 * size}": form for letter in "iub" for size, form in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "i1": "B", "bf16": "H", "fp16": "e", "fp32": "f", "fp64": "d",
@@ -29,12 +29,12 @@ Value = Array | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A runtime argument of a kernel.
+    """A parameter of a kernel that gets its value at run time.
 
     Args:
-        type: Triton's name of the type, such as `*fp16` or `i32`. If the type is unknown, `*` is a pointer, and `b32`
-            is a number of 32 bits.
-        optional: whether the argument may be omitted and is then 0, like the pointers that Triton appends.
+        type: Triton's name for the type, such as `*fp16` or `i32`. If the type is unknown, `*` stands for a pointer,
+            and `b32` for a 32-bit number.
+        optional: whether the argument may be omitted, and is then 0. The pointers that Triton appends are optional.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Parameter:
 
     @property
     def element(self) -> str:
-        """The element type of a pointer; empty if it is unknown."""
+        """The element type of a pointer; empty if the type is unknown."""
         return self.type.removeprefix(POINTER)
 
     @property
@@ -56,7 +56,7 @@ class Parameter:
 
     @property
     def format(self) -> str:
-        """The format of the argument for `struct`.
+        """The `struct` format of the argument.
 
         Raises:
             NotEmulatedError: the type is not supported.
@@ -77,7 +77,7 @@ class Launched:
     """The result of a launch.
 
     Args:
-        buffers: the contents of the buffers after the launch, by parameter.
+        buffers: the contents of the buffers after the launch, by the name of their parameter.
         instructions: the number of instructions that all waves executed.
     """
 
@@ -85,7 +85,7 @@ class Launched:
     instructions: int
 
     def changed(self, name: str, before: Value) -> int:
-        """Return how many elements of a buffer have changed, by comparing their bits, so that NaN equals itself."""
+        """Return how many elements of a buffer have changed. Bits are compared, so that NaN is equal to itself."""
         buffer = self.buffers[name]
         bits = f"u{buffer.itemsize}"
         return int((buffer.view(bits) != np.ascontiguousarray(before).view(bits)).sum())
@@ -97,11 +97,11 @@ class Launch:
 
     Args:
         parameters: the kernel's parameters, in order.
-        values: the argument for each parameter: an array for a pointer, or None for a null pointer; otherwise a number.
+        values: the argument for each parameter, by name: an array for a pointer, None for a null pointer, or a number.
         grid: the number of workgroups along x, y and z.
-        waves: the waves of a workgroup.
-        lds: bytes of LDS for each workgroup.
-        only: the workgroups that run; all workgroups of the grid by default.
+        waves: the number of waves in a workgroup.
+        lds: the size of each workgroup's LDS in bytes.
+        only: the ids of the workgroups that run; by default, all workgroups of the grid run.
     """
 
     parameters: Sequence[Parameter]
@@ -115,7 +115,7 @@ class Launch:
         """Return the ids of the workgroups that run.
 
         Raises:
-            LaunchError: the grid is empty or too large, or a workgroup of `only` is outside of it.
+            LaunchError: the grid is empty or too large, or a workgroup in `only` is outside of the grid.
         """
         x, y, z = self.grid
         if min(self.grid) < 1:
@@ -143,15 +143,15 @@ class Launch:
 
 
 def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float], size: int) -> bytes:
-    """Return the argument block as the AMDGPU ABI defines it: each argument is aligned to its size.
+    """Return the argument block that the AMDGPU ABI defines, in which each argument is aligned to its size.
 
     Args:
-        values: the number for each parameter; for a pointer the address.
+        values: the number for each parameter; for a pointer, its address.
         size: the size of the block in bytes; unused bytes are 0.
 
     Raises:
-        LaunchError: an argument is missing, or is not in the range of its type.
-        NotEmulatedError: the arguments need more than `size` bytes, or a type is not supported.
+        LaunchError: an argument is missing, or is outside the range of its type.
+        NotEmulatedError: the arguments need more than `size` bytes, or an argument's type is not supported.
     """
     block = bytearray()
     for parameter in parameters:
@@ -191,7 +191,7 @@ def _packed(parameter: Parameter, value: float) -> bytes:
 
 
 def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
-    """Raise NotEmulatedError if parameters do not match the offsets and sizes in the kernel's metadata."""
+    """Raise NotEmulatedError if the parameters do not match the offsets and sizes in the kernel's metadata."""
     place, expected = 0, []
     for parameter in parameters:
         size = struct.calcsize("<" + parameter.format)
@@ -213,7 +213,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
 
 
 def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.random.Generator) -> bytes:
-    """Return the argument block with the hidden arguments that the runtime adds; unknown ones get random bytes."""
+    """Return the argument block with the hidden arguments that the runtime adds; unknown arguments get random bytes."""
     known = {
         **{f"block_count_{axis}": count for axis, count in zip("xyz", launch.grid, strict=True)},
         "group_size_x": code.workgroup_size, "group_size_y": 1, "group_size_z": 1, "grid_dims": 3,
@@ -239,18 +239,19 @@ def run(
     limits: Limits | None = None,
     placement: Placement = ACROSS,
 ) -> Launched:
-    """Launch a kernel.
+    """Launch a kernel, and return the contents of its buffers.
 
     Args:
-        reverse: whether the waves of a workgroup run in descending order. A correct kernel gives the same bytes.
-        seed: the seed of the initial contents of registers, LDS, scratch memory and gaps between buffers.
-        limits: the limits of each workgroup.
-        placement: determines the addresses of buffers and code.
+        reverse: whether the waves of a workgroup run in descending order, which does not change the results of a
+            correct kernel.
+        seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers.
+        limits: the limits that apply to each workgroup.
+        placement: the addresses of buffers and code.
 
     Raises:
         LaunchError: an argument or the grid is invalid.
         NotEmulatedError: the kernel needs something that is not emulated.
-        FaultyKernelError: the kernel has a fault, or exceeds the limits.
+        FaultyKernelError: the kernel has a fault or exceeds the limits.
     """
     random = np.random.default_rng(seed)
     code = program.code

@@ -1,4 +1,4 @@
-"""Global, flat, buffer, scratch and scalar instructions that access memory."""
+"""Global, flat, buffer, scratch and scalar instructions that load from memory or store to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# The last part of a mnemonic decides the size in bytes, and whether a load sign-extends.
+# The last part of a mnemonic decides the size of an access in bytes, and whether a load sign-extends the value.
 SIZES = {
     "ubyte": (1, False), "u8": (1, False), "sbyte": (1, True), "i8": (1, True), "byte": (1, False), "b8": (1, False),
     "ushort": (2, False), "u16": (2, False), "sshort": (2, True), "i16": (2, True), "short": (2, False),
@@ -33,10 +33,11 @@ class Access:
 
     Attributes:
         known: whether the mnemonic is that of a load or a store; if not, the other attributes are not set.
-        size: bytes for each lane.
-        sign: whether a value of less than 32 bits is sign-extended.
-        load: whether it is a load.
-        half: 0 or 1 if a D16 form accesses only the lower or the upper half of a register; otherwise None.
+        size: the number of bytes that each lane accesses.
+        sign: whether a loaded value of less than 32 bits is sign-extended.
+        load: whether the instruction is a load.
+        half: 0 or 1 if the instruction has a D16 form, which accesses only the lower or only the upper half of a
+            register; otherwise None.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,14 +52,14 @@ class Access:
 
 
 def active(wave: Wave, values: Array) -> Array:
-    """Return the values of the active lanes."""
+    """Return the values of the active lanes only."""
     if not values.ndim:
         values = np.broadcast_to(values, (wave.lanes,))
     return values if wave.all_lanes else values[wave.mask]
 
 
 def spread(wave: Wave, values: Array, lanes: Array | None = None) -> Array:
-    """Expand the values of some lanes, `uint32[words, n]`, to all lanes, with 0 in the others.
+    """Expand the values of n lanes, `uint32[words, n]`, to an array for all lanes, with 0 in the other lanes.
 
     Args:
         lanes: a mask of the n lanes; the active lanes by default.
@@ -122,8 +123,8 @@ def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes:
 
     Args:
         addresses: `uint64[n]`.
-        size: bytes for each lane.
-        what, pc: the kind of access and the address of the instruction, for messages.
+        size: the number of bytes that each lane accesses.
+        what, pc: the kind of access and the address of the instruction, for error messages.
         lanes: a mask of the n lanes; the active lanes by default.
     """
     memory, accesses = wave.group.memory, wave.group.accesses
@@ -136,7 +137,7 @@ def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes:
 def _store(
     wave: Wave, addresses: Array, size: int, what: str, pc: int, *, values: Array, lanes: Array | None = None
 ) -> None:
-    """Store to memory the `values` of all lanes, `uint32[words, lanes]`; other arguments are those of `_load`."""
+    """Store the active lanes of `values`, `uint32[words, lanes]`; the other arguments are the same as for `_load`."""
     memory, accesses = wave.group.memory, wave.group.accesses
     place = memory.places(addresses, size, what, pc, write=True)
     if lanes is not None:
@@ -156,7 +157,7 @@ def global_address(operands: Operands, vector: str, scalar: str | None) -> Get:
     """Return the function that reads the addresses of all lanes, `uint64[lanes]`.
 
     Args:
-        vector: two registers with an address, or one register with an offset of 32 bits from `scalar`.
+        vector: two registers with a 64-bit address, or one register with a 32-bit offset from `scalar`.
         scalar: two scalar registers with the base address, if any.
     """
     offset = np.uint64(_offset(operands) & QUAD)
@@ -195,7 +196,7 @@ def _global(access: Access, *, flat: bool) -> Handler:
 
 
 def _scratch(access: Access) -> Handler:
-    """Return the decoder of a scratch instruction. Scratch memory is `uint32[words, lanes]`, a column for each lane."""
+    """Return the decoder for a scratch instruction. Scratch memory is `uint32[words, lanes]`: a column per lane."""
 
     def build(operands: Operands) -> Run:
         texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
@@ -224,7 +225,7 @@ def _scratch(access: Access) -> Handler:
             return place >> 2, active(wave, np.arange(wave.lanes))
 
         if index is None:
-            # All lanes have the same offset, so they access whole rows.
+            # All lanes have the same offset, so an access covers whole rows.
             return _scratch_rows(operands, register, access, base=base, offset=int(offset))
         if access.load:
             write = writer(operands, register, access)
@@ -282,13 +283,13 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
 
 
 class BufferAddress:
-    """Computes the addresses that a buffer instruction accesses.
+    """The computation of the addresses that a buffer instruction accesses.
 
     Args:
-        vector: the register with the offset of each lane, used with `offen`.
+        vector: the register with an offset for each lane, which is used if the instruction has the modifier `offen`.
         resource: the four scalar registers with the buffer descriptor.
-        scalar: the scalar offset.
-        size: bytes of each access.
+        scalar: the scalar operand with an offset for all lanes.
+        size: the number of bytes that each lane accesses.
 
     Raises:
         NotEmulatedError: the instruction uses a form of addressing that is not emulated.
@@ -307,8 +308,9 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # Fields of the last word and their values for a raw buffer: the type, the mode of the bounds check, reserved
-        # bits, whether the lane's number is added, and what an unmapped page does. A format of 0 disables the buffer.
+        # The fields that are checked in the last word of the descriptor, and their values for a raw buffer: the type,
+        # the mode of the bounds check, reserved bits, whether the lane's number is added, and the behaviour for an
+        # unmapped page. If the format is 0, the buffer is disabled.
         self._fields, self._raw, self._format = (
             (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
         )
@@ -318,7 +320,7 @@ class BufferAddress:
         """Return the addresses, `uint64[lanes]`, and a mask of the lanes that are active and in bounds.
 
         Raises:
-            NotEmulatedError: the descriptor is not that of a raw buffer, or an access is only partly in bounds.
+            NotEmulatedError: the descriptor does not describe a raw buffer, or an access is only partly in bounds.
         """
         first = self._resource
         base = int(wave.s[first]) | signed(int(wave.s[first + 1]), 16) << 32
@@ -335,7 +337,7 @@ class BufferAddress:
         place: Array = np.asarray(lane + np.int64(self._offset))
         if not place.ndim:
             place = np.broadcast_to(place, (wave.lanes,))
-        # The scalar offset takes part in the bounds check on gfx9, but not on later GPUs.
+        # The bounds check includes the scalar offset on gfx9, but not on later GPUs.
         inside: Array = place <= records - (scalar if self._old else 0) - self._size
         if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
             raise self._instruction.unknown("an access that is only partly in bounds")
@@ -357,9 +359,9 @@ def _buffer(access: Access) -> Handler:
 
 
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
-    """Decode a buffer instruction of gfx90a, which accesses scratch memory if its descriptor is that of the wave.
+    """Decode a buffer instruction of gfx90a, which accesses scratch memory if its descriptor is swizzled.
 
-    The descriptor of scratch memory is in s[0:3] when a kernel starts.
+    When a kernel starts, the descriptor for scratch memory is in s[0:3]; all swizzled descriptors are taken for it.
     """
     texts, pc = operands.instruction.operands, operands.instruction.address
     resource = operands.register(texts[2])
@@ -418,7 +420,7 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         def run(wave: Wave) -> None:
             at = address(wave) + fixed + (0 if index is None else index(wave)) & QUAD
             group = wave.group
-            # Constant tables are in the code object.
+            # The code object itself can also be read, because it contains constant tables.
             offset, image = at - group.code_address, group.code.image
             if 0 <= offset <= len(image) - size:
                 data = image[offset : offset + size]
@@ -445,7 +447,7 @@ HANDLERS: dict[str, Handler] = _scalar_handlers()
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder of a load or a store; None if this module does not know the name."""
+    """Return the decoder for a load or a store; None if this module does not know the name."""
     access = Access(name)
     if not access.known:
         return None

@@ -1,4 +1,4 @@
-"""LDS instructions: loads, stores and permutes."""
+"""LDS instructions, which load and store values or permute lanes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 
 
 def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
-    """Return the byte offsets of the active lanes in LDS, and the bitwise or of all of them.
+    """Return the offset in LDS, in bytes, for each active lane, and the bitwise or of all offsets.
 
     Raises:
         FaultyKernelError: a lane accesses bytes beyond the LDS of the workgroup.
@@ -26,7 +26,7 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
     if offset:
         place += offset
     limit, bits = wave.group.lds_size, int(np.bitwise_or.reduce(place))
-    # No offset is larger than the bitwise or, so the exact maximum is rarely needed.
+    # No offset is larger than the bitwise or of all offsets, so the exact maximum is rarely needed.
     if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
         raise FaultyKernelError(
             "lds-outside",
@@ -37,7 +37,7 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
 
 
 def _note(wave: Wave, place: Array, size: int, pc: int, values: Array | None = None) -> None:
-    """Record an access of the active lanes; `values` are those of a store, and None for a load."""
+    """Record an access by the active lanes; `values` are the values that a store writes, or None for a load."""
     accesses = wave.group.accesses
     if accesses is None:
         wave.group.lds.note(place, size, pc, values)
@@ -56,7 +56,7 @@ def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
         try:
             numbers = lds.numbers[size][place]
         except IndexError:
-            places(wave, address, offset, size, pc)  # raises an error that names the offset
+            places(wave, address, offset, size, pc)  # this raises an error that names the offset
             raise
         _note(wave, place, size, pc)
         return spread(wave, numbers.astype(np.uint32, copy=False)[None])
@@ -87,10 +87,10 @@ def _single(access: Access) -> Handler:
 
 
 def _pair(*, load: bool, size: int, stride: int) -> Handler:
-    """Return the decoder of an instruction with two loads or stores.
+    """Return the decoder for an instruction that makes two loads or two stores.
 
     Args:
-        size: bytes of each access.
+        size: the number of bytes in each of the two accesses.
         stride: the unit of the two offsets, in bytes.
     """
 
@@ -129,13 +129,13 @@ def _wide(wave: Wave, values: Array) -> Array:
 
 
 def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
-    """Return the values that a register has in the given lanes, with 0 for inactive lanes."""
+    """Return the values of a register in the given lanes, with 0 for inactive lanes."""
     values = _wide(wave, get(wave))[lanes]
     return values if wave.all_lanes else np.where(wave.mask[lanes], values, np.uint32(0))
 
 
 def backward_permute(operands: Operands) -> Run:
-    """Decode DS_BPERMUTE_B32, where each lane's address is 4 times the lane that it reads."""
+    """Decode DS_BPERMUTE_B32: each lane reads from another lane, and its address is 4 times that lane's number."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
@@ -148,7 +148,7 @@ def backward_permute(operands: Operands) -> Run:
 
 
 def forward_permute(operands: Operands) -> Run:
-    """Decode DS_PERMUTE_B32, where each lane's address is 4 times the lane that it writes; the highest lane wins."""
+    """Decode DS_PERMUTE_B32: each lane writes to the lane whose number is address / 4; the highest writer wins."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
@@ -163,7 +163,7 @@ def forward_permute(operands: Operands) -> Run:
 
 
 def swizzle(operands: Operands) -> Run:
-    """Decode DS_SWIZZLE_B32, whose offset field encodes a fixed permutation of lanes."""
+    """Decode DS_SWIZZLE_B32, which permutes lanes as the offset field of the instruction says."""
     result, data = operands.instruction.operands
     operands.instruction.modifiers.text("offset")
     pattern = operands.instruction.line.words[0] & 0xFFFF
@@ -182,9 +182,10 @@ def swizzle(operands: Operands) -> Run:
 def transposed_read(operands: Operands) -> Run:
     """Decode DS_READ_B64_TR_B16 and DS_READ_B64_TR_B8, which read a transposed matrix.
 
-    16 lanes together read rows of 16 elements, 8 bytes by each lane, and each lane receives one column. With 16-bit
-    elements lane 4r + c reads the elements 4c to 4c+3 of row r; with 8-bit elements lane 2r + c reads 8c to 8c+7.
-    The order follows from Triton's layouts, because we found no manual that documents these instructions.
+    Each group of 16 lanes reads rows of 16 elements, 8 bytes per lane, and each lane receives one column. With 16-bit
+    elements, lane 4r + c reads the elements 4c to 4c+3 of row r; with 8-bit elements, lane 2r + c reads the elements 8c
+    to 8c+7 of row r. This order is derived from Triton's layouts, because we found no manual that documents these
+    instructions.
     """
     result, base = operands.instruction.operands
     pc, offset = operands.instruction.address, operands.instruction.modifiers.number("offset")
@@ -196,7 +197,7 @@ def transposed_read(operands: Operands) -> Run:
         if not wave.all_lanes:
             raise operands.instruction.unknown("inactive lanes")
         words = _load(wave, address(wave), offset, 8, pc).T
-        # The shape is [block of 16 lanes, row, 16 columns].
+        # The shape is [group of 16 lanes, row, 16 columns].
         rows = np.ascontiguousarray(words).view(kind).reshape(wave.lanes // 16, -1, 16)
         columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32).reshape(wave.lanes, 2)
         for word, put in enumerate(puts):
@@ -215,7 +216,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder of an LDS instruction; None if this module does not know the name."""
+    """Return the decoder for an LDS instruction; None if this module does not know the name."""
     if name in HANDLERS:
         return HANDLERS[name]
     if match := _PAIR.match(name):

@@ -1,8 +1,8 @@
 """Matrix instructions on 16-bit and 32-bit floats: MFMA of CDNA and WMMA of RDNA.
 
-Sums are rounded by the rule that is published for the GPU and the type, see `accumulation`. If no rule is published,
-or with `--fast`, products are summed in float64 and rounded once. The program then records the largest magnitude,
-from which `exactness` computes a bound of the error.
+Sums are rounded by the rule that is published for the GPU and the type; see `accumulation`. If no rule is published, or
+with `--fast`, products are summed in float64 and rounded once. In that case, the largest sum of magnitudes is recorded,
+from which `exactness` computes a bound on the error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
-# Instructions exist for these values of k, by the number of rows and the type.
+# The values of k for which instructions exist, by the number of rows and the type.
 _DEPTHS = {
     (32, "f16"): {8, 16},
     (16, "f16"): {16, 32},
@@ -33,16 +33,16 @@ _DEPTHS = {
     (32, "xf32"): {4},
     (16, "xf32"): {8},
 }
-# The older bf16 instructions, which lack the suffix _1k, exist for these (rows, k).
+# The pairs (rows, k) for which the older bf16 instructions exist, which lack the suffix _1k.
 _OLD_BF16 = {(32, 4), (16, 8)}
 
 
 def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
-    """Convert registers, `uint32[n, lanes]`, to the numbers of each lane, `float64[lanes, k]`.
+    """Convert registers, `uint32[n, lanes]`, to the numbers that each lane holds, `float64[lanes, k]`.
 
     Args:
         kind: the type of the elements: `f16`, `bf16`, `f32` or `xf32`.
-        cut: whether float32 is truncated to xf32, as hardware does; otherwise it is rounded.
+        cut: whether float32 is truncated to xf32, as the hardware does; otherwise it is rounded.
     """
     columns = np.ascontiguousarray(rows.T)
     if kind == "f16":
@@ -50,22 +50,22 @@ def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
     if kind == "bf16":
         return widen_bf16(columns.view(np.uint16)).astype(np.float64)
     if kind == "xf32":
-        # xf32 has 10 bits of mantissa.
+        # The mantissa of xf32 has 10 bits, and that of float32 has 23, so 13 bits are cleared.
         even = (columns >> np.uint32(13)) & np.uint32(1)
         columns = (columns + (np.uint32(0) if cut else np.uint32(0xFFF) + even)) & np.uint32(0xFFFFE000)
     return columns.view(np.float32).astype(np.float64)
 
 
-# The functions below are cached because most factors are used by several instructions.
+# The two functions below are cached, because most factors are used by several instructions.
 @lru_cache(maxsize=512)
 def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rule, order: bytes = b"") -> Factor:
-    """Return a factor of one wave, prepared for a rule.
+    """Return a factor of a matrix product in one wave, prepared for a rounding rule.
 
-    The second factor of a product has its columns where the first one has its rows.
+    The registers of the second factor hold its columns in the same way as those of the first factor hold its rows.
 
     Args:
-        registers: `uint32[count, lanes]`; consecutive groups of lanes hold the `parts` parts of k.
-        order: the indices that reorder the rows, `int64`; empty to keep their order.
+        registers: the bytes of `uint32[count, lanes]`; consecutive groups of lanes hold the `parts` parts of k.
+        order: the bytes of the `int64` indices that reorder the rows; empty to keep their order.
     """
     numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=True)
     return rule.factor(_matrices(numbers, 1, parts, order)[0], kind)
@@ -75,13 +75,13 @@ def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rul
 def _factors_of(
     registers: bytes, count: int, waves: int, parts: int, kind: str, *, order: bytes = b""
 ) -> tuple[Array, Array]:
-    """Return the factors of several waves, for products that are rounded once, and the largest magnitude of each.
+    """Return a factor for several waves, without preparation for a rule, and the largest magnitude in each wave.
 
     Args:
-        registers: `uint32[count, waves * lanes]`.
+        registers: the bytes of `uint32[count, waves * lanes]`.
 
     Returns:
-        `float64[waves, rows, k]`, and `float64[waves]` of finite magnitudes.
+        The factors, `float64[waves, rows, k]`, and their largest finite magnitudes, `float64[waves]`.
     """
     numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=False)
     matrices = _matrices(numbers, waves, parts, order)
@@ -109,10 +109,10 @@ def _repeats(registers: bytes) -> bool:
 
 
 def _rows(size: int) -> bytes:
-    """Return the rows of a product in the order in which the registers of MFMA hold them, as the bytes of `int64`.
+    """Return the row numbers of a product in the order in which MFMA registers hold them, as the bytes of `int64`.
 
-    Register r of lane l holds column l % size. Its row is 8*(r // 4) + 4*(l // 32) + r % 4 if there are 32 rows, and
-    4*(l // 16) + r if there are 16.
+    Register r of lane l holds column l % size. Its row is 8*(r // 4) + 4*(l // 32) + r % 4 in a product with 32 rows,
+    and 4*(l // 16) + r in one with 16.
     """
     parts = 64 // size
     registers = np.arange(size // parts)
@@ -124,7 +124,7 @@ _ROWS = {size: _rows(size) for size in (16, 32)}
 
 
 def _wmma_registers(products: Array, generation: int) -> Array:
-    """Convert products, `float64[waves, 16, 16]`, to the registers of WMMA, `float64[waves, 8, 32]`.
+    """Convert products, `float64[waves, 16, 16]`, to the layout of WMMA registers, `float64[waves, 8, 32]`.
 
     Register r of lane l holds column l % 16. Its row is 2*r + l // 16 on gfx11, and r + 8*(l // 16) on gfx12.
     """
@@ -141,19 +141,19 @@ def _beside(registers: Array) -> Array:
 def mfma(
     a: Array, b: Array, c: Array, size: int, kind: str, *, rule: Rule | None, waves: int = 1
 ) -> tuple[Array, float]:
-    """Compute a*b+c of an MFMA for one or more waves.
+    """Compute a*b+c as an MFMA instruction does, for one or more waves.
 
     Args:
-        a, b: registers, `uint32[n, waves * 64]`; lane l of a wave holds row (of b: column) l % size, and the part
-            l // size of k.
-        c: registers, `float32[r, waves * 64]`, or a number.
-        size: the rows and columns of the result, 16 or 32.
+        a, b: the registers of the factors, `uint32[n, waves * 64]`; lane l of a wave holds the row (for b, the column)
+            l % size, and the part l // size of k.
+        c: the registers of the addend, `float32[r, waves * 64]`, or one number.
+        size: the number of rows, and of columns, in the result: 16 or 32.
         kind: the type of the elements of a and b.
-        rule: how sums are rounded; None to round each sum once.
+        rule: the rule by which sums are rounded; None to round each sum once.
 
     Returns:
-        The registers of the result, `float32[r, waves * 64]`, and the magnitude for the bound of the error, which is
-        0 if there is a rule.
+        The registers of the result, `float32[r, waves * 64]`, and the magnitude for the bound on the error, which is 0
+        if a rule is given.
     """
     parts = 64 // size
     if rule is not None:
@@ -173,18 +173,18 @@ def mfma(
 
 
 def _magnitude(depth: int, left: Array, right: Array, c: Array) -> float:
-    """Return an upper bound of the sum of magnitudes that any element of the result adds, over all waves."""
+    """Return an upper bound on the sum of magnitudes that is added for any element of the result in any wave."""
     added = _largest(c.reshape(len(c), len(left), -1).transpose(1, 0, 2)) if c.ndim else largest(c)
     return float(np.max(depth * left * right + added))
 
 
 def wmma(a: Array, b: Array, c: Array, generation: int, kind: str, *, waves: int = 1) -> tuple[Array, float]:
-    """Compute a*b+c of a WMMA for 16x16 matrices and one or more waves of 32 lanes.
+    """Compute a*b+c as a WMMA instruction does, for 16x16 matrices and one or more waves of 32 lanes.
 
-    On gfx11 lanes 16 to 31 of a and b repeat lanes 0 to 15; on gfx12 they hold the second half of k.
+    On gfx11, lanes 16 to 31 of a and b repeat lanes 0 to 15; on gfx12, they hold the second half of k.
 
     Returns:
-        The registers of the result, `float32[8, waves * 32]`, and the magnitude for the bound of the error.
+        The registers of the result, `float32[8, waves * 32]`, and the magnitude for the bound on the error.
     """
     if generation == 11:
         a, b = (factor.reshape(len(factor), waves, 2, 16)[:, :, 0] for factor in (a, b))
@@ -196,7 +196,7 @@ def wmma(a: Array, b: Array, c: Array, generation: int, kind: str, *, waves: int
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder of a matrix instruction; None if this module does not know the name."""
+    """Return the decoder for a matrix instruction; None if this module does not know the name."""
     if match := _MFMA.match(name):
         size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
         if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):
@@ -226,7 +226,7 @@ def _matrix(compute: Callable[[Array, Array, Array, int], tuple[Array, float]]) 
         name = operands.instruction.name
 
         def run(wave: Wave) -> None:
-            # Matrix instructions ignore EXEC.
+            # The results of all lanes are written, because matrix instructions ignore EXEC.
             a = wave.vectors[left.index : left.index + left.count]
             b = wave.vectors[right.index : right.index + right.count]
             result, magnitude = compute(a, b, add(wave), len(wave.members))

@@ -1,10 +1,11 @@
-"""Matrix instructions on integers, on floats of 8 and 4 bits, and on float64.
+"""Matrix instructions on integers, on 8-bit and 4-bit floats, and on float64.
 
-Results are exact for integers, and for 8-bit floats on gfx942, whose rule is published, see `accumulation`. Other
+Results are exact for integers, and for 8-bit floats on gfx942, for which a rule is published; see `accumulation`. Other
 products are summed in float64 and rounded once.
 
-The order of k is not reproduced, because both factors share it and a sum does not depend on it. It matters only with
-scales, because each scale applies to 32 consecutive elements.
+The order of the elements along k is not reproduced, because it is the same in both factors, and a sum that is rounded
+once does not depend on it. It is reproduced only for instructions with scales, because each scale applies to 32
+consecutive elements.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MFMA = re.compile(
     r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
 )
 _WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
-# Instructions exist for these values of k, by the number of rows and the type.
+# The values of k for which instructions exist, by the number of rows and the type.
 _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
@@ -38,10 +39,10 @@ _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _FP4 = np.concatenate([_FP4, -_FP4])
 
 
-# This is cached because most factors are used by several instructions.
+# The result is cached, because most factors are used by several instructions.
 @lru_cache(maxsize=256)
 def _numbers(registers: bytes, count: int, kind: str, target: Target) -> Array:
-    """Convert registers, `uint32[count, lanes]`, to the numbers of each lane, `float64[lanes, k]`."""
+    """Convert registers, `uint32[count, lanes]`, to the numbers that each lane holds, `float64[lanes, k]`."""
     columns = np.ascontiguousarray(np.frombuffer(registers, np.uint32).reshape(count, -1).T)
     if kind == "f64":
         return columns.view(np.float64)
@@ -54,7 +55,7 @@ def _numbers(registers: bytes, count: int, kind: str, target: Target) -> Array:
 
 
 def _rows(numbers: Array, parts: int, *, chunks: int = 1) -> Array:
-    """Arrange the numbers of a wave, `float64[lanes, k / parts]`, as a matrix, `float64[rows, k]`.
+    """Arrange the numbers that the lanes of a wave hold, `float64[lanes, k / parts]`, as a matrix, `float64[rows, k]`.
 
     Args:
         parts: the number of groups of lanes, each of which holds a part of k.
@@ -65,7 +66,7 @@ def _rows(numbers: Array, parts: int, *, chunks: int = 1) -> Array:
 
 
 def _registers(product: Array, target: Target, kind: str) -> Array:
-    """Convert a product, `[rows, columns]`, to registers, `[r, lanes]`, in the layout of the GPU."""
+    """Convert a product, `[rows, columns]`, to registers, `[r, lanes]`, in the layout that the GPU uses."""
     size = len(product)
     if target.generation == 11 or kind == "f64":
         return product.reshape(-1, target.lanes)
@@ -76,12 +77,12 @@ def _registers(product: Array, target: Target, kind: str) -> Array:
 
 
 def _unpacked(registers: Array, size: int, parts: int) -> Array:
-    """Convert registers of MFMA to a matrix, `[size, size]`; the inverse of `_registers`."""
+    """Convert MFMA registers to a matrix, `[size, size]`; this is the inverse of `_registers`."""
     return registers.reshape(-1, 4, parts, size).transpose(0, 2, 1, 3).reshape(size, size)
 
 
 def _added(product: Array, add: Array, out: str) -> Array:
-    """Return `product + add`, both in the layout of registers, as `uint32[r, lanes]` of the type `out`."""
+    """Return the bits of `product + add` in the type `out`, as `uint32[r, lanes]`; both are laid out as registers."""
     if out == "i32":
         return (product.astype(np.int64) + add.view(np.int32)).astype(np.int32).view(np.uint32)
     if out == "f32":
@@ -109,7 +110,7 @@ def _addend(operands: Operands, text: str, out: str) -> Get:
 
 
 def _byte_scale(operands: Operands, number: int) -> Get:
-    """Return the function that reads a scale, `float64[lanes, 1]`: a power of two from a byte; 255 is NaN."""
+    """Return the function that reads a scale, `float64[lanes, 1]`: a byte gives a power of two, or NaN if it is 255."""
     modifiers = operands.instruction.modifiers
     if "op_sel_hi" not in modifiers.names():
         raise operands.instruction.unknown("scales without op_sel_hi")
@@ -138,7 +139,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
         name = operands.instruction.name
 
         def run(wave: Wave) -> None:
-            # Matrix instructions ignore EXEC.
+            # The results of all lanes are written, because matrix instructions ignore EXEC.
             matrices = []
             for number, factor in enumerate(factors):
                 rows = wave.vectors[factor.index : factor.index + factor.count]
@@ -151,7 +152,8 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                         )
                     rows = rows[:, :16]
                 numbers = _numbers(rows.tobytes(), len(rows), kinds[number], target)
-                # F8F6F4 instructions take the first 16 bytes of all lanes, then the next 16.
+                # For F8F6F4 instructions, k runs over the first 16 bytes of each group of lanes, and then over the next
+                # 16 bytes.
                 chunks = len(rows) // 4 if mixed else 1
                 matrix = _rows(numbers, parts, chunks=chunks)
                 if scales:
@@ -204,7 +206,7 @@ def _by_format(out: str, parts: int, *, scaled: bool) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder of a matrix instruction; None if this module does not know the name."""
+    """Return the decoder for a matrix instruction; None if this module does not know the name."""
     if match := _WMMA.match(name):
         return _wmma(match["out"], match["kind"]) if (match["out"] == "i32") == (match["kind"] == "iu8") else None
     if (match := _MFMA.match(name)) is None:

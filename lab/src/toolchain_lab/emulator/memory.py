@@ -1,4 +1,4 @@
-"""The global memory and the LDS of a launch."""
+"""The global memory of a launch, and the LDS of a workgroup."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from toolchain_lab.emulator.errors import FaultyKernelError, OutsideError
 from toolchain_lab.emulator.placement import ACROSS, Placement
 
 _GAP = 256
-_NEAR = 1 << 32  # a message names the buffer below an address if the buffer ends at most this many bytes below
+_NEAR = 1 << 32  # bytes; an error message names the buffer below an address if it ends at most this far below
 _ALIGN = 256
 _ROWS = np.arange(16)[:, None]
 
 
 class Views:
-    """An array of bytes, with loads and stores of several lanes at once."""
+    """An array of bytes, from which several lanes can load, and to which they can store, at once."""
 
     def __init__(self, data: Array) -> None:
         self.bytes = data
@@ -27,7 +27,7 @@ class Views:
         self.words = data[: len(data) // 4 * 4].view(np.uint32)
 
     def load(self, place: Array, size: int, bits: int | None = None) -> Array:
-        """Load `size` bytes for each lane, and return them as `uint32[words, lanes]`; 1 or 2 bytes are one word.
+        """Load `size` bytes for each lane, and return `uint32[words, lanes]`; 1 or 2 bytes become one word.
 
         Args:
             place: the byte offset of each lane.
@@ -53,7 +53,7 @@ class Views:
         return value
 
     def store(self, place: Array, size: int, values: Array) -> None:
-        """Store `size` bytes of each lane, `uint32[words, lanes]`; if two lanes overlap, the higher lane wins."""
+        """Store `size` bytes for each lane from `uint32[words, lanes]`; where lanes overlap, the highest lane wins."""
         if size == 1:
             self.bytes[place] = values[0].astype(np.uint8)
         elif size == 2 and not int(np.bitwise_or.reduce(place)) & 1:
@@ -66,19 +66,20 @@ class Views:
 
 
 class Lds(Views):
-    """LDS, which detects data races between the waves of a workgroup.
+    """The LDS of a workgroup, which detects data races between waves.
 
     For each unit of 2 bytes it records the waves that accessed it since the last barrier.
 
     Args:
-        watch: whether to detect races.
-        limit: the number of bytes that `numbers` gives access to; all by default.
+        watch: whether to detect data races.
+        limit: the number of bytes that the views in `numbers` cover; by default, they cover all.
     """
 
     def __init__(self, data: Array, *, watch: bool, limit: int | None = None) -> None:
         super().__init__(data)
         self.watch = watch
-        # These views overlap and have a number at each byte offset. An index beyond the end raises IndexError.
+        # Each view contains a number for each byte offset, so its numbers overlap. An index beyond the end raises
+        # IndexError.
         size = len(data) if limit is None else limit
         self.numbers = {
             width: np.ndarray((max(size - width + 1, 0),), kind, data.data, strides=(1,))
@@ -86,12 +87,12 @@ class Lds(Views):
         }
         self.wave = np.uint64(1)
         self._written, self._read, self._changed = (np.zeros(len(data) // 2, np.uint64) for _ in range(3))
-        # Loads are recorded only when a store follows, because without a store there is no race.
+        # Loads are only added to the records when a store follows, because there is no race without a store.
         self._loads: list[tuple[Any, Array, int, int]] = []
         self._stored = False
 
     def turn(self, number: int) -> None:
-        """Set the number of the wave whose accesses follow."""
+        """Set the number of the wave that makes the accesses that follow."""
         self.wave = np.uint64(1 << number)
 
     def barrier(self) -> None:
@@ -107,14 +108,14 @@ class Lds(Views):
 
         Args:
             place: the byte offset of each active lane.
-            size: bytes of each lane.
+            size: the number of bytes that each lane accesses.
             pc: the address of the instruction, for the message.
-            values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store of the values
-                that are already there is no race.
+            values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store that writes the
+                values that are already in LDS is not a race.
 
         Raises:
-            FaultyKernelError: another wave accessed the same bytes since the last barrier, and one of the two accesses
-                is a store.
+            FaultyKernelError: another wave has accessed the same bytes since the last barrier, and at least one of the
+                two accesses is a store.
         """
         if not self.watch or size < 2 or not len(place):
             return
@@ -130,10 +131,10 @@ class Lds(Views):
         self._written[halves] |= self.wave
 
     def note_atomic(self, place: Array, size: int, pc: int) -> None:
-        """Record an atomic access, which races with loads and stores of other waves, but not with their atomics.
+        """Record an atomic access, which races with other waves' loads and stores but not with their atomic accesses.
 
         Raises:
-            FaultyKernelError: another wave loaded or stored the same bytes since the last barrier.
+            FaultyKernelError: another wave has loaded or stored the same bytes since the last barrier.
         """
         if not self.watch or not len(place):
             return
@@ -172,13 +173,13 @@ def _meeting(pc: int) -> FaultyKernelError:
 
 
 class Memory:
-    """The global memory of a launch: buffers with gaps between them, so that accesses out of bounds are detected.
+    """The global memory of a launch: buffers with gaps between them, so that out-of-bounds accesses are detected.
 
     Args:
         buffers: the initial contents of each buffer.
         random: the source of the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
-        names: the names of the first buffers, for messages.
+        names: the names of the buffers, for error messages; the last buffers may lack one.
         placement: determines the addresses of the buffers.
 
     Attributes:
@@ -204,8 +205,8 @@ class Memory:
             self.views.bytes[start : start + buffer.nbytes] = np.frombuffer(buffer.tobytes(), np.uint8)
         self._places = places
         self.addresses = placement.buffers(len(buffers))
-        # The signed addresses of the first byte of each buffer and of the byte behind it, and the number that turns an
-        # address into an offset in `views`.
+        # For each buffer: the signed address of its first byte, the signed address after its last byte, and the number
+        # that must be added to an address to get an offset in `views`.
         self._starts = [signed(address, 64) for address in self.addresses]
         self._ends = [start + buffer.nbytes for start, buffer in zip(self._starts, buffers, strict=True)]
         self._moves = [place - start for place, start in zip(places, self._starts, strict=True)]
@@ -215,12 +216,12 @@ class Memory:
         self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
-        """Write bytes to the beginning of the buffer with the index `number`."""
+        """Write bytes to the beginning of the buffer with an index."""
         start = self._places[number]
         self.views.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def content(self, number: int) -> bytes:
-        """Return the bytes of the buffer with the index `number`."""
+        """Return the bytes of the buffer with an index."""
         start = self._places[number]
         return self.views.bytes[start : start + self._ends[number] - self._starts[number]].tobytes()
 
@@ -229,17 +230,18 @@ class Memory:
 
         Args:
             addresses: `uint64[n]`.
-            size: bytes that are accessed at each address.
-            what: the kind of access, for messages.
-            pc: the address of the instruction, for messages.
+            size: the number of bytes that are accessed at each address.
+            what: the kind of access, for error messages.
+            pc: the address of the instruction, for error messages.
 
         Raises:
-            FaultyKernelError: an access is not completely inside of a buffer, or writes to a read-only buffer.
+            OutsideError: an access is not completely inside a buffer.
+            FaultyKernelError: an access writes to a read-only buffer.
         """
         place = addresses.view(np.int64)
         if not len(place):
             return place
-        # In the most frequent case all lanes access the same buffer.
+        # This is the most frequent case, in which all lanes access the same buffer.
         low, high = int(np.minimum.reduce(place)), int(np.maximum.reduce(place)) + size
         number = bisect_right(self._starts, low) - 1
         if number >= 0 and high <= self._ends[number] and (not write or self._may_write[number]):
@@ -257,7 +259,7 @@ class Memory:
         return np.asarray(place + self._move[buffer])
 
     def _where(self, place: int) -> str:
-        """Describe an address outside of all buffers by its distance from the buffer below it."""
+        """Return a description of an address outside all buffers: its distance from a near buffer below, if any."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place & QUAD:#x}"
@@ -265,9 +267,9 @@ class Memory:
         return f"{name} ends {place - self._ends[number]} bytes below"
 
     def place(self, address: int, size: int, pc: int) -> int:
-        """Return the offset in `views` of a scalar load.
+        """Return the offset in `views` for the address of a scalar load.
 
         Raises:
-            FaultyKernelError: its bytes are not completely inside of a buffer.
+            OutsideError: the load is not completely inside a buffer.
         """
         return int(self.places(np.array([address], np.uint64), size, "a scalar load", pc)[0])

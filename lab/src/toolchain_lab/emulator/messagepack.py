@@ -6,8 +6,9 @@ import struct
 from typing import Any
 
 _DEPTH = 16
-_MOST = 2_000_000  # values; the metadata of a library of 5,000 kernels has about 1.2 million
-# The first byte of a value decides its type: a number with a `struct` format, or a type whose length has such a format.
+_MOST = 2_000_000  # values; the metadata of a library with 5,000 kernels contains about 1.2 million
+# The first byte of a value decides its type. The tables give the `struct` format of each type of number, and for other
+# types the format of the length.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
@@ -24,8 +25,8 @@ def unpack(data: bytes) -> Any:
     """Decode the value at the beginning of `data`.
 
     Raises:
-        ValueError: the data is truncated, has an extension type, is nested more than 16 levels deep, or has more than
-            2,000,000 values.
+        ValueError: the data is truncated, contains an extension type, is nested more than 16 levels deep, or contains
+            more than 2,000,000 values.
     """
     return _Reader(data).value(_DEPTH)
 

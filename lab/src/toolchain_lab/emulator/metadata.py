@@ -1,4 +1,4 @@
-"""The metadata that a launch needs, from the JSON file and Triton's IR next to a code object, or from the object."""
+"""The metadata for a launch, from the JSON file and Triton's IR next to a code object, or from the object itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
-_LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
+_LARGEST = 1 << 20  # bytes; the limit for the LDS of a workgroup, and for the scratch memory of a lane
 _AGAIN = "compile the kernel again with this version of the tool"
-# A kernel without a JSON file is assumed to use all LDS of the GPU, in bytes, because only that file has the size.
+# bytes; a kernel without a JSON file is assumed to use all the LDS of its GPU, because only that file gives the size
 _LDS, _LDS_OF = 65536, {"gfx950": 163840}
 _OWN = 2  # the number of pointers that Triton appends for its scratch memory
 _ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')
@@ -30,15 +30,15 @@ class Metadata:
 
     Args:
         kernel: the kernel's name.
-        gpu: LLVM's name of the GPU.
-        parameters: the runtime arguments, in order.
-        waves: the waves of a workgroup.
-        lds: bytes of LDS for each workgroup.
-        lds_known: whether `lds` comes from a JSON file; otherwise it is all LDS of the GPU.
-        scratch: bytes of Triton's scratch memory for each workgroup.
-        source: the path of the kernel's source, relative to its root; empty if it is unknown.
-        names: the names of all arguments of the function, in order.
-        constants: the compile-time arguments of the function, by name.
+        gpu: LLVM's name for the GPU.
+        parameters: the parameters that get their values at run time, in order.
+        waves: the number of waves in a workgroup.
+        lds: the size of each workgroup's LDS in bytes.
+        lds_known: whether `lds` comes from a JSON file; otherwise it is the size of all the LDS of the GPU.
+        scratch: the size of Triton's scratch memory for each workgroup in bytes.
+        source: the path of the kernel's source file, relative to the root of the source; empty if it is unknown.
+        names: the names of all arguments of the kernel's function, in order.
+        constants: the values of the function's compile-time arguments, by name.
     """
 
     kernel: str
@@ -58,10 +58,11 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
 
     Args:
         path: the code object.
-        read: reads a JSON file. It raises ValueError if the file is not JSON, and OSError if it cannot be read.
+        read: a function that reads a JSON file. It raises ValueError if the file is not JSON, and OSError if the file
+            cannot be read.
 
     Raises:
-        NotEmulatedError: there is no such file, or it is incomplete.
+        NotEmulatedError: the JSON file is missing, unreadable or incomplete.
     """
     content = read_beside(path, read)
     if content is None:
@@ -99,7 +100,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
     """Return the metadata in the content of a JSON file that this tool wrote.
 
     Args:
-        where: the name of the file, for messages.
+        where: the name of the file, for error messages.
 
     Raises:
         NotEmulatedError: the content is incomplete, or its kernel is marked as known bad.
@@ -140,10 +141,12 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
     """Return the metadata of any code object.
 
     Args:
-        beside: the content of the JSON file next to the object, written by this tool or by Triton; None if there is
+        beside: the content of the JSON file next to the object, which this tool or Triton wrote; None if there is no
+            such file.
+        ir: the text of `NAME.ttir`, Triton's IR, which gives the names and types of arguments; empty if there is no
+            such file.
+        signature: the signature that the user gave, see `parse_signature`, which takes precedence; empty if there is
             none.
-        ir: the text of `NAME.ttir`, Triton's IR, which has the names and types of arguments; empty if there is none.
-        signature: a signature that the user gave, see `parse_signature`; it takes precedence.
 
     Raises:
         NotEmulatedError: the JSON file belongs to another object, or the kernel needs something that is not emulated.
@@ -188,10 +191,10 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
 
 
 def parse_signature(text: str) -> list[Parameter]:
-    """Return the parameters of a signature, `[NAME=]TYPE[:HINT]` separated by commas, as in Triton's compiler.
+    """Return the parameters in a signature: `[NAME=]TYPE[:HINT]`, separated by commas, as in Triton's compiler.
 
-    Constants, which are numbers or `constexpr`, are omitted. A parameter without a name is called `arg0`, `arg1` and
-    so on.
+    Constants, which are numbers or `constexpr`, are omitted. Parameters without a name are called `arg0`, `arg1` and so
+    on.
     """
     parameters: list[Parameter] = []
     for part in text.split(","):
@@ -203,7 +206,7 @@ def parse_signature(text: str) -> list[Parameter]:
 
 
 def _of_ir(text: str, kernel: str) -> list[Parameter]:
-    """Return the parameters of a function in Triton's IR; an empty list if a type is unknown."""
+    """Return the parameters of a kernel's function in Triton's IR; an empty list if one of the types is unknown."""
     line = next((line for line in text.splitlines() if f"tt.func public @{kernel}(" in line), "")
     found = list(_ARGUMENT.finditer(line))
     kinds = [_IR_TYPES.get(match[3] or match[2], "") for match in found]
@@ -216,7 +219,7 @@ def _of_ir(text: str, kernel: str) -> list[Parameter]:
 
 
 def _fitting(code: CodeObject, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the given parameters if they match the object, and otherwise those in its metadata, without types."""
+    """Return the given parameters if they match the object, and otherwise those in its metadata, which lack types."""
     try:
         check_parameters(code, parameters)
     except NotEmulatedError:
@@ -237,7 +240,7 @@ def _scratch(content: Mapping[str, Any]) -> int:
 
 
 def check_metadata(code: CodeObject, metadata: Metadata) -> None:
-    """Raise NotEmulatedError if metadata belongs to another object, or asks for something that is not emulated."""
+    """Raise NotEmulatedError if the metadata belongs to another object, or requires something that is not emulated."""
     threads = metadata.waves * (32 if code.descriptor.wave32 else 64)
     for name, ours, theirs in (
         ("the kernel", metadata.kernel, code.kernel),

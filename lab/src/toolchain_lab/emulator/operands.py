@@ -1,4 +1,4 @@
-"""Decoding of operands to functions that read or write them in a wave."""
+"""Decoding of operands into functions that read or write them in a wave."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Get = Callable[[Wave], Array]
 GetNumber = Callable[[Wave], int]
 Put = Callable[[Wave, Array], None]
 
-# In sets of registers, a scalar register has the number of its encoding, vector register n has VECTOR + n, and SCC has
-# a number that no register has.
+# In sets of registers, a scalar register is represented by the number that encodes it, vector register n by VECTOR + n,
+# and SCC by a number that stands for no other register.
 VECTOR = 1000
 SCC = 999
 _SINGLE = re.compile(r"([vas]|ttmp)(\d+)(\.[lh])?$")
@@ -27,7 +27,7 @@ _RANGE = re.compile(r"([vas]|ttmp)\[(\d+):(\d+)\]$")
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?$")
 _NEGATED_NUMBER = re.compile(r"-[\d.]")
-_TWO_PI = 0.15915494309189532  # 1/(2*pi), because the disassembler prints fewer digits
+_TWO_PI = 0.15915494309189532  # 1/(2*pi) in full precision; the disassembler prints fewer digits
 _SPECIAL = {"vcc_lo": VCC, "vcc_hi": VCC + 1, "vcc": VCC, "exec_lo": EXEC, "exec_hi": EXEC + 1, "exec": EXEC}
 _PAIRS = frozenset({"vcc", "exec"})
 _NONE: frozenset[int] = frozenset()
@@ -38,10 +38,11 @@ class Register:
     """A register, or a range of consecutive registers.
 
     Args:
-        vector: whether these are vector registers. AGPRs are vector registers from 256.
+        vector: whether these are vector registers. AGPRs are the vector registers from number 256.
         index: the number of the first register.
         count: the number of registers.
-        half: 0 or 1 if the text names the lower or the upper half of a register, as in `v1.h`.
+        half: 0 or 1 if the text names only the lower or only the upper half of a register, as in `v1.h`; otherwise
+            None.
     """
 
     vector: bool
@@ -51,14 +52,14 @@ class Register:
 
     @property
     def names(self) -> range:
-        """The numbers of the registers in sets of reads and writes."""
+        """The numbers that represent the registers in sets of registers."""
         start = self.index + (VECTOR if self.vector else 0)
         return range(start, start + self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """The text of an operand without its modifiers `neg` and `abs`, and whether it has them."""
+    """The text of an operand without its modifiers `neg` and `abs`, and whether it has each of them."""
 
     text: str
     negate: bool
@@ -66,12 +67,14 @@ class Signed:
 
 
 class Operands:
-    """Makes functions that read and write the operands of an instruction, and records the registers they access.
+    """A factory for functions that read and write the operands of an instruction, which records the accessed registers.
 
-    The scalar registers of lane masks that are read are in `masks`, and all other registers that are read in `reads`.
+    The set `masks` contains the scalar registers that are read as lane masks, and `reads` contains all other registers
+    that are read.
 
     Args:
-        raw: replacements for sources that DPP or SDWA modifies, by their text; they return `uint32`.
+        raw: functions that replace the sources that DPP or SDWA modifies, by the text of the source; they return
+            `uint32`.
     """
 
     def __init__(self, target: Target, instruction: Instruction, raw: dict[str, Get] | None = None) -> None:
@@ -82,12 +85,13 @@ class Operands:
         self.reads: set[int] = set()
         self.masks: set[int] = set()
         self.writes: set[int] = set()
-        # On gfx11 and later these are the halves that are accessed alone. Half h of register r is number 2 * r + h.
+        # The halves of registers that are accessed without the other half. Half h of register r has the number 2 * r +
+        # h.
         self.half_reads: set[int] = set()
         self.half_writes: set[int] = set()
 
     def register(self, text: str) -> Register | None:
-        """Return the register that an operand names; None for a constant."""
+        """Return the register that an operand names; None if the operand is a constant."""
         return _register(text, self._generation)
 
     def signs(self, text: str) -> Signed:
@@ -95,7 +99,7 @@ class Operands:
         return _signs(text)
 
     def plain(self, text: str) -> str:
-        """Return an operand that must not have modifiers.
+        """Return the text of an operand that must not have modifiers.
 
         Raises:
             NotEmulatedError: the operand has the modifier `neg` or `abs`.
@@ -106,10 +110,10 @@ class Operands:
         return text
 
     def constant(self, text: str, bits: int = 32) -> int:
-        """Return the bits of a constant that is an operand of `bits` bits.
+        """Return the bits of a constant in an operand that has `bits` bits.
 
         Raises:
-            NotEmulatedError: the text is no constant, or is a literal with an unknown meaning.
+            NotEmulatedError: the text is not a constant, or is a literal with an unknown meaning.
         """
         if text.startswith(("lit(", "lit64(")) and text.endswith(")"):
             text = text[text.index("(") + 1 : -1]
@@ -126,28 +130,28 @@ class Operands:
         raise self.instruction.unknown(f"the operand {text}")
 
     def read(self, register: Register, count: int | None = None) -> Register:
-        """Record that a register, or the first `count` of a range, is read; return it."""
+        """Record that a register, or the first `count` registers of a range, is read; return `register`."""
         names = register.names
         self.reads.update(names if count is None else range(names.start, names.start + count))
         return register
 
     def write(self, register: Register, count: int | None = None) -> Register:
-        """Record that a register, or the first `count` of a range, is written; return it."""
+        """Record that a register, or the first `count` registers of a range, is written; return `register`."""
         names = register.names
         self.writes.update(names if count is None else range(names.start, names.start + count))
         return register
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The scalar registers that are read, other than as lane masks."""
+        """The scalar registers that are read in any other way than as lane masks."""
         return frozenset(register for register in self.reads if register < VECTOR)
 
     def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:
         """Return the registers and halves that the instruction accesses.
 
         Returns:
-            The registers that are read, and those that are written; then, of these registers, the halves that are
-            neither read nor written, and the halves that are not written.
+            The registers that are read; the registers that are written; the halves of these registers that are neither
+            read nor written; and the halves of the written registers that are not written.
         """
         if not self.half_reads and not self.half_writes:
             return frozenset(self.reads | self.masks), frozenset(self.writes), _NONE, _NONE
@@ -162,7 +166,7 @@ class Operands:
         """Return the vector registers that an operand names, without recording an access.
 
         Raises:
-            NotEmulatedError: the operand is something else.
+            NotEmulatedError: the operand is not a vector register.
         """
         register = self.register(text)
         if register is None or not register.vector:
@@ -170,7 +174,7 @@ class Operands:
         return register
 
     def u32(self, text: str, offset: int = 0) -> Get:
-        """Return the function that reads a source as `uint32`; `offset` selects a later register of a range."""
+        """Return the function that reads a source as `uint32`; `offset` is added to the number of the register."""
         if text in self.raw:
             return self.raw[text]
         self.plain(text)
@@ -214,7 +218,7 @@ class Operands:
 
         Args:
             high: 1 for the upper half of a register.
-            packed: whether a constant has 32 bits, of which `high` selects a half.
+            packed: whether a constant is 32 bits wide, and `high` selects one half of it.
         """
         operand = self.signs(text)
         bits = self.half_bits(operand.text, high, packed=packed, floating=True)
@@ -225,7 +229,8 @@ class Operands:
 
         Args:
             high, packed: as in `half`.
-            floating: whether a packed constant such as 1.0 is a float16 in the lower half; otherwise it is a float32.
+            floating: whether a packed constant such as 1.0 means a float16 in the lower half; otherwise it means a
+                float32.
         """
         if text in self.raw:
             raw, place = self.raw[text], np.uint32(16 * high)
@@ -247,7 +252,7 @@ class Operands:
         return lambda wave: np.asarray(wave.sh_bits[scalar_half])
 
     def u64(self, text: str) -> Get:
-        """Return the function that reads a source as `uint64`: two registers, or a constant."""
+        """Return the function that reads a source, which is two registers or a constant, as `uint64`."""
         if text in self.raw:
             raise self.instruction.unknown("a 64-bit source with DPP or SDWA")
         self.plain(text)
@@ -264,7 +269,7 @@ class Operands:
     def f64(self, text: str) -> Get:
         """Return the function that reads a source as `float64`, with its modifiers applied.
 
-        A literal is the upper half of the number.
+        A literal gives the upper half of the number; the lower half is 0.
         """
         operand = self.signs(text)
         if operand.text.startswith("0x"):
@@ -286,12 +291,12 @@ class Operands:
 
     @property
     def vcc(self) -> str:
-        """The name of the lane mask VCC, which depends on the size of a wave."""
+        """The name of the lane mask VCC, which depends on the number of lanes in a wave."""
         return "vcc" if self.target.lanes == 64 else "vcc_lo"
 
     @property
     def exec(self) -> str:
-        """The name of the lane mask EXEC, which depends on the size of a wave."""
+        """The name of the lane mask EXEC, which depends on the number of lanes in a wave."""
         return "exec" if self.target.lanes == 64 else "exec_lo"
 
     def put_u32(self, text: str, offset: int = 0) -> Put:
@@ -317,7 +322,7 @@ class Operands:
 
         Args:
             offset: as in `u32`.
-            clamp: whether values are clamped to the range from 0 to 1, where NaN becomes 0.
+            clamp: whether values are clamped to the range from 0 to 1, which turns NaN into 0.
         """
         index = self.vector(text).index + offset
         self.writes.add(VECTOR + index)
@@ -336,7 +341,8 @@ class Operands:
         """Return the function that writes `uint16` to one half of a register in the active lanes.
 
         Args:
-            high: 1 for the upper half; by default the half that the text names, or else the lower one.
+            high: 1 for the upper half, 0 for the lower half; by default, the half that the text names, or else the
+                lower half.
             zero: whether a write to the lower half sets the upper half to 0.
         """
         register = self.vector(text)
@@ -346,7 +352,7 @@ class Operands:
             self.half_writes.add(2 * register.names.start + part)
         else:
             self.write(register, 1)
-            # The instruction preserves the other half, so it depends on the old value of the register.
+            # The instruction preserves the other half, so its result depends on the old value of the register.
             if not zero:
                 self.read(register, 1)
 
@@ -374,7 +380,7 @@ class Operands:
         return put
 
     def put_mask(self, text: str) -> Put:
-        """Return the function that writes a lane mask, `bool[lanes]`, to scalar registers; inactive lanes become 0."""
+        """Return the function that writes a lane mask, `bool[lanes]`, to scalar registers; inactive lanes get 0."""
         if text == "null":
             return lambda _wave, _value: None
         register = self.register(text)
@@ -426,7 +432,7 @@ class Operands:
         return lambda wave: wave.quad(index)
 
     def put_number(self, text: str, words: int = 1) -> Callable[[Wave, int], None]:
-        """Return the function that writes a number to one or two scalar registers; higher bits are dropped."""
+        """Return the function that writes a number to one or two scalar registers, and drops higher bits."""
         if text == "null" and self.target.generation > 9:
             return lambda _wave, _value: None
         register = self.register(text)

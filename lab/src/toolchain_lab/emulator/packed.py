@@ -1,4 +1,4 @@
-"""Packed vector instructions, which compute two results in each lane, and dot products of bytes."""
+"""Packed vector instructions, which compute two results in each lane, and instructions for dot products of bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from toolchain_lab.emulator.wave import Wave
 
 
 def _selection(operands: Operands, count: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return the modifiers op_sel, op_sel_hi, neg_lo and neg_hi, each with an element for each source.
+    """Return the values of the modifiers op_sel, op_sel_hi, neg_lo and neg_hi, each with an element for each source.
 
-    For the low result op_sel selects the half of a source and neg_lo negates it; op_sel_hi and neg_hi do so for the
-    high result.
+    For the low result, op_sel selects the half of each source that is used, and neg_lo negates it; op_sel_hi and neg_hi
+    do the same for the high result.
     """
     modifiers = operands.instruction.modifiers
     return (
@@ -33,7 +33,7 @@ def _negated(get: Get) -> Get:
 
 
 def _float_pair(operands: Operands, text: str, part: int) -> Get:
-    """Return the function that reads one of two float32; they are equal for a constant or a single register."""
+    """Return the function that reads one of a source's two float32; both are equal in a single register."""
     register = operands.register(text)
     if register is None or register.count == 1:
         return operands.f32(text)
@@ -112,7 +112,7 @@ def _typed(bits: Get, kind: type[np.generic]) -> Get:
 
 
 def move_pair(operands: Operands) -> Run:
-    """Decode V_PK_MOV_B32, which moves a register of each source; op_sel and op_sel_hi select the registers."""
+    """Decode V_PK_MOV_B32, which moves one register of each source; op_sel and op_sel_hi select the registers."""
     result, first, second = operands.instruction.operands
     modifiers = operands.instruction.modifiers
     low, high = modifiers.vector("op_sel", [0, 0]), modifiers.vector("op_sel_hi", [1, 1])
@@ -136,7 +136,7 @@ def _word(operands: Operands, text: str, part: int) -> Get:
 
 
 def pack_halves(operands: Operands) -> Run:
-    """Decode V_PACK_B32_F16."""
+    """Decode V_PACK_B32_F16, which packs two float16 sources into one register."""
     result, first, second = operands.instruction.operands
     selected = operands.instruction.modifiers.vector("op_sel", [0, 0, 0])
     low, high = operands.half(first, selected[0]), operands.half(second, selected[1])
@@ -160,7 +160,7 @@ def _shift_right(a: Array, b: Array) -> Array:
 
 
 def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
-    """Return the decoder of a packed addition or subtraction of 16-bit integers, which wraps unless `clamp` is set."""
+    """Return the decoder for a packed addition or subtraction of 16-bit integers, which wraps unless `clamp` is set."""
     limits = np.iinfo(kind)  # type: ignore[type-var]
 
     def bounded(a: Array, b: Array) -> Array:
@@ -180,7 +180,7 @@ def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
 
 
 def _bytes(get: Get, *, signed: bool) -> Callable[[Wave], Array]:
-    """Return the function that reads the four bytes of a source, `int32[lanes, 4]`."""
+    """Return the function that reads the four bytes of a source as `int32[lanes, 4]`."""
     kind = np.int8 if signed else np.uint8
 
     def read(wave: Wave) -> Array:
@@ -191,10 +191,10 @@ def _bytes(get: Get, *, signed: bool) -> Callable[[Wave], Array]:
 
 
 def _dot4(first: bool, second: bool, *, chosen: bool = False) -> Handler:
-    """Return the decoder of an instruction that adds four products of bytes to a third source or to its destination.
+    """Return the decoder for an instruction that adds four products of bytes to a third source or to its destination.
 
     Args:
-        first, second: whether the bytes of the source are signed.
+        first, second: whether the bytes of the first and of the second source are signed.
         chosen: whether the modifier neg_lo specifies the signs instead.
     """
 

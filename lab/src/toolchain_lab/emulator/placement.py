@@ -1,23 +1,23 @@
-"""What a kernel finds at its start: the addresses of buffers and code, and the scalar registers that nothing sets."""
+"""The initial state of a kernel that the hardware does not fix: addresses, and scalar registers that nothing sets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Pages of 4 GiB from one buffer to the next, so that an access beyond a buffer meets no other one.
+# units of 4 GiB from one buffer to the next, so that an access beyond the end of a buffer hits no other buffer
 _STEP = 3
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Addresses of buffers and code, and the start of scalar registers.
+    """The addresses of buffers and code, and the initial values of scalar registers.
 
     Args:
-        page: the upper 32 bits of the first address.
-        low: the first byte of a buffer from a boundary of 4 GiB on.
-        step: the further bytes of each following buffer.
-        code: the entry of the kernel from a boundary of 4 GiB on.
-        cleared: whether scalar registers begin as 0 instead of garbage.
+        page: the upper 32 bits of the first buffer's address, before `low` is added.
+        low: the offset of the first buffer from a multiple of 4 GiB, in bytes.
+        step: the number of bytes by which this offset increases from one buffer to the next.
+        code: the offset of the kernel's first instruction from a multiple of 4 GiB, in bytes.
+        cleared: whether scalar registers are initially 0 instead of random.
     """
 
     page: int
@@ -27,17 +27,19 @@ class Placement:
     cleared: bool
 
     def buffers(self, count: int) -> tuple[int, ...]:
-        """Return the addresses of so many buffers, as unsigned numbers of 64 bits."""
+        """Return the addresses of `count` buffers, as unsigned 64-bit numbers."""
         return tuple((self.page + _STEP * number << 32) + self.low + self.step * number for number in range(count))
 
     def code_address(self, entry: int) -> int:
-        """Return the address of a code object whose kernel begins at the offset `entry`."""
+        """Return the address of a code object whose kernel begins at the offset `entry` in it."""
         return (self.page - _STEP << 32) + self.code - entry
 
 
-# All of a buffer but its first 16 bytes, which is what Triton lets a pointer be a multiple of, lies above a boundary of
-# 4 GiB, and the kernel above the functions that it calls: sums of 64 bits need their carry.
+# The first 16 bytes of each buffer, the alignment that Triton assumes for pointers, lie below a multiple of 4 GiB, and
+# the rest lies above it. The kernel begins at such a multiple, with functions that it calls below. A kernel that drops
+# the carry of a 64-bit address computation therefore fails.
 ACROSS = Placement(page=0x7F10, low=-16, step=0, code=0, cleared=False)
-# Addresses whose upper bits are copies of bit 47, as Linux gives them to graphics programs: the base address of a
-# buffer descriptor has 48 bits, so a kernel must remove them. A descriptor whose range was never set is empty.
+# The upper bits of these addresses are copies of bit 47, as in the addresses that Linux gives to graphics programs. The
+# base address in a buffer descriptor has only 48 bits, so a kernel must clear the upper bits. Scalar registers are 0,
+# so a descriptor whose size the kernel forgot to set is for an empty buffer.
 UPPER = Placement(page=0xFFFF8010, low=64, step=64, code=1 << 16, cleared=True)

@@ -1,8 +1,8 @@
-"""Planning of how the instructions of a block run for all waves of a batch.
+"""Plans for running the instructions of a block for all waves of a batch.
 
-An instruction runs once if the scalar registers that it reads are the same in all waves, and otherwise for each wave.
-The plan of a block therefore depends only on the registers that differ at its beginning, and is made once for each set
-of them.
+An instruction runs once if the scalar registers that it reads have the same values in all waves, and otherwise runs for
+each wave. The plan for a block therefore depends only on which registers differ at the beginning of the block, and is
+made once for each set of such registers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from toolchain_lab.emulator.wave import Target
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a part of a block.
+    """The plan for a part of a block.
 
     Args:
         steps: the functions to call with the batch, in order.
         stop: the index of the first instruction after the part.
         after: the registers that may differ between the waves after the part.
-        unsettled: the registers in `after` that should be compared, because they are often the same in all waves.
+        unsettled: the registers in `after` whose values should be compared, because they are often the same in all
+            waves.
     """
 
     steps: tuple[RunBatch, ...]
@@ -36,7 +37,7 @@ class Plan:
 
 
 def plan(operations: Sequence[Operation], start: int, varying: Registers, target: Target) -> Plan:
-    """Plan instructions up to the end of a block, or up to an instruction whose result must be compared.
+    """Return a plan up to the end of a block, or up to an instruction whose result must be compared between the waves.
 
     Args:
         operations: the instructions of the block.
@@ -44,7 +45,7 @@ def plan(operations: Sequence[Operation], start: int, varying: Registers, target
         varying: the scalar registers that may differ between the waves.
 
     Raises:
-        ApartError: the waves must execute an instruction one after the other.
+        ApartError: one of the instructions requires that the waves run one after the other.
     """
     maker = _Maker(varying, target)
     for place in range(start, len(operations)):
@@ -61,14 +62,14 @@ class _Maker:
         self.varying = set(varying)
         self.target = target
         self.steps: list[RunBatch] = []
-        # These registers are the same in all waves and were already copied to each wave.
+        # The registers that are the same in all waves and have already been copied to each wave.
         self._pushed: set[int] = set()
 
     def add(self, operation: Operation, run: Run) -> Registers:
-        """Add an instruction.
+        """Add the steps for an instruction.
 
         Returns:
-            The scalar registers that it wrote and that should be compared between the waves.
+            The scalar registers that the instruction writes, if they should be compared between the waves afterwards.
         """
         if operation.how == ORDERED:
             raise ApartError
@@ -98,7 +99,7 @@ class _Maker:
             self.varying |= written
 
     def _push(self, registers: Registers) -> None:
-        """Add steps that copy registers which are the same in all waves to each wave."""
+        """Add steps that copy to each wave those of the given registers that are the same in all waves."""
         missing = sorted(registers - self.varying - self._pushed)
         if not missing:
             return

@@ -28,14 +28,16 @@ class Block:
 
     Args:
         address: the address of the first instruction.
-        steps: the functions that execute the instructions, without those that change nothing.
-        operations: all instructions.
-        branch: the branch at the end; None if the last instruction is no branch, or jumps to an address in a register.
+        steps: the functions that execute the instructions, except for instructions that change nothing.
+        operations: all instructions of the block.
+        branch: the branch at the end; None if the last instruction is not a branch, or jumps to an address in a
+            register.
         barrier: whether the last instruction is a barrier.
         jumps: whether the last instruction jumps to an address in a register.
         following: the address after the last instruction.
-        executions: how often waves executed the block.
-        plans: the plans for all waves at once, by the index of the first instruction and the registers that differ.
+        executions: the number of times that waves executed the block.
+        plans: the plans for running all waves at once, by the index of the first instruction and the registers that
+            differ.
     """
 
     address: int
@@ -50,13 +52,13 @@ class Block:
 
     @cached_property
     def touched(self) -> frozenset[int]:
-        """The scalar registers that the instructions access, and EXEC."""
+        """The scalar registers that the instructions access, including EXEC in any case."""
         scalars = {register for each in self.operations for register in each.writes if register < VECTOR}
         return EXECS.union(scalars, *(each.scalar_reads for each in self.operations))
 
 
 def names(line: Line) -> tuple[str, ...]:
-    """Return the mnemonics of a line, two for a dual-issue instruction."""
+    """Return the mnemonics in a line of the disassembly: two for a dual-issue instruction, and otherwise one."""
     return tuple(
         "v_" + name.removeprefix("v_dual_") if "::" in line.text else name
         for name in (parse(line, text).name for text in line.text.split("::"))
@@ -64,7 +66,7 @@ def names(line: Line) -> tuple[str, ...]:
 
 
 class Program:
-    """A kernel, whose instructions are decoded when they are first executed."""
+    """A disassembled kernel, whose instructions are decoded when they are first executed."""
 
     def __init__(self, code: CodeObject, lines: Sequence[Line], *, exact: bool = True) -> None:
         self.code = code
@@ -82,15 +84,15 @@ class Program:
         self._blocks: dict[int, Block] = {}
         self.scoreboard = Scoreboard(self.target)
         self.magnitudes: dict[str, float] = {}
-        # This is false if the waves of a workgroup must run one after the other.
+        # This becomes false if the waves of a workgroup had to run one after the other.
         self.together = True
 
     @classmethod
     def of(cls, code: CodeObject, disassembler: Disassembler, *, exact: bool = True) -> Program:
-        """Disassemble a code object.
+        """Disassemble a code object, and return its kernel as a program.
 
         Args:
-            exact: whether matrix instructions follow the published rounding rules of the GPU, which takes longer.
+            exact: whether matrix instructions follow the published rounding rules for the GPU, which takes longer.
 
         Raises:
             NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
@@ -98,7 +100,7 @@ class Program:
         return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
 
     def operation(self, place: int) -> Operation:
-        """Return the decoded instruction of the line with an index.
+        """Return the decoded instruction in the line with an index.
 
         Raises:
             NotEmulatedError: the instruction is unknown.
@@ -112,7 +114,7 @@ class Program:
 
         Raises:
             NotEmulatedError: an instruction in the block is unknown.
-            FaultyKernelError: no instruction begins at the address, or the code ends before the block does.
+            FaultyKernelError: no instruction begins at the address, or the code ends before the end of the block.
         """
         known = self._blocks.get(address)
         if known is None:
@@ -146,7 +148,7 @@ class Program:
         )
 
     def unknown(self) -> list[NotEmulatedError]:
-        """Return the errors for all unsupported instructions, whether they are executed or not."""
+        """Return an error for each unsupported instruction in the code, whether or not it was executed."""
         refused = []
         for place in range(len(self.lines)):
             try:
@@ -160,11 +162,11 @@ class Program:
         return refused
 
     def _is_padding(self, place: int) -> bool:
-        """Return whether all lines from an index on are padding."""
+        """Return whether all lines from an index onwards are padding."""
         return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
 
     def executed(self) -> Counter[str]:
-        """Return the number of executions of each mnemonic."""
+        """Return how often instructions were executed, by mnemonic."""
         counts: Counter[str] = Counter()
         for block in self._blocks.values():
             for operation in block.operations:
@@ -185,7 +187,7 @@ class Program:
             self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def approximate(self) -> dict[str, str]:
-        """Return the executed mnemonics whose results may differ from hardware, with the bound of each error."""
+        """Return the executed mnemonics whose results may differ from hardware, each with the bound on its error."""
         return {
             name: text
             for name in sorted(self.executed())

@@ -1,6 +1,7 @@
 """Execution of some instructions for all waves at once, although their scalar registers differ between the waves.
 
-These are instructions that combine lane masks, and those that move a lane to or from a scalar register.
+This is supported for instructions that combine lane masks, and for those that move the value of a lane to or from a
+scalar register.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _place(operands: Operands, text: str) -> int | None:
 
 
 def _source(operands: Operands, text: str) -> _Source | None:
-    """Return the function that reads a source with a bit for each lane; None if this module does not support it."""
+    """Return the function that reads a lane mask for all waves; None if this module does not support the operand."""
     words = operands.target.lanes // 32
     register = operands.register(text)
     if register is None:

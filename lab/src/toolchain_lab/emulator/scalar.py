@@ -1,4 +1,4 @@
-"""Scalar instructions, which compute numbers that all lanes share, and lane masks."""
+"""Scalar instructions, which compute lane masks and numbers that all lanes share."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _I32 = range(-(1 << 31), 1 << 31)
 def _binary(
     compute: Callable[[int, int], Pair | int], width: int = 32, *, sign: bool = False, flags: bool = True
 ) -> Handler:
-    """Return the decoder of an instruction with two sources.
+    """Return the decoder for an instruction with two sources.
 
     Args:
-        compute: takes both sources, and returns the result, or with `flags` a `Pair`.
-        width: the bits of sources and result, 32 or 64.
+        compute: a function that takes both sources, and returns a `Pair` if `flags` is set, and otherwise the result.
+        width: the number of bits in the sources and in the result, 32 or 64.
         sign: whether the sources are signed.
         flags: whether the instruction writes SCC.
     """
@@ -79,13 +79,13 @@ def _unary(
 
 
 def _flagged(value: int, width: int = 32) -> Pair:
-    """Return a result truncated to its width, with SCC set if it is not zero."""
+    """Return a result truncated to its width, with SCC set if the truncated result is not 0."""
     value &= QUAD if width == 64 else WORD
     return value, int(value != 0)
 
 
 def _move_quad(operands: Operands) -> Run:
-    """Decode S_MOV_B64, which zero-extends a literal of 32 bits."""
+    """Decode S_MOV_B64, which zero-extends a 32-bit literal."""
     result, text = operands.instruction.operands
     literal = text.startswith("0x")
     value = operands.constant(text) if literal else 0
@@ -117,12 +117,12 @@ _SAVE_EXEC: dict[str, Callable[[int, int], int]] = {
 
 
 def _save_exec(compute: Callable[[int, int], int], width: int, *, new_one: bool = False) -> Handler:
-    """Return the decoder of an instruction that computes a new EXEC from the old one and its source.
+    """Return the decoder for an instruction that computes a new EXEC from its source and the old EXEC.
 
     Args:
-        compute: takes the source and the old EXEC.
-        width: the bits of EXEC, 32 or 64.
-        new_one: whether the destination gets the new EXEC, as in S_ANDN1_WREXEC; otherwise it gets the old one.
+        compute: a function that takes the source and the old EXEC, and returns the new EXEC.
+        width: the number of bits in EXEC, 32 or 64.
+        new_one: whether the destination gets the new EXEC, as in S_ANDN1_WREXEC; otherwise it gets the old EXEC.
     """
 
     def build(operands: Operands) -> Run:
@@ -158,7 +158,7 @@ def _shift(compute: Callable[[int, int], int], width: int) -> Handler:
 
 
 def _bit_field(width: int, *, sign: bool) -> Handler:
-    """Return the decoder of an S_BFE, whose second source has the offset in its low bits and the width from bit 16."""
+    """Return the decoder for S_BFE: the low bits of the second source give the offset, and bits 16 to 22 the width."""
 
     def build(operands: Operands) -> Run:
         result, first, second = operands.instruction.operands
@@ -169,7 +169,7 @@ def _bit_field(width: int, *, sign: bool) -> Handler:
             given = control(wave)
             size = given >> 16 & 127
             field = value(wave) >> (given & width - 1) & (1 << size) - 1
-            # A field that extends beyond the highest bit is truncated there, which matters for its sign.
+            # A field that extends beyond the highest bit is truncated, so its sign is in the highest bit that remains.
             size = min(size, width - (given & width - 1))
             return _flagged(signed(field, size) if sign and size else field, width)
 
@@ -181,7 +181,7 @@ def _bit_field(width: int, *, sign: bool) -> Handler:
 def _compare(
     compute: Callable[[int, int], bool], *, sign: bool = False, width: int = 32, short: bool = False
 ) -> Handler:
-    """Return the decoder of an S_CMP, or of an S_CMPK, which compares with a constant of 16 bits (`short`)."""
+    """Return the decoder for S_CMP, or with `short` for S_CMPK, which compares with a 16-bit constant."""
 
     def build(operands: Operands) -> Run:
         first, second = operands.instruction.operands
@@ -243,7 +243,7 @@ def _extreme(*, largest: bool, sign: bool) -> Handler:
 
 
 def _constant_add(operands: Operands) -> Run:
-    """Decode S_ADDK_I32, which adds a constant of 16 bits, and sets SCC on signed overflow."""
+    """Decode S_ADDK_I32, which adds a 16-bit constant, and sets SCC on signed overflow."""
     result, constant = operands.instruction.operands
     value, get, put = signed(int(constant, 0), 16), operands.signed_number(result), operands.put_number(result)
 
@@ -302,11 +302,11 @@ def _set_bit(*, to: int) -> Handler:
 
 
 def _float(compute: Callable[..., Any], count: int, *, accumulate: bool = False) -> Handler:
-    """Return the decoder of a scalar instruction on float32.
+    """Return the decoder for a scalar instruction on float32.
 
     Args:
         count: the number of sources.
-        accumulate: whether the destination's old value is a further source.
+        accumulate: whether the destination's old value is an additional source.
     """
 
     def build(operands: Operands) -> Run:
@@ -378,7 +378,7 @@ def _with_carry(*, subtract: bool) -> Handler:
 
 
 def _lowest_bit(value: int) -> int:
-    """Return the position of the lowest set bit; -1, which is all ones, if no bit is set."""
+    """Return the position of the lowest set bit; -1 if no bit is set, which is stored as all ones."""
     return (value & -value).bit_length() - 1
 
 
@@ -387,7 +387,7 @@ def _highest_bit(width: int) -> Callable[[int], int]:
 
 
 def _of_width(width: int) -> dict[str, Handler]:
-    """Return the decoders, by mnemonic, of instructions that exist for 32 and for 64 bits, for one of both widths."""
+    """Return the decoders, by mnemonic, of one width (32 or 64 bits) of the instructions that exist for both widths."""
     words = width // 32
     table: dict[str, Handler] = {
         f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),

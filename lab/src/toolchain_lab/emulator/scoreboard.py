@@ -1,7 +1,7 @@
-"""Checks that a kernel waits for its memory accesses, and keeps the distances between instructions.
+"""Checks that a kernel waits for its memory accesses and keeps the required distances between instructions.
 
-Both depend on the path of a wave and not on values. Each block is therefore checked only once for each state in which
-a wave enters it.
+Both checks depend only on the path that a wave takes, and not on values. Each block is therefore checked only once for
+each state in which a wave enters it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from toolchain_lab.emulator.wave import TTMP, VCC, Target
 if TYPE_CHECKING:
     from toolchain_lab.emulator.program import Block
 
-_MOST = 64  # hardware stalls a wave before a counter exceeds its range, so more accesses are never outstanding
+_MOST = 64  # accesses; hardware stalls a wave before a counter overflows, so no more are outstanding
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
 LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
 _COUNTED = ("s_load_", "s_buffer_load_", "ds_", *MEMORY)
 _NONE: frozenset[int] = frozenset()
-# An outstanding access has a counter, an instruction, the registers that it will write, and whether accesses with the
+# An outstanding access: its counter, its instruction, the registers that it will write, and whether accesses with the
 # same counter complete in order.
 Access = tuple[str, Operation, frozenset[int], bool]
-# Later instructions must keep a distance from a recent one. The numbers count the wait states, the vector instructions
-# and the transcendental instructions from the beginning of the block to the recent one, which are negative if an
-# earlier block contains it.
+# A recent instruction from which later ones must keep a distance. The three numbers are the wait states, the vector
+# instructions and the transcendental instructions from the beginning of the block to the end of this instruction. They
+# are negative or 0 if the instruction is in an earlier block.
 Recent = tuple["Effects", Operation, int, int, int]
 
 
 class Effects(Facts):
-    """The facts of an instruction, and the accesses that it waits for and starts.
+    """The properties of an instruction, the accesses that it waits for, and the access that it starts.
 
     Attributes:
-        waits: the number of accesses that may stay outstanding, by counter; None if the instruction is no wait.
+        waits: the number of accesses that may stay outstanding, by counter; None if the instruction is not a wait.
         barrier: whether the instruction is a barrier.
         counters: the counters that the instruction increments.
-        loaded: the registers that its access will write.
+        loaded: the registers that the instruction's access will write.
         ordered: whether accesses with the same counter complete in order.
     """
 
@@ -65,7 +65,7 @@ class State:
     """The outstanding accesses, oldest first, and the recent instructions from which a distance must be kept.
 
     Args:
-        following: the state after each block that was already checked, by the address of the block.
+        following: the state after each block that has already been checked from this state, by the block's address.
     """
 
     accesses: tuple[Access, ...] = ()
@@ -74,7 +74,7 @@ class State:
 
 
 class Scoreboard:
-    """The states that the waves of a program reach."""
+    """The states that the waves of a program reach, which are shared between waves."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -83,7 +83,7 @@ class Scoreboard:
         self._states: dict[tuple[object, ...], State] = {((), ()): self.start}
 
     def behind(self, state: State, block: Block) -> State:
-        """Return the state after a block, which is computed only once for each state before the block.
+        """Return the state after a block, which is computed only once for each state before it.
 
         Raises:
             FaultyKernelError: a wait or a distance is missing.
@@ -141,11 +141,12 @@ def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> No
     """Check that an instruction does not use a register of an outstanding access.
 
     Raises:
-        FaultyKernelError: it uses one.
+        FaultyKernelError: the instruction uses such a register, or is a barrier with an outstanding store to LDS.
     """
     if effects.barrier:
         for _, earlier, _, _ in accesses:
-            # A load may be outstanding, because LDS processes accesses in order. LLVM always waits for stores.
+            # A load may be outstanding at a barrier, because LDS processes accesses in order. Stores may not, because
+            # LLVM always waits for them.
             if LDS_STORE.match(earlier.names[0]):
                 raise _fault(operation, earlier, "a barrier does not wait for")
     reads, writes = operation.reads, operation.writes
@@ -163,21 +164,21 @@ def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> No
 
 
 def _apart(register: int, load: Operation, other: Operation) -> bool:
-    """Return whether a load writes one half of a register, and another instruction accesses only the other half."""
+    """Return whether a load writes only one half of a register and the other instruction accesses only the other."""
     low, high = 2 * register, 2 * register + 1
     return (low in load.kept and high in other.spared) or (high in load.kept and low in other.spared)
 
 
 @cache
 def _counters(name: str, generation: int, *, load: bool) -> tuple[str, ...]:
-    """Return the counters that an access increments; `load` is whether it writes vector registers."""
+    """Return the counters that an access increments; `load` says whether the access writes vector registers."""
     new = generation == 12
     if name.startswith("s_"):
         return ("km",) if new else ("lgkm",)
     if name.startswith("ds_"):
         return ("ds",) if new else ("lgkm",)
     if match := _CACHES.match(name):
-        # In LLVM's model, cache instructions increment a counter only on gfx12.
+        # In LLVM's model, instructions that control caches increment a counter only on gfx12.
         return () if not new else ("load",) if match[1] == "inv" else ("store",)
     counter = ("load" if load else "store") if new else "vm" if load or generation == 9 else "vs"
     if name.startswith("flat_"):

@@ -20,12 +20,12 @@ _VALUES = (
 _FLAGS = "clamp|glc|slc|dlc|nt|sc0|sc1|offen|idxen|lds|gds|tfe|row_mirror|row_half_mirror"
 _MODIFIER = re.compile(rf"(?:^|\s)((?:{_VECTORS}):\[[^\]]*\]|offset:swizzle\([^)]*\)|(?:{_VALUES}):\S+|(?:{_FLAGS}))$")
 _COMMA = re.compile(r",(?![^\[(]*[\])])")
-# Cache policies decide when other waves see a value, and not which value it is.
+# Modifiers for cache policies can be ignored, because they only affect when other waves see a value.
 _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 
 
 class Modifiers:
-    """The modifiers of an instruction, which records those that were queried, so that others can be refused."""
+    """The modifiers of an instruction, with a record of those that were queried, so that all others can be refused."""
 
     __slots__ = ("_asked", "_values")
 
@@ -37,7 +37,7 @@ class Modifiers:
         return len(self._values)
 
     def flag(self, name: str) -> bool:
-        """Return whether the instruction has a modifier that takes no value."""
+        """Return whether the instruction has a modifier, such as `clamp`, that takes no value."""
         self._asked.add(name)
         return name in self._values
 
@@ -68,9 +68,9 @@ class Instruction:
     """A parsed instruction.
 
     Args:
-        line: the line of the disassembly.
-        name: the mnemonic without the suffix of its encoding.
-        suffix: the suffix of the encoding: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa`, or empty.
+        line: the line of the disassembly that contains the instruction.
+        name: the mnemonic without the suffix for its encoding.
+        suffix: the suffix for the encoding: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa`, or empty.
         operands: the texts of the operands, destinations first.
     """
 
@@ -88,7 +88,7 @@ class Instruction:
         """Return the error for an instruction that is not emulated.
 
         Args:
-            why: the unsupported part of the instruction; empty if all of it is unknown.
+            why: the unsupported part of the instruction; empty if the whole instruction is unknown.
         """
         return NotEmulatedError(
             "instruction-not-emulated",
@@ -102,16 +102,16 @@ def parse(line: Line, text: str | None = None) -> Instruction:
     """Parse an instruction.
 
     Args:
-        text: one half of the line, if it is a dual-issue instruction.
+        text: the part of the line to parse, for a dual-issue instruction; by default, the whole line.
     """
     name, suffix, operands, values = _parts(line.text if text is None else text)
     return Instruction(line, name, suffix, operands, Modifiers(values))
 
 
-# This is cached because similar kernels have most of their instructions in common.
+# The result is cached, because similar kernels have most of their instructions in common.
 @lru_cache(maxsize=65536)
 def _parts(text: str) -> tuple[str, str, tuple[str, ...], Mapping[str, str]]:
-    """Return the name, suffix, operands and modifiers of an instruction."""
+    """Return the name, the suffix, the operands and the modifiers of an instruction."""
     rest = text.strip()
     values: dict[str, str] = {}
     while match := _MODIFIER.search(rest):

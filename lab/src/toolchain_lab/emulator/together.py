@@ -1,7 +1,8 @@
 """Execution of all waves of a workgroup at once, as long as they have the same program counter.
 
-The results are the same as those of waves that run one after the other, unless two waves access the same memory
-between two barriers and one of them writes. In that case the workgroup is reset to its initial state.
+The results are the same as if the waves ran one after the other, unless two waves access the same memory between two
+barriers and at least one of them writes to it. In that case, or after an error, the workgroup is reset to its initial
+state.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def run_together(group: Workgroup, limits: Limits) -> bool:
-    """Run a workgroup to its end.
+    """Run all waves of a workgroup together to their end.
 
     Returns:
-        False if its waves must run one after the other. The workgroup then has its initial state.
+        True if the waves have ended; False if they must run one after the other, in which case the workgroup has its
+        initial state.
     """
     arrays = [group.vectors, group.scalars, group.scratch, group.lds.bytes]
     kept = [array.copy() for array in arrays]
@@ -62,22 +64,22 @@ class _Together:
 
         Raises:
             ApartError: the waves must run one after the other.
-            EmulatorError: an error occurred, which may be different if the waves run one after the other.
+            EmulatorError: an error occurred. It may be a different one if the waves run one after the other.
         """
         while not all(wave.done for wave in self.waves):
             self._to_barrier()
             self._barrier(sum(wave.count for wave in self.waves))
 
     def _barrier(self, count: int) -> None:
-        """Raise ApartError if accesses conflict, or if `count`, the number of all instructions, exceeds the limit."""
+        """Raise ApartError if accesses conflict or `count`, the number of executed instructions, exceeds the limit."""
         if self.accesses.memory.meet() or self.accesses.lds.meet() or count > self.limit:
             raise ApartError
 
     def _to_barrier(self) -> None:
         """Run all waves up to a barrier or their ends.
 
-        Waves with different program counters run alone, and the one with the lowest program counter runs first, so
-        that the others can join it again.
+        Waves with different program counters run one block at a time, beginning with the wave with the lowest program
+        counter, so that the waves can meet again.
         """
         running = [wave for wave in self.waves if not wave.done]
         while running:
@@ -99,7 +101,7 @@ class _Together:
         return all(wave.pc == first.pc and wave.clamps_overflow == first.clamps_overflow for wave in self.waves)
 
     def _run_batch(self) -> bool:
-        """Run all waves together until they diverge; return whether they have reached their end instead."""
+        """Run all waves together until they diverge or reach their end; return whether they have reached their end."""
         batch, find = self.batch, self.program.block
         batch.join()
         while True:
@@ -137,7 +139,7 @@ class _Together:
                 batch.settle(planned.unsettled)
 
     def _plan(self, block: Block, start: int) -> Plan:
-        """Return a plan. Registers that the block does not access cannot change it, so such plans are shared."""
+        """Return a plan. Registers that the block does not access do not affect it, so a known plan can be reused."""
         relevant = self.batch.varying & block.touched
         planned = block.plans.get((start, relevant))
         if planned is None:
@@ -145,7 +147,7 @@ class _Together:
         return replace(planned, after=planned.after | (self.batch.varying - block.touched))
 
     def _branch(self, block: Block) -> bool:
-        """Set the program counters after a block; return whether all waves continue at the same address."""
+        """Set the program counters after a block, and return whether all waves continue at the same address."""
         batch, branch = self.batch, block.branch
         if branch is None:
             raise AssertionError(block.address)

@@ -25,12 +25,12 @@ def _byte(number: int) -> LaneOp:
 
 
 def _packed(low: Array, high: Array) -> Array:
-    """Combine two `uint16` arrays into one of `uint32`."""
+    """Combine two `uint16` arrays, for the lower and the upper halves, into a `uint32` array."""
     return np.asarray(low).astype(np.uint32) | np.asarray(high).astype(np.uint32) << np.uint32(16)
 
 
 def _dot2(a: Array, b: Array, add: Array) -> Array:
-    """Add two products of halves to a float32, and round the sum once."""
+    """Compute the sum of two products of float16 numbers and a float32, rounded once."""
     a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
     left = np.ascontiguousarray(a).view(np.float16).astype(np.float64).reshape(*a.shape, 2)
     right = np.ascontiguousarray(b).view(np.float16).astype(np.float64).reshape(*b.shape, 2)
@@ -140,7 +140,7 @@ LANE_OPS: dict[str, LaneOp] = {
 
 
 def div_scale(operands: Operands) -> Run:
-    """Decode V_DIV_SCALE_F32, which also writes a lane mask."""
+    """Decode V_DIV_SCALE_F32, which scales an operand, and writes a mask of the lanes to scale back later."""
     result, mask, *sources = operands.instruction.operands
     value, denominator, numerator = (operands.f32(text) for text in sources)
     put, put_mask = operands.put_f32(result), operands.put_mask(mask)
@@ -154,7 +154,7 @@ def div_scale(operands: Operands) -> Run:
 
 
 def _mixed(operands: Operands) -> list[Get]:
-    """Return the functions that read three sources, each of which is a half or a float32, as `op_sel_hi` says."""
+    """Return the functions that read the three sources, each of which is a float16 or a float32 as `op_sel_hi` says."""
     modifiers = operands.instruction.modifiers
     high, is_half = modifiers.vector("op_sel", [0, 0, 0]), modifiers.vector("op_sel_hi", [0, 0, 0])
     gets: list[Get] = []
@@ -173,7 +173,7 @@ def _widened(half: Get) -> Get:
 
 
 def fma_mix(operands: Operands) -> Run:
-    """Decode V_FMA_MIX_F32."""
+    """Decode V_FMA_MIX_F32, a fused multiply-add of float16 and float32 sources."""
     first, second, third = _mixed(operands)
     put = operands.put_f32(operands.instruction.operands[0], clamp=operands.instruction.modifiers.flag("clamp"))
     return lambda wave: put(wave, float_math.fma(first(wave), second(wave), third(wave)))
@@ -196,7 +196,7 @@ def _fma_mix_half(high: int) -> Handler:
 
 
 def _dot2_of(compute: Compute) -> Handler:
-    """Return the decoder of V_DOT2_F32_F16 or V_DOT2_F32_BF16, whose addend is a separate source."""
+    """Return the decoder for V_DOT2_F32_F16 or V_DOT2_F32_BF16, whose addend is a separate source."""
 
     def build(operands: Operands) -> Run:
         result, first, second, third = operands.instruction.operands
@@ -211,13 +211,13 @@ def _dot2_of(compute: Compute) -> Handler:
 
 
 def dot2_bf16(operands: Operands) -> Run:
-    """Decode V_DOT2_BF16_BF16 if it only multiplies: one product and the addend must be 0.
+    """Decode V_DOT2_BF16_BF16 for the case in which it only multiplies: one product and the addend must be 0.
 
-    Triton 3.6 to 3.8 only use it in this way. The other product is truncated, as triton#11227 measured on gfx1200. Sums
-    of two products are refused, because their rounding is not documented.
+    Triton 3.6 to 3.8 only use the instruction in this way. The product that is not 0 is truncated to bfloat16, as was
+    measured in triton#11227 on gfx1200. Sums of two products are refused, because their rounding is not documented.
     """
     result, first, second, third = operands.instruction.operands
-    # The last element of op_sel can be ignored, because the operand's text also names the half of the result.
+    # The last element of op_sel can be ignored, because the text of the destination also names the half.
     *selected, _ = operands.instruction.modifiers.vector("op_sel", [0, 0, 0, 0])
     if third != "0" or any(selected) or operands.instruction.modifiers.left() or "." in second.removesuffix(".l"):
         raise operands.instruction.unknown("a sum of two products")
@@ -238,7 +238,7 @@ def dot2_bf16(operands: Operands) -> Run:
 
 
 def pack_as_halves(operands: Operands) -> Run:
-    """Decode V_CVT_PK_F16_F32."""
+    """Decode V_CVT_PK_F16_F32, which rounds two float32 sources to float16 and packs them."""
     result, first, second = operands.instruction.operands
     low, high, put = operands.f32(first), operands.f32(second), operands.put_u32(result)
 

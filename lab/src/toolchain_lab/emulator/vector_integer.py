@@ -18,7 +18,7 @@ _U32, _U63 = np.uint64(32), np.uint64(63)
 
 
 def _amount(value: Array) -> Array:
-    """Return the shift amount for a 32-bit value, which is in the five lowest bits."""
+    """Return the amount by which a 32-bit value is shifted, which only the five lowest bits give."""
     return value & _U31
 
 
@@ -31,7 +31,7 @@ def _amount16(value: Array) -> Array:
 
 
 def _i24(value: Array) -> Array:
-    """Sign-extend the low 24 bits."""
+    """Return the low 24 bits of values, sign-extended."""
     return (value << np.int32(8)) >> np.int32(8)
 
 
@@ -41,13 +41,13 @@ def _ones(width: Array) -> Array:
 
 
 def bit_field(value: Array, offset: Array, width: Array) -> Array:
-    """Compute V_BFE_U32."""
+    """Compute V_BFE_U32, which extracts an unsigned field of bits."""
     field: Array = (value >> _amount(offset)) & _ones(width)
     return field
 
 
 def signed_bit_field(value: Array, offset: Array, width: Array) -> Array:
-    """Compute V_BFE_I32: the highest bit of the field is its sign, and a width of 0 gives 0."""
+    """Compute V_BFE_I32, which extracts a signed field of bits; a field of width 0 gives 0."""
     field = bit_field(value, offset, width)
     sign = (_ONE << _amount(width)) >> _ONE
     extended: Array = (field ^ sign) - sign
@@ -60,20 +60,20 @@ def _align(high: Array, low: Array, amount: Array) -> Array:
 
 
 def align_bit(high: Array, low: Array, amount: Array) -> Array:
-    """Compute V_ALIGNBIT_B32: 32 bits of the 64-bit number `high:low`, starting at bit `amount`."""
+    """Compute V_ALIGNBIT_B32: the 32 bits of the 64-bit number `high:low` that start at bit `amount`."""
     return _align(high, low, amount & _U31)
 
 
 def align_byte(high: Array, low: Array, amount: Array) -> Array:
-    """Compute V_ALIGNBYTE_B32: 32 bits of the 64-bit number `high:low`, starting at byte `amount`."""
+    """Compute V_ALIGNBYTE_B32: the 32 bits of the 64-bit number `high:low` that start at byte `amount`."""
     return _align(high, low, (amount & np.uint32(3)) * np.uint32(8))
 
 
 def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
-    """Compute V_PERM_B32, which selects each byte of the result.
+    """Compute V_PERM_B32, in which a byte of the selector determines each byte of the result.
 
-    A selector of 0-3 picks a byte of `low` and 4-7 one of `high`. 8-11 give the sign of a 16-bit half, 12 gives zero,
-    and higher ones give 0xFF.
+    The values 0-3 pick a byte of `low`, and 4-7 pick a byte of `high`. The values 8-11 repeat the sign of one of the
+    four 16-bit halves, 12 gives 0, and higher values give 0xFF.
     """
     if selector.ndim and not np.count_nonzero(selector != selector[0]):
         return _permute_by_constant(high, low, int(selector[0]))
@@ -100,7 +100,7 @@ def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _choices(selector: int) -> tuple[list[int], bool]:
-    """Return the four bytes that a selector picks, and whether each pair of them is a half of a register."""
+    """Return the numbers of the four bytes that a selector picks, and whether they form two halves of registers."""
     choices = [(selector >> 8 * byte) & 7 for byte in range(4)]
     return choices, all(choices[k] % 2 == 0 and choices[k + 1] == choices[k] + 1 for k in (0, 2))
 
@@ -108,7 +108,7 @@ def _choices(selector: int) -> tuple[list[int], bool]:
 def _pick_bytes(high: Array, low: Array, selector: int) -> Array:
     """Compute V_PERM_B32 for a selector that is the same in all lanes and picks only bytes of the sources."""
     choices, are_halves = _choices(selector)
-    if are_halves:  # the most frequent case
+    if are_halves:  # this is the most frequent case
         below, above = (high if choices[k] > 3 else low for k in (0, 2))
         below = below >> _U16 if choices[0] & 2 else below & _LOW
         packed: Array = below | (above & _HIGH if choices[2] & 2 else above << _U16)
@@ -139,7 +139,7 @@ def _permute_by_constant(high: Array, low: Array, selector: int) -> Array:
 
 
 def perm(operands: Operands) -> Run:
-    """Decode V_PERM_B32, whose selector is usually a scalar."""
+    """Decode V_PERM_B32. Its selector is usually a scalar, for which a faster function is used."""
     result, high, low, selector = operands.instruction.operands
     left, right, put = operands.u32(high), operands.u32(low), operands.put_u32(result)
     register = operands.register(selector)
@@ -151,7 +151,7 @@ def perm(operands: Operands) -> Run:
 
 
 def reverse_bits(value: Array) -> Array:
-    """Compute V_BFREV_B32."""
+    """Compute V_BFREV_B32, which reverses the order of the bits."""
     value = np.asarray(value, np.uint32)
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
         value = ((value >> np.uint32(shift)) & np.uint32(mask)) | ((value & np.uint32(mask)) << np.uint32(shift))
@@ -159,7 +159,7 @@ def reverse_bits(value: Array) -> Array:
 
 
 def count_bits(value: Array, add: Array) -> Array:
-    """Compute V_BCNT_U32_B32."""
+    """Compute V_BCNT_U32_B32: the number of set bits plus the second operand."""
     return np.bitwise_count(value).astype(np.uint32) + add
 
 
@@ -193,7 +193,7 @@ def _by_table(table: int, bits: Array, a: Array, b: Array, c: Array) -> Array:
     """Apply a bitwise function, given as a truth table, to three arrays and return the result.
 
     Args:
-        table: bit 4a + 2b + c is the function's value for the bits a, b and c.
+        table: the truth table, whose bit 4a + 2b + c is the function's value for the bits a, b and c.
         bits: an array of zeros of the result's type, which receives the result.
     """
     for row in range(8):
@@ -203,7 +203,7 @@ def _by_table(table: int, bits: Array, a: Array, b: Array, c: Array) -> Array:
 
 
 def bit_operation(operands: Operands) -> Run:
-    """Decode V_BITOP3_B32, any bitwise function of three sources."""
+    """Decode V_BITOP3_B32, which computes any bitwise function of three sources."""
     result, *sources = operands.instruction.operands
     table = operands.instruction.modifiers.number("bitop3")
     gets, put = [operands.u32(text) for text in sources], operands.put_u32(result)
@@ -216,7 +216,7 @@ def bit_operation(operands: Operands) -> Run:
 
 
 def bit_operation_of_halves(operands: Operands) -> Run:
-    """Decode V_BITOP3_B16, which preserves the other half of its destination."""
+    """Decode V_BITOP3_B16, any bitwise function of three halves, which preserves the destination's other half."""
     result, *sources = operands.instruction.operands
     modifiers = operands.instruction.modifiers
     table, selected = modifiers.number("bitop3"), modifiers.vector("op_sel", [0, 0, 0, 0])
@@ -231,7 +231,7 @@ def bit_operation_of_halves(operands: Operands) -> Run:
 
 
 def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) -> Run:
-    """Decode an addition or a subtraction that writes a carry for each lane.
+    """Decode an addition or a subtraction that writes a carry (or borrow) for each lane.
 
     Args:
         reverse: whether the second source is the minuend.
@@ -251,7 +251,7 @@ def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) 
         out = a < b if subtract else total < a
         if into is not None:
             more = into(wave)
-            # Only one of the two steps can carry.
+            # At most one of the two steps carries, so the total carries if either step does.
             out = out | ((total == 0) & more if subtract else (total == _ALL) & more)
             total = total - more if subtract else total + more
         put(wave, total)
@@ -280,7 +280,7 @@ def _carry_handlers() -> dict[str, Handler]:
 
 
 def multiply_add_64(operands: Operands) -> Run:
-    """Decode V_MAD_U64_U32 and V_MAD_CO_U64_U32, which add a 64-bit product and write the carry."""
+    """Decode V_MAD_U64_U32 and V_MAD_CO_U64_U32, which add a product to a 64-bit number, and write the carry."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.u32(first), operands.u32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)
@@ -296,7 +296,7 @@ def multiply_add_64(operands: Operands) -> Run:
 
 
 def multiply_add_signed_64(operands: Operands) -> Run:
-    """Decode V_MAD_I64_I32, whose carry is the signed overflow."""
+    """Decode V_MAD_I64_I32, which adds a signed product to a 64-bit number, and writes signed overflow as the carry."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.i32(first), operands.i32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)
@@ -313,13 +313,13 @@ def multiply_add_signed_64(operands: Operands) -> Run:
 
 
 def leading_signs(value: Array) -> Array:
-    """Compute V_FFBH_I32 and V_CLS_I32: the number of leading bits that equal the sign, or all ones if all bits do."""
+    """Compute V_FFBH_I32 and V_CLS_I32: the number of leading bits equal to the sign, or all ones if all bits are."""
     signless = np.where(value < 0, ~np.asarray(value), value).view(np.uint32)
     return leading_zeros(signless)
 
 
 def _bounded(kind: type[np.generic], *, subtract: bool, reverse: bool = False) -> Compute:
-    """Return a function that adds or subtracts and clamps the result to the range of its type."""
+    """Return a function that adds or subtracts two values, and clamps the result to the range of its type."""
     limits = np.iinfo(kind)  # type: ignore[type-var]
 
     def compute(a: Array, b: Array) -> Array:
@@ -348,7 +348,7 @@ def _saturating() -> dict[str, LaneOp]:
     return rows
 
 
-# These rows replace those of LANE_OPS if the instruction has the modifier `clamp`.
+# These rows are used instead of those in LANE_OPS if the instruction has the modifier `clamp`.
 SATURATING = _saturating()
 LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(

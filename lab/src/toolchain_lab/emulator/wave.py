@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 VCC, NULL, EXEC = 106, 124, 126
 TTMP = 108
-# A wave has 256 VGPRs, followed by 256 AGPRs.
+# 256 VGPRs, followed by 256 AGPRs
 VECTORS = 512
 SCALARS = 128
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a program.
+    """The GPU that a program is for, and how it is emulated.
 
     Args:
-        gpu: LLVM's name of the GPU, such as `gfx942`.
-        lanes: the lanes of a wave, 32 or 64.
-        exact: whether matrix instructions follow the published rounding rules of the GPU, if there are any.
+        gpu: LLVM's name for the GPU, such as `gfx942`.
+        lanes: the number of lanes in a wave, 32 or 64.
+        exact: whether matrix instructions follow the published rounding rules for the GPU, if there are any.
     """
 
     gpu: str
@@ -37,7 +37,7 @@ class Target:
 
     @cached_property
     def generation(self) -> int:
-        """The major version of the ISA: 9 for CDNA, 11 for RDNA3, 12 for RDNA4."""
+        """The major version of the ISA: 9 for CDNA, 11 for RDNA 3, 12 for RDNA 4."""
         return int(self.gpu[3:-2])
 
 
@@ -45,10 +45,10 @@ class Wave:
     """The registers and the state of a wave.
 
     Args:
-        group: the workgroup of the wave.
-        number: the number of the wave in its workgroup.
+        group: the workgroup to which the wave belongs.
+        number: the wave's number in its workgroup, from 0.
         vectors: the vector registers, `uint32[512, lanes]`.
-        scalars: the scalar registers, `uint32[128]`, numbered as in the encoding of instructions.
+        scalars: the scalar registers, `uint32[128]`, indexed by the numbers that encode them in instructions.
         scratch: the scratch memory, `uint32[words, lanes]`.
     """
 
@@ -65,39 +65,39 @@ class Wave:
         self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        # Kernels of gfx90a access scratch memory as a buffer at this address, which is 0 on other GPUs.
+        # Kernels for gfx90a access scratch memory through a buffer at this address. It is 0 for other GPUs.
         self.scratch_address = 0
         self.scc = 0
-        # This is the bit FP16_OVFL of the MODE register.
+        # The bit FP16_OVFL of the MODE register.
         self.clamps_overflow = False
         self.pc = 0
         self.state: State
         self.done = False
         self.count = 0
-        # Each register has its last lane mask, and the bits that the mask was converted from or to. This saves
-        # conversions, because most masks are read unchanged after they were written.
+        # The last lane mask that was read from or written to each register, with its bits. This saves conversions,
+        # because most masks are read unchanged after they were written.
         self._masks: dict[int, tuple[object, Array]] = {}
         self.mask: Array = np.ones(self.lanes, np.bool_)
         self.all_lanes = True
 
     @cached_property
     def u(self) -> list[Array]:
-        """The vector registers as `uint32[lanes]`, each of which is a view of `vectors`."""
+        """The vector registers as `uint32[lanes]`, each a view of `vectors`."""
         return list(self.vectors)
 
     @cached_property
     def i(self) -> list[Array]:
-        """The vector registers as `int32[lanes]`, each of which is a view of `vectors`."""
+        """The vector registers as `int32[lanes]`, each a view of `vectors`."""
         return list(self.vectors.view(np.int32))
 
     @cached_property
     def f(self) -> list[Array]:
-        """The vector registers as `float32[lanes]`, each of which is a view of `vectors`."""
+        """The vector registers as `float32[lanes]`, each a view of `vectors`."""
         return list(self.vectors.view(np.float32))
 
     @cached_property
     def half_bits(self) -> tuple[list[Array], list[Array]]:
-        """The lower and the upper halves of the vector registers as `uint16[lanes]`, which are views of `vectors`."""
+        """The lower and the upper halves of the vector registers as `uint16[lanes]`, each a view of `vectors`."""
         halves = self.vectors.view(np.uint16)
         return list(halves[:, 0::2]), list(halves[:, 1::2])
 
@@ -107,7 +107,7 @@ class Wave:
         return np.array([self.number], np.uint8)
 
     def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - used by Batch, a subclass
-        """Return the numbers of the waves that the active lanes belong to, or one number if there is one wave.
+        """Return the number of the wave that each active lane belongs to, or one number if there is only one wave.
 
         Args:
             lanes: a mask of lanes; the active lanes by default.
@@ -120,11 +120,11 @@ class Wave:
         return number
 
     def lane_bits(self, index: int) -> int:
-        """Return a lane mask, from one scalar register for 32 lanes or from two for 64, as a number."""
+        """Return the lane mask in one scalar register, or in two if a wave has 64 lanes, as a number."""
         return self.s.item(index) if self.target.lanes == 32 else self.quad(index)
 
     def lane_mask(self, index: int) -> Array:
-        """Return a lane mask in scalar registers as `bool[lanes]`."""
+        """Return the lane mask in scalar registers as `bool[lanes]`."""
         value = self.lane_bits(index)
         known = self._masks.get(index)
         if known is not None and known[0] == value:
@@ -142,7 +142,7 @@ class Wave:
             self.exec_changed()
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
-        """Write a lane mask, `bool[lanes]`, to scalar registers; inactive lanes become 0."""
+        """Write a lane mask, `bool[lanes]`, to scalar registers, with 0 for inactive lanes."""
         if not self.all_lanes:
             mask = mask & self.mask
         value = pack_lanes(mask)
@@ -155,7 +155,7 @@ class Wave:
         return self.lane_bits(EXEC)
 
     def set_exec(self, value: int) -> None:
-        """Set EXEC, and with it the active lanes."""
+        """Set EXEC, which determines the active lanes."""
         self.s[EXEC], self.s[EXEC + 1] = value & WORD, value >> 32
         self.exec_changed()
 
@@ -166,7 +166,7 @@ class Wave:
         self.mask = self.lane_mask(EXEC)
 
     def forget_masks(self) -> None:
-        """Drop the cached lane masks, because scalar registers were restored."""
+        """Drop the cached lane masks, which is necessary after scalar registers have been restored."""
         self._masks = {}
 
     def first_lane(self) -> int:

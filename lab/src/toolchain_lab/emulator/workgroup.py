@@ -1,4 +1,4 @@
-"""Execution of a workgroup: all waves at once if their order does not matter, otherwise one after the other."""
+"""Execution of a workgroup: all waves at once if their order does not affect the result, or one after the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.together import run_together
 from toolchain_lab.emulator.wave import SCALARS, TTMP, VECTORS, Wave
 
-# Triton's kernels have this float mode: round to nearest, and preserve denormals.
+# The float mode of Triton's kernels: round to nearest, and preserve denormals.
 _FLOAT_MODE = 0xF0
 _PRIVATE_BUFFER, _KERNARG = 1 << 0, 1 << 3
 _UNKNOWN_SGPRS = {
@@ -28,8 +28,8 @@ _UNKNOWN_SGPRS = {
     1 << 5: "the scratch memory's address",
     1 << 6: "the size of scratch memory",
 }
-# Scratch memory begins at this address, and has this many bytes for each wave. Its buffer descriptor is swizzled with a
-# stride of 4.
+# The address of scratch memory, its size in bytes for each wave, and the bits of its buffer descriptor that say that it
+# is swizzled with a stride of 4.
 _SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
 _SWIZZLED = 1 << 31 | 4 << 16
 Place = tuple[int, int, int]
@@ -37,29 +37,29 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of an execution.
+    """Limits that stop an execution.
 
     Args:
-        instructions: how many instructions all waves of a workgroup may execute together.
+        instructions: the number of instructions that the waves of a workgroup may execute in total.
     """
 
     instructions: int = 20_000_000
 
 
 class Workgroup:
-    """One workgroup of a launch.
+    """A workgroup of a launch.
 
     Args:
         program: the decoded kernel.
         memory: the global memory of the launch.
-        arguments: the argument block, which is at `argument_address` in memory.
-        waves: the number of waves.
-        lds: bytes of LDS.
+        arguments: the bytes of the argument block, which memory holds at `argument_address`.
+        waves: the number of waves in the workgroup.
+        lds: the size of the workgroup's LDS in bytes.
         place: the workgroup's ids x, y and z.
-        random: the source of the initial contents of registers, LDS and scratch memory.
+        random: the generator for the initial contents of registers, LDS and scratch memory.
         watch: whether to detect data races in LDS when the waves run one after the other.
         code_address: the address of the code object.
-        cleared: whether scalar registers begin as 0 instead of garbage.
+        cleared: whether scalar registers are initially 0 instead of random.
 
     Raises:
         NotEmulatedError: the kernel needs a feature that is not emulated.
@@ -89,10 +89,10 @@ class Workgroup:
         refuse(self.code)
         self.executions: Counter[int] = Counter()
         self.magnitudes: dict[str, float] = {}
-        # These are the accesses of waves that run together, or None if the waves run one after the other.
+        # The accesses of waves that run together; None while the waves run one after the other.
         self.accesses: GroupAccesses | None = None
-        # Registers and scratch memory start with random contents, so that the use of an uninitialized value shows.
-        # All waves share these arrays, in which each wave has its own columns.
+        # Registers and scratch memory start with random contents, so that using an uninitialized value gives wrong
+        # results. All waves share these arrays: a wave has a row of `scalars`, and columns of the other two.
         lanes = program.target.lanes
         self.vectors: Array = np.empty((VECTORS, waves * lanes), np.uint32)
         self.scalars: Array = np.empty((waves, SCALARS), np.uint32)
@@ -112,7 +112,7 @@ class Workgroup:
             self.waves.append(wave)
 
     def note(self, name: str, magnitude: float) -> None:
-        """Record the magnitude of a sum of an approximate instruction; the largest one is kept."""
+        """Record the sum of magnitudes that an approximate instruction added; only the largest sum is kept."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:
@@ -123,7 +123,7 @@ class Workgroup:
 
         Raises:
             NotEmulatedError: an instruction is not emulated.
-            FaultyKernelError: the kernel has a fault, or exceeds the limits.
+            FaultyKernelError: the kernel has a fault or exceeds the limits.
         """
         with np.errstate(all="ignore"):
             try:
@@ -136,7 +136,7 @@ class Workgroup:
         return sum(wave.count for wave in self.waves)
 
     def _run_waves(self, order: Sequence[Wave], limits: Limits) -> None:
-        """Run the waves one after the other, each of them up to the next barrier."""
+        """Run the waves to their end, one after the other, each up to the next barrier at a time."""
         while not all(wave.done for wave in self.waves):
             for wave in order:
                 if not wave.done:
@@ -163,7 +163,7 @@ class Workgroup:
             address = wave.pc
 
     def step(self, wave: Wave) -> bool:
-        """Run one block of a wave, and return whether the wave has then reached a barrier or its end."""
+        """Run one block of a wave, and return whether the wave has reached a barrier or its end."""
         block = self.program.block(wave.pc)
         wave.state = self.program.scoreboard.behind(wave.state, block)
         self.executions[block.address] += 1
@@ -201,7 +201,7 @@ def refuse(code: CodeObject) -> None:
 
 
 def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
-    """Write the registers that hardware initializes before the first instruction."""
+    """Write the registers that the hardware initializes before a wave's first instruction."""
     code, generation = wave.group.code, wave.target.generation
     descriptor = code.descriptor
     wave.pc = code.entry
@@ -212,7 +212,7 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
         words += [address & WORD, address >> 32]
     if descriptor.preload_length:
         words += struct.unpack_from(f"<{descriptor.preload_length}I", arguments, 4 * descriptor.preload_offset)
-        # The first 256 bytes load the arguments if the firmware cannot preload them.
+        # The hardware skips the first 256 bytes, which load the arguments for firmware that cannot preload them.
         wave.pc += 256
     wave.s[: len(words)] = words
     if generation == 12:
@@ -223,8 +223,8 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
         first = descriptor.user_sgprs
         wave.s[first : first + len(ids)] = ids
         if descriptor.properties & _PRIVATE_BUFFER and descriptor.rsrc2 & 1:
-            # The kernel adds this offset of its wave to the base address of the buffer.
+            # The kernel adds this offset of the wave's scratch memory to the base address in the descriptor.
             wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
             wave.scratch_address = _SCRATCH + place_of_wave
-    # The register also holds the ids y and z of each lane, which are always 0.
+    # The register holds the id x of each lane in its low bits, and above it the ids y and z, which are always 0.
     wave.u[0][:] = np.arange(wave.number * wave.lanes, (wave.number + 1) * wave.lanes)
