@@ -2,8 +2,9 @@
 
 `engine.probe` starts the program, which uses only the standard library.
 
-`python -I -S -B attack.py SECRET...` takes paths of files that only the caller may read. It prints a line for each
-attempt: `@held NAME`, or `@out NAME: WHAT` if the attempt worked. It changes nothing outside the container.
+`python -I -S -B attack.py SECRET...` takes the paths of files that only the caller may read. It prints a line for each
+attempt: `@held NAME` if the container held, or `@out NAME: WHAT` if the attempt succeeded. It changes nothing outside
+the container.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# Numbers of the system call keyctl, for which the C library has no function.
+# The number of the system call `keyctl` on each architecture, because the C library has no function for this call.
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, -3
 _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
 def secret(paths: Sequence[str]) -> str:
-    """Read a file of the caller, also through the root and the working directory of another process."""
+    """Return the first of `paths` that can be opened, also below the root and working directory of other processes."""
     others = [name for name in os.listdir("/proc") if name.isdigit() and not _has_our_root(name)]
     roots = ["", *(f"/proc/{pid}/{link}" for pid in others for link in ("root", "cwd"))]
     for path in (f"{root}{path}" for root in roots for path in paths):
@@ -42,7 +43,7 @@ def _has_our_root(pid: str) -> bool:
 
 
 def keys(_: Sequence[str]) -> str:
-    """Reach the keys of the user who started the build."""
+    """Return what the session keyring of the caller is called if it can be reached, else an empty string."""
     number = _KEYCTL.get(platform.machine())
     if number is None or _LIBC.syscall(number, _GET_KEYRING_ID, _SESSION_KEYRING, 1) < 0:
         return ""
@@ -50,7 +51,7 @@ def keys(_: Sequence[str]) -> str:
 
 
 def second_chroot(_: Sequence[str]) -> str:
-    """Leave the root through a second one, as root of a chroot can."""
+    """Leave the root folder by a second chroot, as root in a chroot may be able to, and describe what was reached."""
     for folder in _HOLDERS:
         place = f"{folder.rstrip('/')}/second-root"
         try:
@@ -83,7 +84,7 @@ ATTEMPTS: dict[str, Callable[[Sequence[str]], str]] = {
 
 
 def main(argv: Sequence[str]) -> None:
-    """Make the attempts."""
+    """Make all attempts, and print the result of each."""
     for name, attempt in ATTEMPTS.items():
         try:
             what = attempt(argv[1:])

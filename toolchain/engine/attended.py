@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def attended(child: subprocess.Popen[str]) -> Iterator[None]:
-    """Close a process's standard input at the end of the block, and kill its process group two seconds later."""
+    """Close the standard input of `child` after the block, and kill its process group if it runs two seconds longer."""
     try:
         yield
     finally:
@@ -21,7 +21,7 @@ def attended(child: subprocess.Popen[str]) -> Iterator[None]:
         try:
             child.wait(2)
         except subprocess.TimeoutExpired:
-            # SIGKILL ends the launcher, and so the PID namespace. Other signals would reach buildah alone.
+            # The process cannot ignore SIGKILL. If it is the launcher, the kernel then ends its whole PID namespace.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(10)

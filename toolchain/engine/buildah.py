@@ -1,4 +1,4 @@
-"""Build recipes, and run commands and workers in fresh containers, with buildah."""
+"""Build recipes with buildah, and run commands and workers in fresh containers."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ __all__ = ["Buildah", "Mount", "render"]
 _CONTEXT = "/context"
 _CONTAINERFILE = "/call/Containerfile"
 _OUT = "/out"
-# buildah treats the image of a stage without instructions as an intermediate image: buildah removes it at the end, or
-# fails if another build uses it. An instruction gives the stage an image of its own.
+# buildah treats the image of a stage without instructions as an intermediate image. It removes that image at the end of
+# the build, or fails if another build uses it. An instruction gives the stage an image of its own.
 _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
 def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str:
-    """Return the Containerfile that buildah builds.
+    """Return the Containerfile for buildah, made from `text`, the recipe's own Containerfile.
 
-    The ids of cache mounts in `text` get the recipe's keys, and the first RUN of each stage is preceded by our steps.
-    RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
+    The recipe's keys are appended to the ids of cache mounts, and our own instructions are put before the first RUN of
+    each stage. RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
 
     Args:
-        variation: the conditions to change for RUN.
+        variation: the changed conditions under which RUN steps run.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -66,10 +66,10 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
 
 
 class Buildah(Storage):
-    """Builds and runs containers.
+    """Builds recipes, and runs commands and workers in containers.
 
     Args:
-        variation: changed conditions for every build and container.
+        variation: the changed conditions under which every build and every container runs.
     """
 
     def __init__(self, cache: Cache, *, variation: Variation | None = None) -> None:
@@ -80,8 +80,8 @@ class Buildah(Storage):
         self._references: dict[str, str] = {}
 
     def prove_isolation(self) -> str:
-        """Prove the isolation of containers once, and return its name."""
-        # Several threads start workers, but one proof is enough.
+        """Prove that containers are isolated, once for each object, and return the name of the isolation."""
+        # Several threads may start workers at once, but one proof is enough.
         with self._probing:
             if not self._proved:
                 probe(self)
@@ -89,11 +89,12 @@ class Buildah(Storage):
         return isolating.MODE
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
-        """Make an image of an OCI layout available to builds, and return its reference in the storage.
+        """Make an image from an OCI layout available to builds, and return a reference to it.
 
         Args:
-            key: name for display, e.g. `base-debian13`, by which a `Recipe.base` may then refer to the image.
-            digest: `sha256:…` of the image manifest.
+            key: part of the reference, e.g. `base-debian13`. `Recipe.base` and `Recipe.images` may refer to the image
+                by it.
+            digest: the digest of the image's manifest, `sha256:…`.
         """
         reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
         present = self.call("images", "--quiet", reference, check=False)
@@ -109,7 +110,7 @@ class Buildah(Storage):
         return reference
 
     def forget_image(self, reference: str) -> None:
-        """Remove an image from the engine's storage, but not from its layout."""
+        """Remove an image from the engine's storage, but not from its OCI layout."""
         self.call("rmi", "--force", reference, check=False)
 
     def build(
@@ -121,19 +122,20 @@ class Buildah(Storage):
         log: Path,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """Build a recipe and put the tree of its last stage at `out`.
+        """Build a recipe, and put the file tree of its last stage at `out`.
 
         Args:
-            recipe: its `base` is a reference, or a key of `ensure_image`.
-            root: the recipe root, which is the build's context.
-            out: replaced if the build succeeds. Its files are not flushed to disk, because the packed layer will be.
-            log: the file to which every line is appended.
-            on_line: called with each line.
+            recipe: its `base` is a reference to an image, or a key that was passed to `ensure_image`.
+            root: the recipe root; its folders with recipes are the build's context.
+            out: the folder for the tree, which is replaced only if the build succeeds. Its files are not flushed to
+                disk, because the layer that is packed from them will be.
+            log: the file to which every line of output is appended.
+            on_line: called with each line of output, except the answers of the network probe.
 
         Raises:
-            BuildError: the build failed; `why` begins with the first error among the last lines.
-            EngineError: the engine does not work, or the build sees a network that it must not have.
-            HostileInputError: the built tree holds a device, pipe or socket, or a link that leads out of the tree.
+            BuildError: the build failed; `why` begins with the first error among the last lines of output.
+            EngineError: buildah does not work, or a build without network access sees a network.
+            HostileInputError: the built tree contains a device, pipe or socket, or a link that leads out of the tree.
             LimitError: the build reached a limit of `data/limits.toml`.
         """
         source = root / recipe.containerfile
@@ -188,15 +190,15 @@ class Buildah(Storage):
                 raise build_error(recipe.name, error) from error
             finally:
                 remove_tree(partial)
-                # buildah also commits an image, which would double the space of the exported tree.
+                # buildah also commits an image, which would take as much space again as the exported tree.
                 self.call("rmi", "--force", tag, check=False)
 
     def _preloaded(self, image: str) -> list[Mount]:
-        """Return the mounts of the preloaded libraries for containers of `image`, and build them on the first call."""
+        """Return the mounts of the preloaded libraries for containers of `image`; the first call builds them."""
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
-        with self._probing:  # several threads start workers, and the first one builds the libraries
+        with self._probing:  # several threads may start workers; the first builds the libraries
             known = self._variation.known(reference)
             if known is None:
                 place = self.cache.work / f"vary-{sha256_bytes(reference.encode())[7:19]}"
@@ -207,7 +209,7 @@ class Buildah(Storage):
         return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
-        """Remove the containers of a build that reached a limit, and its caches if it filled the disk."""
+        """Remove the containers of a build that reached `limit`, and the build's caches if it filled the disk."""
         if limit.name in container_limits.OF_DISK:
             self.drop_cache(recipe.name, recipe.cache_key)
             for place in cache_mounts(self.cache, ccache_mount(recipe.compiler_cache)):
@@ -215,12 +217,12 @@ class Buildah(Storage):
         self.remove_layers(limit.layers)
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
-        """Return the options that name the inputs of a recipe, and the mounts that show these inputs to buildah."""
+        """Return the options that name a recipe's inputs, and the mounts through which buildah sees the inputs."""
         arguments = dict(recipe.args)
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
             arguments[name] = self._references.get(key, key)
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
-        # buildah sees only the folders with recipes, and not the other files of a checkout.
+        # Only the folders with recipes are mounted, so that buildah does not see the other files of a checkout.
         (folder / "context").mkdir()
         show = [Mount(folder / "context", _CONTEXT)]
         for part in [root / part for part in PARTS if (root / part).is_dir()]:
@@ -234,7 +236,7 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again; it makes the folder again if it was deleted",
                 )
-            # Trees of the store need no copy, because every user may read them.
+            # Trees in the store need no copy, because every user may read them.
             stored = path.is_relative_to(self.cache.store)
             show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
@@ -264,15 +266,15 @@ class Buildah(Storage):
 
         Args:
             image: a reference that `ensure_image` returned.
-            mounts: folders of this machine to show inside.
-            network: whether the container has the machine's network.
+            mounts: the folders and files of this machine to mount in the container.
+            network: whether the container can use this machine's network.
             how: see `RunOptions`; `env` is added to the image's environment.
 
         Raises:
             LimitError: the container reached a limit of `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")
-        how["env"], how["check"] = None, False  # buildah passes the variables on; limits are checked before the code
+        how["env"], how["check"] = None, False  # `env` becomes options, and limits are checked first
         with self._prepared(image, argv, mounts=mounts, env=env, network=network, log=log) as (command, folder):
             result = self.attempt(command, **how)
             if (limit := container_limits.reached(folder)) is not None:
@@ -285,9 +287,9 @@ class Buildah(Storage):
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """Start a long-lived process in its own container without a network, and end it at the end of the block.
+        """Yield a long-lived process in a container of its own without a network, and end the process after the block.
 
-        The caller must read the standard error of the process, because the process stops when that pipe is full.
+        The caller must read the standard error of the process, because the process blocks when that pipe is full.
         Several processes may run at once. The thread that starts a process must outlive the block.
         """
         with (
@@ -341,16 +343,16 @@ class Buildah(Storage):
             yield (command if self._variation is None else self._variation.wrap(command)), folder
 
     def drop_cache(self, name: str, key: str) -> None:
-        """Delete the tree cache of a recipe with a cache key, so that its next build starts clean."""
+        """Delete the cached build tree of a recipe with a cache key, so that the recipe's next build starts anew."""
         for place in self._trees(name, key):
             discard(place)
 
     def ninja_log(self, name: str, key: str) -> bytes:
-        """Return the longest ninja log in the tree cache of a recipe; empty if there is none."""
+        """Return the longest ninja log in the cached build tree of a recipe; empty if there is none."""
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):
-                with contextlib.suppress(OSError):  # a build may leave anything there
+                with contextlib.suppress(OSError):  # a build may have put anything at this path
                     logs.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
         return max(logs, key=len)
 

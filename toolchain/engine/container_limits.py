@@ -1,4 +1,4 @@
-"""Read the limits of containers from `data/limits.toml`, and make the error for a container that reached a limit."""
+"""Read the limits for containers from `data/limits.toml`, and make the error for a container that reached a limit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Reached:
     """The launcher's note about a container that it ended.
 
     Args:
-        name: the name of the limit.
-        layers: ids of the layers that the container wrote to, in the engine's storage.
+        name: the name of the limit that the container reached.
+        layers: the ids of the layers in the engine's storage that the container wrote to.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Reached:
 
 
 def rows() -> list[Limit]:
-    """Return all limits, in the order of the documentation."""
+    """Return all limits, in the order in which the documentation lists them."""
     plain = [{name.replace("-", "_"): value for name, value in row.items()} for row in load("limits")["limit"]]
     return [typed_row(Limit, row, row["name"], FOLDER / "limits.toml") for row in plain]
 
 
 def values() -> dict[str, float]:
-    """Return the limits on this machine by name, from `TOOLCHAIN_LIMITS` or else from `data/limits.toml`."""
+    """Return the value of each limit by name, from `TOOLCHAIN_LIMITS` if it is there, else from `data/limits.toml`."""
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, text = pair.partition("=")
@@ -74,10 +74,10 @@ def values() -> dict[str, float]:
 
 
 def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None, timed: bool = True) -> Limits:
-    """Return the limits of one container.
+    """Return the limits for one container.
 
     Args:
-        folder: the folder of the invocation, to which the launcher writes a note when a limit is reached.
+        folder: the folder of the invocation, to which the launcher writes a note if a limit is reached.
         places: the folders that the container writes to.
         log: the file that gets the container's output.
         timed: whether the limit `hours` applies.
@@ -99,17 +99,17 @@ def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None,
 
 
 def ulimits() -> dict[str, int]:
-    """Return the resource limits of a container by their names in `--ulimit`."""
+    """Return the resource limits for a container, by the names that the option `--ulimit` uses."""
     found = values()
     return {"nproc": most_processes(int(found["processes"])), "fsize": int(found["file-bytes"])}
 
 
 def reached(folder: Path, error: Exception | None = None) -> Reached | None:
-    """Return the limit that the container of an invocation reached, or None.
+    """Return the limit that an invocation's container reached, or None. `folder` is the invocation's folder.
 
     Args:
-        error: the error with which the container ended. If it says that the disk is full, the limit is `free-bytes`,
-            even if the launcher wrote no note.
+        error: the error that ended the container, if there was one. If the launcher wrote no note but the error says
+            that the disk is full, the limit is `free-bytes`.
     """
     try:
         note = strict_json.read(read_regular(folder / _NOTE, _LARGEST_NOTE))
@@ -123,7 +123,7 @@ def limit_error(name: str, what: str) -> LimitError:
     """Return the error for a container that was ended at the limit `name`.
 
     Args:
-        what: the program that ran, for the message.
+        what: what ran in the container, for the message.
     """
     row = next(row for row in rows() if row.name == name)
     value = values()[name]

@@ -35,11 +35,11 @@ from toolchain.engine.storage import process_identity
 LOG = logging.getLogger(__name__)
 
 PROGRAM = "docker"
-# Prefix of the names of our images in the daemon.
+# The names of our images in the daemon begin with this prefix.
 IMAGES = "localhost/toolchain"
 _NUMBER = itertools.count()
 _LABEL = "toolchain.process"
-# The exit code of docker's own failures; other codes come from the command in the container.
+# docker exits with this code if docker itself fails. Other codes come from the command in the container.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0
 VARIABLES = {
@@ -54,14 +54,14 @@ FILES = {
     "DOCKER_CERT_PATH": "the certificates for the daemon",
     "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
 }
-"""The variables that docker's client inherits, with their meaning. The values of `FILES` are paths."""
+"""The environment variables that docker's client inherits, with their meanings. The variables in `FILES` hold paths."""
 # In a PID namespace, the kernel lets the first process ignore fatal signals, such as the SIGABRT of abort(). So a shell
 # is the first process, and the command exits with the same code as elsewhere.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
 def _error_output(error: DockerException) -> str:
-    """Return the error output of a docker call."""
+    """Return the error output of a failed docker call, or its exit code if it printed no error."""
     return (error.stderr or "").strip() or f"it ended with {error.return_code} and printed no error"
 
 
@@ -70,12 +70,12 @@ class DockerRunner:
 
     Args:
         host: the daemon's address, e.g. `unix:///run/docker.sock`; by default the client's settings decide.
-        scratch: folder for images that are loaded; by default the system's temporary folder.
-        settings: folder for the seccomp profile; by default a temporary one.
+        scratch: the folder for images while they are loaded; by default the system's temporary folder.
+        settings: the folder for the seccomp profile; by default a temporary folder.
 
     Attributes:
-        user: `UID:GID` that containers run as; empty for the user of the image, which is root.
-        facts: the findings of `docker_probe`, for a record.
+        user: the `UID:GID` that containers run as; if it is empty, they run as the image's user, which is root.
+        facts: what `docker_probe` found out about the daemon, for records of builds.
     """
 
     def __init__(self, host: str | None = None, *, scratch: Path | None = None, settings: Path | None = None) -> None:
@@ -89,7 +89,7 @@ class DockerRunner:
 
     @property
     def address(self) -> str:
-        """The daemon's address if the caller or `DOCKER_HOST` gave one, else an empty string."""
+        """The daemon's address if the caller or the variable `DOCKER_HOST` gave one, else an empty string."""
         return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
@@ -113,7 +113,8 @@ class DockerRunner:
     def cleanup(self) -> None:
         """Remove the containers of killed invocations on this machine.
 
-        The daemon's containers do not end with their client, and the daemon may serve several machines.
+        A container goes on running when docker's client is killed. The daemon may also run containers for other
+        machines, and these are kept.
         """
         with self._errors("ps"):
             listed = self._client.container.list(all=True, filters=[("label", _LABEL)])
@@ -125,9 +126,10 @@ class DockerRunner:
                     container.remove(force=True, volumes=True)
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
-        """Load an image of an OCI layout, unless the daemon has it; see `Buildah.ensure_image`.
+        """Load an image from an OCI layout, unless the daemon already has it; see `Buildah.ensure_image`.
 
-        The layers of daemon and layout are compared by digest, because a name may refer to another image.
+        The digests of the layers in the daemon and in the layout are compared, because the daemon may have another
+        image under the same name.
         """
         reference = f"{IMAGES}/{key}:{digest.removeprefix('sha256:')[:12]}"
         layers = layers_of(layout, digest)
@@ -138,8 +140,8 @@ class DockerRunner:
         with tempfile.TemporaryDirectory(prefix="load-", dir=self._scratch) as name:
             folder = Path(name)
             single = single_layout(layout, digest, folder)
-            # skopeo writes a file, because its docker client is too old for current daemons. The machine's signature
-            # policy need not allow the image, because the image comes from our own layout.
+            # skopeo writes an archive that docker then loads, because skopeo's own docker client is too old for current
+            # daemons. The machine's signature policy is not applied, because the image comes from our own layout.
             argv = ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci:{single.name}:image"]
             argv += [f"docker-archive:image.tar:{reference}"]
             try:
@@ -163,19 +165,19 @@ class DockerRunner:
         return reference
 
     def forget_image(self, reference: str) -> None:
-        """Remove an image from the daemon's storage, but not from its layout."""
+        """Remove an image from the daemon's storage, but not from its OCI layout."""
         with contextlib.suppress(DockerException):
             self._client.image.remove(reference, force=True)
 
     def take_tree(self, archive: Path, name: str) -> str:
-        """Import a tar archive as an image for the probe, and return its reference."""
+        """Import a tar archive as the probe's image, and return a reference to the image."""
         reference = f"{IMAGES}/{name}"
         with self._errors("import"):
             self._client.image.import_(archive, tag=reference)
         return reference
 
     def _layers(self, reference: str) -> list[str]:
-        """Return the digests of an image's uncompressed layers, lowest first; none if there is no such image."""
+        """Return the digests of an image's uncompressed layers, lowest first; empty if there is no such image."""
         with self._errors("image inspect"):
             try:
                 root_fs = self._client.image.inspect(reference).root_fs
@@ -225,10 +227,10 @@ class DockerRunner:
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """Start a long-lived process in its own container without a network; see `Buildah.worker`.
+        """Yield a long-lived process in a container of its own without a network; see `Buildah.worker`.
 
-        The yielded process is docker's client, which has the pipes and the exit code of the worker. The container does
-        not end with the client, so this function removes it by name at the end of the block.
+        The yielded process is docker's client, which passes on the worker's pipes and exit code. The container does not
+        end with the client, so it is removed by name after the block.
         """
         name = self._name()
         options = self._options(mounts, env)
@@ -257,7 +259,7 @@ class DockerRunner:
         return {
             "entrypoint": "/bin/sh",
             "envs": dict(env or {}),
-            # Results must not depend on the machine's name.
+            # Results must not depend on the machine's host name.
             "hostname": "toolchain",
             "labels": {_LABEL: f"{_machine()}/{process_identity(os.getpid())}"},
             "mounts": [_mount(mount) for mount in mounts],
@@ -265,9 +267,9 @@ class DockerRunner:
             "cap_drop": list(DROPPED),
             "pids_limit": limits["nproc"],
             "ulimit": [f"fsize={limits['fsize']}"],
-            # The daemon keeps output on its disk; this driver keeps at most 100 MB.
+            # The daemon stores the output of containers on its disk; this driver stores at most 100 MB for each.
             "log_driver": "local",
-            # Without `label=disable`, SELinux would deny containers the user's folders.
+            # Without `label=disable`, SELinux would deny containers access to the user's folders.
             "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
             **({"user": self.user} if self.user else {}),
         }
@@ -309,7 +311,7 @@ class DockerRunner:
         return 0
 
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
-        """Return the limits of a container. They cover its own files if this machine sees the daemon's folder."""
+        """Return the limits for a container. Its own files are counted only if the daemon's folder is visible here."""
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
             answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
@@ -331,7 +333,7 @@ class DockerRunner:
         return f"toolchain-{process_identity(os.getpid())}-{next(_NUMBER)}"
 
     def _words(self) -> list[str]:
-        """Return the first words of the client's command line."""
+        """Return the words with which every command line of docker's client begins."""
         return [os.fspath(word) for word in self._client.client_config.docker_cmd]
 
     def _remove(self, name: str) -> None:
@@ -357,20 +359,23 @@ class DockerRunner:
 
 
 def _call() -> list[str]:
-    """Return the command that runs docker without the caller's variables, which python-on-whales would pass on."""
+    """Return the words that run docker with only the variables in `VARIABLES` and `FILES`.
+
+    python-on-whales would pass on all of the caller's variables.
+    """
     variables = clean_environment(inherited(VARIABLES, files=FILES))
     named = [f"{name}={value}" for name, value in variables.items()]
     return [process.find("env") or "/usr/bin/env", "-i", "--chdir=/", *named, process.find(PROGRAM) or PROGRAM]
 
 
 def _machine() -> str:
-    """Return an id of this boot and of this process's PID namespace."""
+    """Return an id for this boot of the machine and this process's PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def _mount(mount: Mount) -> list[str]:
-    """Return the fields of a bind mount, which docker reads as a CSV record."""
+    """Return the fields of the CSV record with which docker's client describes a bind mount."""
     fields = ["type=bind", _field(f"source={mount.source.absolute()}"), _field(f"target={mount.target}")]
     return [*fields, "readonly"] if mount.read_only else fields
 

@@ -1,7 +1,7 @@
-"""Prove before any work that a docker daemon's containers have no network, and see the folders of this machine.
+"""Before any work, prove that a docker daemon's containers have no network and see the folders of this machine.
 
-A container of a tiny image counts its network interfaces. It reads a word that this process wrote and the recipes' own
-files, and writes the word back. The daemon of another machine cannot do that.
+A container of a tiny image counts its network interfaces. It prints a word that this process wrote to a folder, and two
+files of the recipes, and writes the word back. A daemon on another machine could not do that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolchain.engine.storage import remove_tree
 
 _TIMEOUT = 120.0
 _INSTEAD = "leave out --runner, so that buildah runs them"
-# The first argument of this script is the folder of the word; the others are files to print.
+# The first argument of this script is the folder with the word; the other arguments are files to print.
 _SHOW = (
     'IFS= read -r word <"$1/asked"; echo "@asked $word"; echo "$word" >"$1/answer"; shift; for file in "$@"; do '
     'while IFS= read -r line; do printf \'@line %s\\n\' "$line"; done <"$file"; done'
@@ -33,11 +33,11 @@ _SHOW = (
 
 
 def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | None = None) -> DockerRunner:
-    """Return a runner, after a proof that its containers see the folders of this machine but no network.
+    """Prove that the daemon's containers see the folders of this machine but no network, and return a runner.
 
     Args:
         host: the daemon's address; by default the client's settings decide.
-        scripts: files that containers must see unchanged; by default two files of the recipes.
+        scripts: the files that containers must see as they are here; by default two files of the recipes.
 
     Raises:
         EngineError: docker is missing or does not answer, or its containers do not run, see a network, do not see this
@@ -65,7 +65,7 @@ def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | N
 
 
 def describe(runner: DockerRunner) -> str:
-    """Return the result of the probe in one line."""
+    """Return one line that describes the daemon and the result of the probe."""
     where = f" at {runner.address}" if runner.address else ""
     who = f"; they run as {runner.user}" if runner.user else ""
     return (
@@ -97,14 +97,14 @@ def _tiny_image(runner: DockerRunner, folder: Path) -> Iterator[str]:
 
 
 def _users() -> list[str]:
-    """Return the users that containers may run as: root of the image, and the user to whom files must belong."""
+    """Return the users to try for containers: the image's own user, and the user to whom written files must belong."""
     tables = [Path(f"/proc/self/{kind}_map").read_text(encoding="ascii") for kind in ("uid", "gid")]
     mine = f"{outside(tables[0], os.geteuid())}:{outside(tables[1], os.getegid())}"
     return [""] if mine == "0:0" else ["", mine]
 
 
 def outside(table: str, number: int) -> int:
-    """Return a user's or group's id outside of the user namespace with this `uid_map` or `gid_map`."""
+    """Return the id that `number` has outside of the user namespace whose `uid_map` or `gid_map` is `table`."""
     for line in table.splitlines():
         inside, there, count = map(int, line.split())
         if inside <= number < inside + count:
@@ -113,7 +113,7 @@ def outside(table: str, number: int) -> int:
 
 
 def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]) -> EngineError | None:
-    """Run the probe's container, and return an error that a container with another user may avoid; raise others."""
+    """Run the probe's container. Return an error that does not occur for some other user; raise any other error."""
     word = secrets.token_hex(16)
     shown.mkdir()
     (shown / "asked").write_text(f"{word}\n", encoding="ascii")
@@ -157,7 +157,7 @@ def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Pa
     if word_read and theirs != ours:
         raise _unseen(runner, f"{' or '.join(map(str, scripts))} is another file there")
     if not word_read:
-        # A container that runs as another user may have the right to read the word.
+        # This error is returned, because a container that runs as another user may be able to read the word.
         return _unseen(runner, f"a word written to {shown} was not read in a container: {last}")
     back = shown / "answer"
     if not back.is_file() or back.read_text(encoding="ascii") != f"{word}\n":

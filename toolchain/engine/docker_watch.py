@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from toolchain.engine.limit_watch import Limits, Usage
 
 _EVERY = 0.5  # seconds between two checks of the disk
-_COUNT_EVERY = 5.0  # seconds between two requests to the daemon
+_COUNT_EVERY = 5.0  # seconds between two counts of processes, which are requests to the daemon
 
 
 @dataclass
 class Watched:
-    """The name of the limit at which a container was ended; empty if there is none."""
+    """The result of watching a container: the name of the limit at which it was ended; empty if it was not."""
 
     reached: str = ""
 
 
 @contextlib.contextmanager
 def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
-    """Watch a container inside the block.
+    """End a container if it reaches a limit during the block, and yield the result of watching it.
 
     Args:
         processes: returns the number of the container's processes.

@@ -1,4 +1,4 @@
-"""Estimate the remaining time of a run of ninja from the costs of kinds of steps and the speed of recent steps."""
+"""Estimate how long a run of ninja will still take, from typical costs of its steps and from its recent speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import deque
 
 # Seconds per step on one core, measured with LLVM 22.1.8 on an idle Xeon of 2.5 GHz. Only the ratios matter, so the
-# table also serves other machines and versions.
+# table can be used for other machines and versions.
 _KINDS = tuple(
     (re.compile(pattern), seconds)
     for pattern, seconds in (
@@ -21,8 +21,8 @@ _KINDS = tuple(
         (r"", 0.2),  # generated files, archives, links
     )
 )
-_WINDOW = 600.0  # seconds, or half of the run if that is more; the load of a machine changes within minutes
-_FIRST = 30.0  # seconds without an estimate
+_WINDOW = 600.0  # seconds, or half of the run if that is longer; a machine's load changes within minutes
+_FIRST = 30.0  # seconds at the start of a run, in which there is no estimate
 
 
 def cost(label: str) -> float:
@@ -31,7 +31,7 @@ def cost(label: str) -> float:
 
 
 class Rate:
-    """The speed of one run over its last minutes."""
+    """The speed of one run, measured over its last minutes."""
 
     def __init__(self) -> None:
         self._done = 0.0
@@ -49,7 +49,7 @@ class Rate:
             self._samples.popleft()
 
     def seconds_for(self, work: float, now: float) -> float | None:
-        """Return the seconds that `work` more units take; None if no speed is known."""
+        """Return the seconds that another `work` units will take; None if the speed is not known."""
         if self.first is None:
             return None
         since, before = self._samples[0]
@@ -64,7 +64,7 @@ class Pace:
     """Estimates the remaining time of one run of ninja.
 
     Args:
-        mean: average of `cost` over all steps of the build.
+        mean: the average of `cost` over all steps of the build.
     """
 
     def __init__(self, mean: float) -> None:
@@ -81,7 +81,7 @@ class Pace:
         self._rate.add(self._done, now)
 
     def left(self, now: float) -> float | None:
-        """Return the seconds to the end of the run; None within its first half minute."""
+        """Return the seconds to the end of the run; None while there is no estimate."""
         steps = self._total - self._left
         if self._rate.first is None or now - self._rate.first[0] < _FIRST or not steps:
             return None

@@ -16,21 +16,23 @@ from toolchain.engine import relay, view
 from toolchain.engine.limit_watch import Limits
 from toolchain.engine.storage import Storage
 
-MODE = "chroot"  # buildah's name for its isolation, which it adds inside the launcher's namespaces
+MODE = "chroot"  # the isolation that buildah adds inside the launcher's namespaces
 Verb = Literal["build", "from", "run"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _WORD = "@interfaces"
-# This script uses only the shell, because a base need not have cat or grep. It reads /proc/net/dev, because under
-# chroot isolation /sys is the host's. The file's header lines hold `|`; without them the script proves nothing.
+# This script counts the network interfaces other than `lo`. It uses only the shell, because a base need not have cat or
+# grep. It reads /proc/net/dev, because under chroot isolation /sys is the host's. If the header of that file, whose
+# lines contain `|`, is missing, the number is `unknown`.
 SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
-# Capabilities that buildah would leave to a container's root. They allow it to leave its root by a second chroot, to
-# give capabilities to files or itself, to use low ports, and to become other users, whose processes count separately.
+# Capabilities that buildah would give to root in a container. With them, root could leave the container by a second
+# chroot, give capabilities to files or to itself, use low ports, and become other users, whose processes the kernel
+# counts separately.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
-# Capabilities that the installation of packages needs.
+# Of these capabilities, package managers need some to install packages.
 _INSTALLING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
 # This step comes before the first RUN of a stage, so that the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"
@@ -40,7 +42,7 @@ _FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
 
 
 def answer(line: str) -> int | None:
-    """Return the number of interfaces in an output line of `SCRIPT`; -1 if it is unknown, None for other lines."""
+    """Return the number of interfaces that a line from `SCRIPT` gives; -1 if it is `unknown`, None for other lines."""
     match = _ANSWER.match(line.strip())
     if match is None:
         return None
@@ -48,13 +50,13 @@ def answer(line: str) -> int | None:
 
 
 def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list[str]:
-    """Return the options of a buildah verb that restrict its containers.
+    """Return the options for a buildah verb that restrict its containers.
 
     Containers share the network and the host name of the launcher's namespaces (see `engine.view`), so they need no
     bridge, and the host name is always the same.
 
     Args:
-        network: whether the container installs packages from the network. Their files may have capabilities.
+        network: whether the container installs packages from the network, whose files may have capabilities.
         plain: whether the container only makes files and folders (see `view.seccomp`).
     """
     words = ["--isolation", MODE]
@@ -62,13 +64,13 @@ def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list
         words += ["--uts", "host"]
     for name in [name for name in DROPPED if not (network and name in _INSTALLING)]:
         words += ["--cap-drop", name]
-    if verb != "run":  # `run` uses the profile that `from` gave the container
+    if verb != "run":  # `run` uses the seccomp profile that `from` set
         words += ["--security-opt", f"seccomp={view.SECCOMP_PLAIN if plain else view.SECCOMP}"]
     return words
 
 
 def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
-    """Return `containerfile` with `instructions` before the first RUN of each stage."""
+    """Return `containerfile` with `instructions` inserted before the first RUN of each stage."""
     lines: list[str] = []
     pending = False
     continued = False
@@ -79,7 +81,7 @@ def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
             elif pending and _RUN.match(line):
                 lines += instructions
                 pending = False
-        # A comment inside a continued instruction does not end it.
+        # A comment line inside a continued instruction does not end the instruction.
         if not (continued and line.lstrip().startswith("#")):
             continued = line.rstrip().endswith("\\")
         lines.append(line)
@@ -87,7 +89,7 @@ def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
 
 
 def tiny_root(folder: Path) -> Path:
-    """Copy a shell of this machine and its libraries to `folder`: the smallest tree that can run the probe."""
+    """Copy a shell and its libraries to `folder`, the smallest tree in which the probe can run, and return `folder`."""
     busybox = process.find("busybox")
     shell = Path(process.find("sh") or "/bin/sh")
     static = busybox is not None and not _libraries(Path(busybox))
@@ -140,7 +142,7 @@ class NetworkProbe:
     """Finds the probe's answer in the output of a build.
 
     Args:
-        on_line: called with the other lines.
+        on_line: called with each line that is not an answer.
     """
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
@@ -149,7 +151,7 @@ class NetworkProbe:
         self.number: int | None = None
 
     def line(self, text: str) -> None:
-        """Read one line of the build's output."""
+        """Process one line of the build's output."""
         number = answer(text)
         if number is not None:
             self.number = number if self.number is None else max(self.number, number, key=abs)
@@ -160,7 +162,7 @@ class NetworkProbe:
             self._on_line(text)
 
     def check(self, *, finished: bool) -> None:
-        """Raise EngineError if a step saw a network, or if a build finished without the probe's answer."""
+        """Raise EngineError if a step saw a network, or if a finished build ran steps but the probe did not answer."""
         number = -1 if self.number is None and self._ran and finished else self.number
         if number:
             seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"

@@ -15,15 +15,15 @@ _PROGRESS = ("@ninja ", "@count ", "@step ")
 # Lines that buildah adds after the output of a failed command.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
-_EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # at the end of Python's traceback
-_SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
+_EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # the last line of a Python traceback
+_SHOWN, _ENDING = 12, 6  # numbers of lines: from the first error on, and from the end of the log
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Refuse a build's tree if a link leads out of it, or if it holds a device, pipe or socket.
+    """Refuse a build's tree that contains a device, pipe or socket, or a link that leads out of the tree.
 
     Args:
-        name: the recipe, for the message.
+        name: the name of the recipe, for the message.
     """
     top = os.path.realpath(tree)
     for folder, names, files in os.walk(tree):
@@ -47,7 +47,7 @@ def require_inside(tree: Path, name: str) -> None:
 
 
 def build_error(name: str, error: process.CommandError) -> BuildError:
-    """Return the error of a failed build of the recipe `name`; `why` begins with the first error of its log."""
+    """Return the error for a failed build of the recipe `name`; `why` begins with the first error in the log."""
     lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {name} failed"
     # A recipe's script prints `toolchain: …` when it knows the cause.
@@ -58,9 +58,10 @@ def build_error(name: str, error: process.CommandError) -> BuildError:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the lines of the first error of a compiler, linker or CMake, and the last lines of the log.
+    """Return the first error of a compiler, linker or CMake with the lines after it, and the last lines of the log.
 
-    If CMake reports that a Python script failed, the lines begin with the exception of that script.
+    If the error is CMake's report that a Python script failed, the lines begin with that script's exception. If there
+    is no error, only the last lines are returned.
     """
     at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if at is None:

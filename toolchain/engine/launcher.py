@@ -1,11 +1,11 @@
-"""Run a program as root of its own user namespace, below a root folder that shows only the named files.
+"""Run a program as root of its own user namespace, with a root folder that contains only the named files.
 
-The launcher imports only the standard library. Root, or root of a user namespace, starts it with
-`python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher exits as PROGRAM
-does. When the launcher is killed, the kernel kills every process below it.
+The launcher needs only the standard library. Root, or root of a user namespace, starts it with `python -I -S
+launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher ends with the exit code or the
+signal of PROGRAM. When the launcher is killed, the kernel kills every process that it started.
 
-PROGRAM has none of the caller's ids, and the caller's folders are not mounted. So a process that escapes from a
-container can read only the files that every user of the machine can read.
+PROGRAM runs with none of the caller's user and group ids, and the caller's folders are not mounted. So a process that
+escapes from a container can read only the files that every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import struct
 import sys
 
-# The launcher starts for each call of buildah, so it does not import `typing`, which would slow the start.
+# The launcher starts for each call of buildah, and importing `typing` would make each start slower.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn, TypedDict
@@ -33,12 +33,13 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_NOATIME, _MS_NODIRATIME, _MS_BIND, _MS_REC = 32, 1024, 2048, 4096, 16384
 _MS_PRIVATE, _MS_RELATIME = 1 << 18, 1 << 21
 _MNT_DETACH = 2
-# Flags of statvfs and the same flags of mount. The kernel refuses to drop the flags of a more privileged namespace.
+# Flags of statvfs, each with the flag of mount that means the same. They are kept in a remount, because the kernel
+# refuses to drop flags that a more privileged namespace has set.
 _KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NOATIME, 2048: _MS_NODIRATIME,
          4096: _MS_RELATIME}  # fmt: skip
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-# Instructions and results of classic BPF, for a filter of system calls.
+# The mode of seccomp, and instructions and results of classic BPF, for a filter of system calls.
 _MODE_FILTER = 2
 _LOAD_WORD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
 _RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000
@@ -46,26 +47,27 @@ _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64
 _JOIN_SESSION_KEYRING = 1
 _OLD = "/.old"
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# Folders in memory, with their mount options.
+# Folders that are kept in memory (tmpfs), with their mount options.
 _SCRATCH = {"/tmp": "mode=1777", "/run": "mode=755", "/var": "mode=755", "/dev/shm": "mode=1777,size=64m"}
-# The machine's settings of containers, such as secrets, capabilities and mirrors, must not apply to builds.
+# This folder is hidden, because the machine's settings for containers, such as secrets, capabilities and mirrors, must
+# not apply to builds.
 _SETTINGS = "/usr/share/containers"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
 
 class Spec(TypedDict):
-    """The environment of PROGRAM.
+    """What PROGRAM sees and may use.
 
     Args:
-        ids: the range of user and group ids that PROGRAM sees as 0, 1, 2 and so on: its first id and its length.
-        binds: the folders and files to show: source, path inside, and whether PROGRAM may write to them.
-        environment: all variables of PROGRAM.
+        ids: the range of user and group ids that PROGRAM sees as 0, 1, 2 and so on, as its first id and its length.
+        binds: the folders and files to mount: the source, the path inside, and whether PROGRAM may write to it.
+        environment: all environment variables of PROGRAM.
         network: whether PROGRAM keeps the caller's network.
-        privileges: whether a program may gain rights when it is started, such as by a set-user-id bit.
-        limits: limits of the container, or None.
-        refused_calls: numbers of system calls that fail with ENOSYS.
-        unknown_calls: system calls with this number or a higher one also fail with ENOSYS.
+        privileges: whether a program may gain rights when it is started, for example by a set-user-id bit.
+        limits: the limits for the container; None for no limits.
+        refused_calls: the numbers of system calls that fail with ENOSYS.
+        unknown_calls: system calls with this number or a higher number also fail with ENOSYS.
     """
 
     ids: tuple[int, int]
@@ -79,7 +81,7 @@ class Spec(TypedDict):
 
 
 def main(argv: list[str]) -> int:
-    """Start the program, wait for it and return its exit code."""
+    """Start the program, wait for it, and return its exit code or end by the signal that ended it."""
     spec: Spec = json.loads(argv[1])
     os.umask(0o022)
     flags = _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
@@ -99,7 +101,7 @@ def main(argv: list[str]) -> int:
         os._exit(125)
     os.close(tell)
     os.close(wait)
-    # Each of these signals ends the namespace, and the launcher waits for its end.
+    # Each of these signals ends the namespace; the launcher still waits until the namespace has ended.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: os.kill(child, signal.SIGKILL))
     watch: Watch | None = None
@@ -154,9 +156,10 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
 
 
 def _refuse_calls(numbers: list[int], unknown: int) -> None:
-    """Have the kernel answer ENOSYS to system calls with these numbers, and with numbers from `unknown` on.
+    """Make the system calls with these numbers, and all calls with numbers from `unknown` on, fail with ENOSYS.
 
-    Numbers from 424 on are the same on all architectures. The calls of x32 have numbers above `unknown`.
+    The filter does not check the architecture, because numbers from 424 on are the same on all architectures. The calls
+    of the x32 ABI have numbers above `unknown`, so they fail too.
     """
     refuse = _RET_ERRNO | errno.ENOSYS
     program = [(_LOAD_WORD, 0, 0, 0), (_JUMP_GE, 0, 1, unknown), (_RETURN, 0, 0, refuse)]
@@ -172,7 +175,10 @@ def _refuse_calls(numbers: list[int], unknown: int) -> None:
 
 
 def _found(program: str, places: str) -> str:
-    """Return the path of a program; `os.execvpe` would import a module from a folder that is no longer mounted."""
+    """Return the path of `program`, which is looked up in `places`.
+
+    `os.execvpe` cannot do this, because it would import a module from a folder that is no longer mounted.
+    """
     for place in places.split(":") if "/" not in program else ():
         if os.access(f"{place}/{program}", os.X_OK):
             return f"{place}/{program}"
@@ -180,12 +186,12 @@ def _found(program: str, places: str) -> str:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. A change of the ids undoes this setting."""
+    """Have the kernel kill this process when its parent ends. The kernel resets this when the process changes ids."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent-death signal")
 
 
 def _build_root(spec: Spec) -> None:
-    """Make a root folder in memory with the named files in it, and unmount the machine's root."""
+    """Make a root folder in memory that contains the files in `spec`, and unmount the machine's root."""
     # Links must be resolved before the machine's root is gone.
     binds = [(os.path.realpath(source), target, writable) for source, target, writable in spec["binds"]]
     system = [(name, os.readlink(f"/{name}") if os.path.islink(f"/{name}") else "") for name in SYSTEM
@@ -214,7 +220,8 @@ def _build_root(spec: Spec) -> None:
             _mount(f"{_OLD}/dev/{name}", f"/dev/{name}", None, _MS_BIND)
     for name, link in _LINKS.items():
         os.symlink(link, f"/dev/{name}")
-    # A user namespace may mount /proc only while the machine's /proc is visible.
+    # The kernel lets a user namespace mount /proc only while the machine's /proc is visible, so this comes before the
+    # unmount.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     processors = "/sys/devices/system/cpu"
     if os.path.isdir(_OLD + processors):
@@ -225,7 +232,7 @@ def _build_root(spec: Spec) -> None:
 
 
 def _bind(source: str, target: str, *, writable: bool) -> None:
-    """Mount a folder or file of the old root at `target`, with all mounts below it."""
+    """Mount a folder or file of the old root at `target`, together with all mounts below it."""
     old = _OLD + source
     if os.path.isdir(old):
         os.makedirs(target, exist_ok=True)
@@ -233,7 +240,7 @@ def _bind(source: str, target: str, *, writable: bool) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
     _mount(old, target, None, _MS_BIND | _MS_REC)
-    # Writable folders get no flags: buildah drops flags when it mounts them again, which the kernel would refuse.
+    # Writable folders get no flags, because buildah mounts them again without flags, which the kernel would refuse.
     more = 0 if writable else _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     for place in _mounted_below(target):
         _mount(None, place, None, _MS_REMOUNT | _MS_BIND | more | _kept(place))
@@ -246,7 +253,7 @@ def _mounted_below(target: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a path from a table of the kernel without its escapes."""
+    """Return a path from one of the kernel's mount tables, with its octal escapes decoded."""
     for code in ("040", "011", "012", "134"):
         text = text.replace(f"\\{code}", chr(int(code, 8)))
     return text
@@ -262,7 +269,7 @@ def _touch(path: str) -> None:
 
 
 def _forget_keys() -> None:
-    """Leave the caller's session keyring. The call fails without effect on a kernel without keyrings."""
+    """Leave the caller's session keyring for a new one; a failure is ignored, because a kernel may lack keyrings."""
     number = _KEYCTL.get(os.uname().machine)
     if number is not None:
         _LIBC.syscall(number, _JOIN_SESSION_KEYRING, None)
@@ -280,5 +287,5 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # for `limit_watch`; `-I` adds no folder
+    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # `-I` leaves out the folder of `limit_watch`
     sys.exit(main(sys.argv))

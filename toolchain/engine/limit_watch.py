@@ -1,6 +1,6 @@
 """Measure what a container uses, and end it when it reaches a limit.
 
-`engine.launcher` imports this module in a process that has only the standard library.
+`engine.launcher` imports this module in a process that can import nothing else but the standard library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-# The launcher starts for each call of buildah, so it does not import `typing`, which would slow the start.
+# The launcher starts for each call of buildah, and importing `typing` would make each start slower.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
@@ -21,20 +21,20 @@ else:
     TypedDict = dict
 
 _EVERY = 0.2  # seconds between two checks
-_MORE_PROCESSES = 4096  # more than a program starts between two checks
+_MORE_PROCESSES = 4096  # more than a program can start between two checks
 
 
 class Limits(TypedDict):
-    """The limits of a program and of all processes that it starts.
+    """The limits for a program together with all processes that it starts.
 
     Args:
-        processes: processes and threads at the same time.
-        file_bytes: size of one file.
-        written_bytes, written_files: bytes and files that may be added to the file systems of `places`.
-        free_bytes, free_files: bytes and inodes that must stay free in these file systems, but at most a twentieth of
-            each file system.
-        log_bytes: size of `log`.
-        seconds: duration; 0 for no limit.
+        processes: the number of processes and threads that may run at the same time.
+        file_bytes: the size of one file.
+        written_bytes, written_files: the size and number of the files that may be written in `places`.
+        free_bytes, free_files: the bytes and inodes that must stay free on each file system of `places`; on a small
+            file system, a twentieth of it is enough.
+        log_bytes: the size of `log`.
+        seconds: how long the program may run; 0 for no limit.
         places: the folders that the program writes to.
         log: the file that gets the program's output; empty if there is none.
         note: the file for the name of the limit that was reached, and for the layers of the program's containers.
@@ -54,19 +54,19 @@ class Limits(TypedDict):
 
 
 class Usage:
-    """The time, log and disks of a container, compared with its limits."""
+    """Compares a container's running time, log and disk usage with its limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._start = time.monotonic()
         self._since = time.time()
-        # One folder of each file system is enough.
+        # One folder of each file system is enough, because `statvfs` describes the whole file system.
         places = {os.stat(place).st_dev: place for place in limits["places"]}
         self._disks = {place: os.statvfs(place) for place in places.values()}
         self._recount = (limits["written_bytes"], limits["written_files"])
 
     def reached(self) -> str:
-        """Return the name of a limit that is reached; empty if none is."""
+        """Return the name of a limit that the container has reached; empty if there is none."""
         limits = self.limits
         if limits["seconds"] and time.monotonic() - self._start > limits["seconds"]:
             return "hours"
@@ -80,14 +80,14 @@ class Usage:
             now = os.statvfs(place)
             if now.f_bavail * now.f_frsize < min(limits["free_bytes"], now.f_blocks * now.f_frsize // 20):
                 return "free-bytes"
-            if now.f_favail < min(limits["free_files"], now.f_files // 20):  # both are 0 where inodes have no limit
+            if now.f_favail < min(limits["free_files"], now.f_files // 20):  # both are 0 if inodes are unlimited
                 return "free-files"
         return ""
 
     def _too_much(self) -> str:
-        """Return the limit on written files that is reached; empty if none is.
+        """Return the name of the limit on written files that is exceeded; empty if there is none.
 
-        Counting is slow, so it begins only when the disks have lost as much space as the limit allows.
+        Counting is slow, so it begins only when the disks have lost as many free bytes or inodes as the limits allow.
         """
         most = (self.limits["written_bytes"], self.limits["written_files"])
         lost = [0, 0]
@@ -98,14 +98,15 @@ class Usage:
         if lost[0] < self._recount[0] and lost[1] < self._recount[1]:
             return ""
         made = self._made()
-        # Other programs wrote the rest, so the next count can wait for as much more.
+        # Other programs used the rest. So the next count can wait until the disks have lost as much as the container
+        # may still write.
         self._recount = (lost[0] + most[0] - made[0], lost[1] + most[1] - made[1])
         if made[0] > most[0]:
             return "written-bytes"
         return "written-files" if made[1] > most[1] else ""
 
     def _made(self) -> tuple[int, int]:
-        """Return the size and number of the files written since the start, counted until a limit is reached."""
+        """Return the size and number of the files written since the start; stop counting when a limit is exceeded."""
         size = count = 0
         waiting = list(self.limits["places"])
         while waiting:
@@ -133,8 +134,8 @@ class Usage:
 class Watch(Usage):
     """Waits for the first process of a PID namespace, and ends the namespace when a limit is reached.
 
-    Processes are counted in the namespace's own /proc. If the kernel denies access to that, the resource limit of
-    processes still holds.
+    Processes are counted in the namespace's own /proc. If the kernel denies access to it, only the resource limit on
+    processes applies.
     """
 
     def __init__(self, child: int, limits: Limits) -> None:
@@ -146,9 +147,9 @@ class Watch(Usage):
             self._proc = -1
 
     def wait(self) -> int:
-        """Wait for the end of the process and return its status."""
+        """Wait until the process ends, by itself or at a limit, and return its wait status."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        try:  # Many processes in the namespace must not delay this one.
+        try:  # Many processes in the namespace must not delay this process.
             os.setpriority(os.PRIO_PROCESS, 0, -10)
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EACCES):  # only root may raise a priority
@@ -184,7 +185,7 @@ class Watch(Usage):
         return count
 
     def _layers(self) -> list[str]:
-        """Return the layers of containers that are mounted in the namespace."""
+        """Return the ids of the container layers that are mounted in the namespace."""
         try:
             with open(f"/proc/{self._child}/mountinfo", encoding="utf-8", errors="replace") as table:
                 points = [line.split(" ")[4].split("/") for line in table]
@@ -194,15 +195,16 @@ class Watch(Usage):
 
 
 def most_processes(limit: int) -> int:
-    """Return the resource limit of processes.
+    """Return the resource limit on processes for a container that may run `limit` processes.
 
-    The value is above `limit`, because many programs exit without a reason when a fork fails.
+    The value is above `limit`, so that the container is ended at the limit before a fork fails, because many programs
+    then exit without giving a reason.
     """
     return limit + _MORE_PROCESSES
 
 
 def restrict(limits: Limits) -> None:
-    """Set the resource limits of this process, which its children inherit."""
+    """Set the resource limits of this process from `limits`; its children inherit them."""
     wanted = {resource.RLIMIT_NPROC: most_processes(limits["processes"]), resource.RLIMIT_FSIZE: limits["file_bytes"]}
     for kind, value in wanted.items():
         _, hard = resource.getrlimit(kind)

@@ -1,7 +1,7 @@
-"""Make an ordinary user root of a user namespace with the user's subordinate ids, so that containers can run.
+"""Make an ordinary user root in a user namespace that maps the user's subordinate ids, so that containers can run.
 
-In this namespace the process may mount, and may make the files of many owners that a base has. It keeps its PID, so
-signals reach it as before. The files that it makes as root of the namespace belong to the user.
+In this namespace the process may mount file systems, and may create files with the different owners that a base needs.
+It keeps its PID, so signals reach it as before. The files that it makes as root of the namespace belong to the user.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from toolchain.core import process
 from toolchain.core.environment import search_path
 from toolchain.core.errors import EngineError
 
-# In the namespace this variable holds the user's id outside.
+# Inside the namespace, this variable holds the id that the user has outside of it.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"
 _TOP = Path(__file__).resolve().parents[2]
-# The ids of a distribution's system users and groups; the last one is `nobody`.
+# This many ids cover the users and groups of a distribution; the last of them is `nobody`.
 ENOUGH = 65536
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--map-auto", "--mount")
 _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-{last} {user}"
 
 
 def enter() -> None:
-    """Start the tool again as root of a user namespace, unless it is root or in this namespace already.
+    """Restart the tool as root of a user namespace, unless it is already root or in such a namespace.
 
-    The new process gets the same arguments and all variables except those of Python. The current folder is not in its
-    module path.
+    The new process gets the same arguments, and all environment variables except those for Python. The current folder
+    is not on its module path.
     """
     if os.geteuid() == 0 or INSIDE in os.environ:
         return
     require()
-    # `orig_argv` also works for scripts of the project.
+    # `orig_argv` includes options of Python such as `-m`, with which the project's scripts are started.
     words = [process.which(_UNSHARE[0]), *_UNSHARE[1:], "--", sys.executable, "-P", *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -41,9 +41,9 @@ def enter() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the caller's variables without those of Python, and with an absolute `PATH`."""
+    """Return the caller's environment variables without those for Python, and with only absolute folders in `PATH`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, which may have been started by `-m`
+    if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, perhaps started with `-m`
         kept["PYTHONPATH"] = os.fspath(_TOP)
     return {**kept, "PATH": search_path(), INSIDE: str(os.geteuid())}
 
@@ -74,7 +74,7 @@ def require() -> None:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the user's id if there is no name."""
+    """Return the user's name, or the user's id if the id has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -82,7 +82,7 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """Return the size of a user's largest range in `/etc/subuid` or `/etc/subgid`; `unshare` maps only one range."""
+    """Return the size of a user's largest range in `/etc/subuid` or `/etc/subgid`; `unshare` can map only one range."""
     try:
         rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

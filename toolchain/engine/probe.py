@@ -1,7 +1,7 @@
-"""Prove before the first build that builds are isolated here: a program inside a build tries to get out.
+"""Before the first build, prove that builds are isolated here: a program in a build tries to get out of it.
 
-`engine.attack` makes three attempts in a `buildah build`. Reading a file of the caller tests the launcher's ids and
-mounts, a second chroot tests the capabilities, and keyctl tests the profile of system calls.
+`engine.attack` makes three attempts in a `buildah build`. Reading one of the caller's files tests the launcher's ids
+and mounts, a second chroot tests the capabilities, and keyctl tests the seccomp profile.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SECONDS = 120.0
 
 
 def probe(storage: Storage, *, again: bool = False) -> str:
-    """Prove that builds are isolated, and return the name of their isolation.
+    """Prove that builds are isolated, and return the name of the isolation.
 
-    The cache keeps the proof for this version of buildah, this kernel and these measures.
+    The cache remembers the proof, which is valid for one version of buildah, one kernel and one result of `measures`.
 
     Args:
-        again: make the attempts even if the cache has the proof.
+        again: make the attempts even if the cache contains a valid proof.
 
     Raises:
-        EngineError: a container does not start or sees a network, or the attack leaves it.
+        EngineError: a container does not start or sees a network, or the attack gets out of it.
     """
     remembered = storage.cache.engine / "isolation.json"
     proved = canonical(
@@ -60,7 +60,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
 
 
 def measures() -> str:
-    """Return a digest of everything that isolates: options of buildah, profiles of system calls, and programs."""
+    """Return a digest of everything that isolates builds: buildah's options, seccomp profiles, and our own programs."""
     options = [isolation.arguments(verb) for verb in isolation.VERBS]
     modules = (attack, launcher, limit_watch, relay, view)
     programs = [sha256_file(Path(str(module.__file__))) for module in modules]
@@ -69,7 +69,7 @@ def measures() -> str:
 
 
 def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
-    """Run the attack as the only step of a build whose image has the machine's programs and nothing else.
+    """Run the attack in a build whose image contains only this machine's programs, and return the result.
 
     Args:
         folder: the folder of the invocation.
@@ -94,14 +94,14 @@ def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
     write_atomically(context / "Containerfile", "\n".join(steps).encode())
     words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build")]
     words += [*ulimits(container_limits.ulimits()), "--tag", tag, "--format", "docker"]
-    for mount in volumes:  # buildah sees each file at the path that the file gets in the container
+    for mount in volumes:  # in buildah's view, files have the same paths as in the container
         words += Mount(Path(mount.target), mount.target).arguments()
     argv = storage.command(*words, *relay.options(), "/context", show=show, pipes=pipes)
     return storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
 
 
 def _files(folder: Path) -> list[Mount]:
-    """Return the mounts of the attack's files, and of this machine's Python if it is outside the system's folders."""
+    """Return the mounts for the attack's files, and for Python if it is installed outside of the system's folders."""
     write_atomically(folder / "secret", b"of the caller\n", mode=0o600)
     mounts = [
         Mount(folder / "secret", f"{_PROBE}/secret"),
@@ -114,7 +114,7 @@ def _files(folder: Path) -> list[Mount]:
 
 
 def judge(result: process.Result) -> None:
-    """Raise EngineError if the attack left the container, saw a network, or did not answer."""
+    """Raise EngineError if the attack got out of the container, saw a network, or did not answer."""
     lines = [line.strip() for line in result.stdout.splitlines()]
     out = [line.removeprefix("@out ") for line in lines if line.startswith("@out ")]
     answered = {line.partition(":")[0] for line in out}
