@@ -1,11 +1,11 @@
-"""The share of tests that assert the wording of this project's messages.
+"""Compute the share of tests that assert the wording of this project's messages.
 
 python -m scripts.asserted_wording          # prints the share
 python -m scripts.asserted_wording --list   # and each test with the first such text
 
-A test counts if a text in one of its `assert` statements or `match=` arguments has a sequence of two or more words
-whose first four stand so in a text of the two packages. The values of a parameter count if the test uses it there.
-Commands and options are no wording.
+A test counts if a string in one of its `assert` statements or `match=` arguments contains two or more words in a row,
+of which the first four also occur in a row in a string of the two packages. The values of a test's parameter count too
+if an `assert` or `match=` uses the parameter. Commands and options are not wording.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _COMMAND = re.compile(
     r"|\b(kernels|cache|bundle|buildah|docker|skopeo|apt-get|oras) [a-z]+"
 )
 _RUN = re.compile(r"[a-z]{1,}(?: +[a-z]{1,})+")
-_MOST = 4  # words
+_MOST = 4  # words of a sequence that are compared
 _COMPARING = {"startswith", "endswith", "count", "search", "match", "fullmatch", "escape"}
 
 
 def main(words: list[str]) -> None:
-    """Print the share, and with `--list` the tests."""
+    """Print the share, and with `--list` also the tests."""
     known = {
         run[at : at + length]
         for tree in _trees("toolchain", "lab/src")
@@ -63,7 +63,7 @@ def _trees(*folders: str) -> Iterator[ast.Module]:
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """Yield the texts in a syntax tree except docstrings."""
+    """Yield the strings in a syntax tree, except docstrings."""
     skipped = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Expr)}
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and id(part) not in skipped:
@@ -71,13 +71,13 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the sequences of adjacent words in lower case."""
+    """Yield the sequences of adjacent words in a text, in lower case."""
     for found in _RUN.finditer(text):
         yield tuple(found[0].split())
 
 
 def _asserted(test: ast.FunctionDef) -> Iterator[str]:
-    """Yield the texts that a test compares with something, by themselves or as values of its parameters."""
+    """Yield the strings that a test compares with something, directly or as values of the test's parameters."""
     used = [node.test for node in ast.walk(test) if isinstance(node, ast.Assert)]
     used += [node.value for node in ast.walk(test) if isinstance(node, ast.keyword) and node.arg == "match"]
     compared = [part for node in used for part in _compared(node)]

@@ -2,12 +2,12 @@
 
     python -m scripts.cluster_namespaces CACHE_ONE CACHE_TWO [--rounds 2] -- --source triton=pypi:3.7.1 …
 
-The caches must have the base and the Triton image; the script removes their records of kernels before each campaign.
-The words after `--` are options of `kernels run kernels`. The script prints a line of JSON for each campaign: the
+The caches must contain the base and the Triton image; the script removes their records of kernels before each campaign.
+The words after `--` are options for `kernels run kernels`. The script prints a line of JSON for each campaign: the
 image's digest, how many kernels each worker compiled, the seconds of the compile step, and the share of this time in
-which a worker compiled. All digests must be equal. Then the script compares two workers, each pinned to a core, with
-each of them alone, in turns: the efficiency is the rate of both divided by the sum of the single rates. On a busy
-machine, --nice -20 (which needs root) keeps the cores for the workers.
+which a worker compiled. All digests must be equal. Then the script measures in turns two workers, each pinned to a
+core, and each of these workers alone: the efficiency is the rate of both together divided by the sum of the single
+rates. On a busy machine, --nice -20 (which needs root) keeps the cores for the workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from toolchain.kernels.ledger import look
 ONE, TWO = "toolchain-one", "toolchain-two"
 HOST = {ONE: "10.99.0.1", TWO: "10.99.0.2"}
 CORE = {ONE: "0", TWO: "1"}
-LONGEST = 900.0  # seconds of one campaign
+LONGEST = 900.0  # seconds that one campaign may take
 Child = subprocess.Popen[bytes]
 
 
@@ -58,7 +58,7 @@ def namespaces() -> Iterator[None]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Make an authority and a certificate, and return the environment that names them to Dask."""
+    """Make a certificate authority and a certificate, and return the environment variables that name both to Dask."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -76,12 +76,12 @@ def certificates(folder: Path) -> dict[str, str]:
 
 
 class Machines:
-    """The processes on both machines.
+    """The processes in the two network namespaces, which stand for two machines.
 
     Args:
         folder: the folder for the output of the processes.
-        environment: further variables of all processes.
-        options: options of `kernels run`.
+        environment: additional environment variables for all processes.
+        options: the options for `kernels run` and for the workers.
         nice: the niceness of the workers.
     """
 
@@ -117,10 +117,10 @@ class Machines:
     def campaign(
         self, what: str, port: int = 0, *more: str, meanwhile: Callable[[int], bool] = lambda _: True
     ) -> dict[str, Any]:
-        """Run a campaign on machine one, and return its row.
+        """Run a campaign on machine one, and return the row that is printed for it.
 
         Args:
-            meanwhile: called with the number of finished kernels until it returns True.
+            meanwhile: called repeatedly with the number of finished kernels until it returns True.
         """
         cache = self._caches[ONE]
         for record in cache.glob("records/*.json"):
@@ -163,7 +163,7 @@ def kill(child: Child) -> None:
 
 
 def faults(machines: Machines) -> set[str]:
-    """Run campaigns in which a worker is killed, and in which the scheduler is restarted; return all digests."""
+    """Run campaigns, some with a killed worker or a restarted scheduler, and return the digests of the images."""
     found = [machines.campaign("local")]
     scheduler, _, second = machines.scheduler(8786), machines.worker(ONE, 8786), machines.worker(TWO, 8786)
     found.append(machines.campaign("two workers", 8786))
@@ -187,7 +187,7 @@ def faults(machines: Machines) -> set[str]:
 
 
 def efficiency(machines: Machines, rounds: int) -> None:
-    """Compare two workers with each worker alone. A first campaign starts the workers before the measurement."""
+    """Measure two workers together and each worker alone, and print the efficiency of each round."""
     ways = {"one": (8801, (ONE,)), "two": (8802, (TWO,)), "both": (8803, (ONE, TWO))}
     for port, workers in ways.values():
         machines.scheduler(port)
@@ -213,7 +213,7 @@ def main(words: Sequence[str] | None = None) -> int:
     own, _, options = " ".join(sys.argv[1:] if words is None else words).partition(" -- ")
     given = reader.parse_args(own.split())
     one, two = (cache.absolute() for cache in given.caches)
-    folder = Path(tempfile.mkdtemp(prefix="cluster-"))  # the folder stays, because it has the logs
+    folder = Path(tempfile.mkdtemp(prefix="cluster-"))  # the folder is kept, because it contains the logs
     with namespaces():
         machines = Machines(folder, certificates(folder), {ONE: one, TWO: two}, options.split(), given.nice)
         try:

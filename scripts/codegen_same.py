@@ -1,11 +1,11 @@
-"""Compare the assembly of a GPU's codegen library with the assembly that Triton itself makes.
+"""Compare the assembly from a GPU's codegen library with the assembly that Triton itself generates.
 
     PYTHON scripts/codegen_same.py LIBRARY --source FOLDER [--gpus a,b] [--kernels 20] [--json FILE]
 
-PYTHON has a Triton from source, linked with the same LLVM as LIBRARY (`libtriton_amd_codegen.so`). FOLDER is the
-unpacked flash-attn of aotriton/flash-attn.toml. Triton compiles each kernel to LLVM IR and assembly. The library gets
-the same IR, and its assembly must have the same bytes as Triton's. Then the library must assemble its text to an ELF
-file. No GPU is needed. The exit code is 1 if a text differs.
+PYTHON has a Triton that was built from source with the same LLVM as LIBRARY (`libtriton_amd_codegen.so`). FOLDER
+contains the unpacked flash-attn source that aotriton/flash-attn.toml describes. Triton compiles each kernel to LLVM IR
+and assembly. The library compiles the same IR, and its assembly must be byte for byte the same as Triton's. The library
+must also assemble this text to an ELF file. No GPU is needed. The exit code is 1 if the assembly of a kernel differs.
 
 The script calls the library through the C interface that Triton 3.9.0 uses (version 1 of its options).
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[1]
-# The kernels' modules import torch, for which the stand-in suffices.
+# The kernels' modules import torch, but they need only the stand-in for it.
 sys.path[:0] = [str(TOP), str(TOP / "aotriton"), str(TOP / "aotriton" / "standin")]
 
 from toolchain.kernels.rules import Rule, load_rules  # noqa: E402
@@ -33,7 +33,7 @@ TRIPLE = b"amdgcn-amd-amdhsa"
 
 
 class Options(ctypes.Structure):
-    """The options of a call that compiles."""
+    """The options that the library's compile function takes."""
 
     _fields_ = (
         ("version", ctypes.c_uint32),
@@ -52,7 +52,7 @@ class Options(ctypes.Structure):
 
 
 class Library:
-    """The codegen library, through its four functions."""
+    """The codegen library, which is called through its four C functions."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path.resolve()))
@@ -66,12 +66,12 @@ class Library:
         return str(self._library.triton_amdgpu_revision().decode())
 
     def assembly(self, ir: bytes, gpu: str, features: str, *, fp_fusion: bool) -> bytes:
-        """Compile LLVM IR, and return the assembly."""
+        """Compile LLVM IR with the library, and return the assembly."""
         options = Options(1, TRIPLE, gpu.encode(), features.encode(), b"", b"", b"", fp_fusion, 0, 0, 0, 0)
         return self._call("triton_amdgpu_compile", ir, ctypes.c_size_t(len(ir)), ctypes.byref(options))
 
     def assemble(self, text: bytes, gpu: str, features: str) -> bytes:
-        """Assemble a text, and return the object."""
+        """Assemble a text with the library, and return the object file."""
         size = ctypes.c_size_t(len(text))
         return self._call("triton_amdgpu_assemble", text, size, TRIPLE, gpu.encode(), features.encode())
 
@@ -112,7 +112,8 @@ def main() -> None:
     if not asked.source.is_dir():
         parser.error(f"there is no folder {asked.source}")
     with tempfile.TemporaryDirectory() as folder:
-        # Triton must not take results from an earlier run, and must keep more than the objects.
+        # An empty cache keeps Triton from using results of an earlier run. Our worker's shortcuts are switched off,
+        # because the IR and the assembly are needed as well as the objects.
         os.environ.update(TRITON_CACHE_DIR=folder, KERNEL_WORKER_WITHOUT="shared,direct,parses")
         from worker import Compiler  # noqa: PLC0415 - reads the environment
 
@@ -124,7 +125,7 @@ def main() -> None:
             rules = load_rules(TOP / "aotriton" / "flash-attn.toml", asked.source, (gpu,)).rules
             for rule in sorted(rules, key=lambda one: one.id)[: asked.kernels]:
                 ir, expected, metadata = compile_by_triton(compiler, rule, asked.source)
-                # The calls of Triton's own backend.
+                # Triton's own backend calls the library with these arguments.
                 features = "-real-true16" if "gfx11" in gpu else ""
                 found = library.assembly(ir, gpu, features, fp_fusion=bool(metadata["enable_fp_fusion"]))
                 elf = library.assemble(found, gpu, features)[:4] == b"\x7fELF"

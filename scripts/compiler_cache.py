@@ -1,9 +1,9 @@
 """Keep a compiler cache small between runs: `trim FOLDER` before the build, `changed FOLDER` after it.
 
 `trim` removes objects that were not used for some days, and then the least recently used objects until the rest is
-below a size. It lists the remaining objects in a file. `changed` compares the cache with it, and writes `changed=true`
-or `changed=false` to the file that GITHUB_OUTPUT names, because a cache without new objects need not be saved again.
-ccache touches the objects that it uses, and treats a removed object as missing.
+below a size. It lists the remaining objects in a file. `changed` compares the cache with this list, and writes
+`changed=true` or `changed=false` to the file that GITHUB_OUTPUT names, because a cache without new objects need not be
+saved again. ccache touches the objects that it uses, and treats a removed object as missing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OWN = {"stats", "ccache.conf", "CACHEDIR.TAG", _NOTE}
 
 
 def objects(folder: Path) -> dict[Path, os.stat_result]:
-    """Return the objects in a cache by path; none if the folder does not exist."""
+    """Return the objects in a cache by path; empty if the folder does not exist."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in _OWN)
     return {path: path.stat() for path in files}
 
 
 def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int]:
-    """Remove objects that are older than `days`, and the oldest of the rest above `limit` bytes; list the others.
+    """Remove objects not used for `days`, then the least recently used ones above `limit` bytes; list the others.
 
     Returns:
         the number of kept files and the number of removed files.

@@ -1,4 +1,4 @@
-"""Use the published LLVM layer in a Containerfile with COPY --from, which plain buildah builds."""
+"""Build a Containerfile that copies the published LLVM layer with COPY --from, to show that plain buildah can do it."""
 
 from __future__ import annotations
 

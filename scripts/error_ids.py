@@ -13,7 +13,7 @@ from toolchain_lab.bridge import CLASSES
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "exit-codes.md"
-SEVERAL = 0  # stands for the exit code of an id whose class is chosen at run time
+SEVERAL = 0  # stands for several exit codes, because the error's class is chosen at run time
 _TITLE = "\n## Ids of errors\n"
 _HEAD = f"""{_TITLE}
 Made by `python -m scripts.site_pages`. A terminal shows an id in brackets, `--json` as the key `id`. Messages may
@@ -35,7 +35,7 @@ def page() -> str:
 
 @functools.cache
 def collected() -> dict[str, int]:
-    """Return the exit code of every id; ValueError if an id has two codes, or an error has no id."""
+    """Return the exit code of every id. Raise ValueError if an id has two codes or an error has no id."""
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8"))
         for folder in ("toolchain", "lab/src")
@@ -69,7 +69,7 @@ def collected() -> dict[str, int]:
 def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
     """Return the exit codes of the classes in `toolchain.core.errors` and of their subclasses, by name."""
     codes = {name: value.code for name, value in vars(errors).items() if hasattr(value, "code")}
-    codes["Fault"] = errors.UntrustedError.code  # the error of an image that `verify` refuses
+    codes["Fault"] = errors.UntrustedError.code  # the error for an image that `verify` refuses
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
@@ -80,7 +80,7 @@ def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
 
 
 def _passing(tree: ast.Module, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield functions that pass their parameter `id` to an error, with the exit code of that error."""
+    """Yield each function that passes its parameter `id` to an error, with the exit code of that error."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and "id" in {word.arg for word in function.args.args}:
             for node in ast.walk(function):
@@ -97,6 +97,6 @@ def _literals(node: ast.expr) -> Iterator[str]:
 
 
 def _passed(call: ast.Call) -> bool:
-    """Return whether the id of an error is that of another error, or a parameter."""
+    """Return whether an error takes its id from another error or from a parameter."""
     first = call.args[0] if call.args else None
     return getattr(first, "attr", getattr(first, "id", "")) == "id"

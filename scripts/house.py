@@ -1,7 +1,8 @@
-"""Show which parts of the code import which: rooms, floors and arrows.
+"""Show which parts of the code import which other parts, as rooms, floors and arrows.
 
-A room is a folder of a package, or a module in no folder. An arrow means that a module of one room imports another
-room; imports only for types count. A room's floor is the length of the longest path of arrows that starts at it.
+A room is a folder of a package, or a module that is in no folder. An arrow means that a module of one room imports
+another room; imports that are only for type annotations count too. A room's floor is the length of the longest path of
+arrows that starts at it.
 
     python scripts/house.py            # prints the figures and the rooms, floor by floor
 
@@ -23,7 +24,7 @@ _NO_ROOMS = {"__init__", "__main__"}
 
 
 def room_of(module: str) -> str:
-    """Return the room of a dotted module name; empty for the package itself."""
+    """Return the room of the module with this dotted name; empty for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -44,7 +45,7 @@ def imported(source: str, modules: frozenset[str]) -> set[str]:
 
 
 def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
-    """Return the files of a package by their dotted module names."""
+    """Return the source files of a package by the dotted names of their modules."""
     folder = top / package
     return {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
@@ -82,7 +83,7 @@ def floors(rooms: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def drawn(rooms: Mapping[str, set[str]]) -> str:
-    """Return a text with the figures, and then the floors from the highest down."""
+    """Return a text with the figures, followed by the floors from the highest down."""
     where = floors(rooms)
     lines = [f"{len(rooms)} rooms, {max(where.values()) + 1} floors, {sum(map(len, rooms.values()))} arrows"]
     for number in sorted(set(where.values()), reverse=True):

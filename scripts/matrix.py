@@ -4,12 +4,12 @@
     .venv/bin/python scripts/matrix.py write
 
 `build` takes hours. FOLDER holds a checkout for each commit of `PAIRS`, named by the commit's first nine digits.
-Without --tritons only the LLVMs are built. `build` can be stopped and started again, because it skips builds with the
-same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all unfinished work, so
-that only one build tree of LLVM is on the disk. So give it a cache of its own (TOOLCHAIN_CACHE).
+Without --tritons only the LLVMs are built. `build` can be stopped and started again, because it skips builds that have
+a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all
+unfinished work, so that only one build tree of LLVM is on the disk. So give it a cache of its own (TOOLCHAIN_CACHE).
 
-Add by hand to a Triton's row: `compiled`, the output of tests/integration/test_wheel_systems.py, and `cached` if most
-objects came from the compiler cache.
+Add two keys to a Triton's row by hand: `compiled`, which is the output of tests/integration/test_wheel_systems.py, and
+`cached` if most objects came from the compiler cache.
 
 `write` makes docs/measurements/generations.md and rows of toolchain/data/tried.toml from the results.
 """
@@ -78,7 +78,7 @@ def words_of(pair: Pair, stage: str, tritons: Path | None) -> list[str]:
 
 
 def toolchain(*words: str) -> Any:
-    """Run a verb with `--json`, and return its output.
+    """Run a verb with `--json`, and return the JSON that it prints.
 
     Raises:
         SystemExit: the verb failed; its messages are on standard error.
@@ -120,7 +120,7 @@ def build(asked: argparse.Namespace) -> None:
 
 
 def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | None) -> bool:
-    """Return whether a row is the result of the inputs that the plan has now."""
+    """Return whether a row is a result for the inputs that the plan has now."""
     if row is None:
         return False
     planned = toolchain("plan", *words_of(pair, stage, tritons))["stages"]
@@ -128,7 +128,7 @@ def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | 
 
 
 def _row(said: Any, stage: str) -> dict[str, Any]:
-    """Return the row of a build for the results."""
+    """Return the row that describes a build in the results."""
     built = next(one for one in said["stages"] if one["name"] == stage)
     facts = built["facts"]
     row = {key: built[key] for key in ("image", "input_digest")}
@@ -146,7 +146,7 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
 
 
 def measured(log: str) -> dict[str, int]:
-    """Return the steps of the largest run of ninja and the CPU seconds from a build's log.
+    """Return the number of steps in the largest run of ninja, and the CPU seconds, from a build's log.
 
     The CPU seconds of a resumed build are those of its last run.
     """
@@ -173,7 +173,7 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """Return the page with the figures."""
+    """Return the page docs/measurements/generations.md."""
     llvms, tritons = [], []
     for pair in sorted(PAIRS, key=lambda pair: pair.llvm):
         if row := results.get(f"llvm-{pair.llvm}"):
@@ -219,7 +219,7 @@ def edits_for(commit: str, llvm: str) -> int:
 
 
 def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) -> str:
-    """Return rows of tried.toml for the results that have no row by hand."""
+    """Return rows for tried.toml about the results for which nobody wrote a row by hand."""
     known = {(row["what"], row["of"], row["as"]) for row in by_hand}
     found = []
     for pair in PAIRS:
@@ -240,7 +240,7 @@ def _tried(row: dict[str, str]) -> str:
 
 
 def write(_: argparse.Namespace) -> None:
-    """Write the page, and the end of tried.toml."""
+    """Write the page, and replace the generated rows at the end of tried.toml."""
     results = read()
     if not results:
         raise SystemExit("scripts/matrix.json holds no result yet")

@@ -1,4 +1,4 @@
-"""Find pins of Triton and AOTriton that are new upstream and not in the data files, and propose builds for them.
+"""Find pins of Triton and AOTriton that are new upstream and missing in the data files, and propose builds for them.
 
 Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
 file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` holds the inputs of the build
@@ -39,12 +39,12 @@ TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"
 PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
 # Files about the separate LLVMs for GPUs: the pin that a Triton uses (`info`), and the build that upstream makes next
-# (`build-info`), which may be ahead of the pin, or exist before the pin.
+# (`build-info`), which may be ahead of the pin, or exist when there is no pin yet.
 _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
 _AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}(?:b|tp\d?))|refs/heads/(main)")
-_LIMIT = 100  # refs of one repository that are read
+_LIMIT = 100  # the largest number of refs that are read from one repository
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Finding:
 
 
 class Repository:
-    """A remote repository, of which refs are fetched at depth 1, and files only when they are read."""
+    """A remote repository, from which commits are fetched at depth 1, and files only when they are read."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
@@ -81,11 +81,11 @@ class Repository:
         return process.run(["git", "-c", "gc.auto=0", *words], env=self._env, capture=True, timeout=600).stdout
 
     def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
-        """Return the commits of refs by full name; an annotated tag gives the commit that it points to."""
+        """Return the commit of each ref by the ref's full name; for an annotated tag, the commit that it points to."""
         found: dict[str, str] = {}
         for line in self._git("ls-remote", "--", self._url).splitlines():
             commit, _, name = line.partition("\t")
-            plain = name.removesuffix("^{}")  # a name with this suffix is the commit of an annotated tag
+            plain = name.removesuffix("^{}")  # git lists the commit of an annotated tag with this suffix
             if wanted.fullmatch(plain) and is_commit(commit) and (name != plain or plain not in found):
                 found[plain] = commit
         return dict(sorted(found.items())[:_LIMIT])
@@ -95,13 +95,13 @@ class Repository:
         self._git("fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit)
 
     def pins(self, commit: str) -> dict[str, str]:
-        """Return the content of the pin files in a commit, by name."""
+        """Return the content of the pin files in a commit, by file name."""
         listed = self._git("ls-tree", "-r", "--name-only", commit, "--", "llvm-hash.txt", "cmake").splitlines()
         names = [name for name in listed if name in PIN_FILES or _CODEGEN.fullmatch(name)]
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def carried(self, commit: str) -> str:
-        """Return the commit of the submodule of Triton; empty if there is none."""
+        """Return the commit that the Triton submodule points to in a commit; empty if there is no submodule."""
         words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 
@@ -129,7 +129,7 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
 
 
 def _carried(triton: Repository, commit: str) -> dict[str, str]:
-    """Return the pin files of AOTriton's Triton; none if the commit is in another repository."""
+    """Return the pin files of AOTriton's Triton; empty if that Triton's commit is in another repository."""
     if not is_commit(commit):
         return {}
     try:
@@ -217,12 +217,12 @@ def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
         try:
             return read_pin(Path(folder)), ""
         except ToolchainError as error:
-            # The message may quote text of upstream, and becomes part of an issue.
+            # The message may quote text from upstream and becomes part of an issue, so unusual characters are replaced.
             return None, re.sub(r"[^\w .,:;'()/-]", "?", error.what.replace(folder, ""), flags=re.ASCII)[:200]
 
 
 def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str, str]]:
-    """Return the LLVMs for GPUs that files pin, by LLVM's name of the target, and the problems by name."""
+    """Return the LLVMs for GPUs that pin files name, by LLVM's name for the target, and the problems, by file name."""
     pins: dict[str, CodegenPin] = {}
     odd: dict[str, str] = {}
     for name in sorted({match[1] for file in files if (match := _CODEGEN.fullmatch(file))}):
@@ -239,7 +239,7 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
 
 
 def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
-    """Return a pin, or None if it is invalid. The next build's file gives the repository if it has the same commit."""
+    """Return a pin; None if it is invalid. If the next build has the same commit, its file gives the repository."""
     try:
         said, ahead = json.loads(pinned), json.loads(built or "{}")
         llvm, build = said["llvm_hash"], said["build_number"]
@@ -260,7 +260,7 @@ def _named(pin: CodegenPin) -> str:
 
 
 def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings about LLVMs for GPUs, but not for a tag that is not on record, because that is a finding."""
+    """Yield the findings about LLVMs for GPUs. A tag that is not on record is skipped; it is a finding itself."""
     pins, odd = _codegen(entry["files"])
     who = f"Triton {version or branch}"
     where = f"tag v{version} is {entry['commit']}" if version else f"Triton's {branch} is at {entry['commit']}"
@@ -287,7 +287,7 @@ def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> It
 
 
 def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the inputs of the build workflow; None if it cannot build the pin. The values need no quoting."""
+    """Return the inputs of the build workflow, which need no quoting; None if the workflow cannot build the pin."""
     if pin is None or any(_CODEGEN.fullmatch(name) for name in files):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Make the tables of options in docs/reference/verbs.md: the verbs that take an option, and where it can be set."""
+"""Make the tables of options in docs/reference/verbs.md: which verbs take an option, and where it can be set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def commands() -> dict[str, Any]:
 
 
 def tables() -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows of the options of builds, and the rows of the options of single verbs."""
+    """Return the rows for the options of builds, and the rows for the options of single verbs."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     of_builds: set[str] = set()
     declared = {option.flag for option in model.options()}
@@ -54,7 +54,7 @@ def _meaning(text: str, verbs: list[str]) -> str:
 
 
 def _ways(parameter: Any) -> str:
-    """Return where an option can be set besides the command line, and whether a record has it."""
+    """Return where an option can be set other than on the command line, and whether a build's record contains it."""
     option = declaration_of(parameter)
     ways = []
     if parameter.envvar:

@@ -54,7 +54,7 @@ def measured(section: str) -> str:
     """Return the address of a section of docs/measurements/, relative to docs/.
 
     Raises:
-        KeyError: no page there has a section with this name.
+        KeyError: no page in docs/measurements/ has a section with this name.
     """
     return f"measurements/{sections()[section]}#{anchor(section)}"
 
@@ -86,7 +86,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def grouped(rows: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Return the rows with neighbours that only differ in their first cell as one row."""
+    """Return the rows, after merging neighbours that differ only in their first cell."""
     return [
         [", ".join(row[0] for row in same), *rest]
         for rest, same in ((list(rest), list(same)) for rest, same in groupby(rows, key=lambda row: list(row[1:])))
@@ -161,7 +161,7 @@ def _tritons() -> str:
         except ToolchainError as error:
             rows.append(_all_refused(one.version, error, len(pythons) + 3))
             continue
-        # Only the LLVM is known of a version that upstream does not have.
+        # For a version that upstream does not have, only the LLVM is known.
         named = one.commit or one.tag
         wheels = [_wheel(one.version, python) if named else "needs its source" for python in pythons]
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
@@ -173,7 +173,7 @@ def _tritons() -> str:
 
 
 def _needs(triton: str) -> LlvmRequirements | None:
-    """Return the needs of a Triton; None if they are not on record."""
+    """Return what the build of a Triton needs; None if that is not on record."""
     try:
         return needs_for(triton)
     except ToolchainError:
@@ -323,7 +323,7 @@ def _architectures() -> str:
 
 
 def room_told(room: int | None) -> str:
-    """Return the text about the bytes that must be free on the disk."""
+    """Return a text that says how much space must be free on the disk."""
     if not room:
         return "not asked"
     return f"{room / 1e9:.0f} GB" if room >= 1e9 else f"{room / 1e6:.0f} MB"
@@ -342,14 +342,14 @@ def what_it_takes() -> str:
     needs = needs_for("3.7")
     parts = {"distribution": "", "wheel": " (the index's wheel)"}
     wheels = "`, `".join((*(row.name for row in wheel_rows()), "wheels"))
-    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu", "wheel": wheels}  # AMDGPU is the only one
+    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu", "wheel": wheels}  # only AMDGPU has one
     counts = (2, 4, 8, 32)
     rows = []
     for one in costs():
         name = f"`{names.get(one.stage, one.stage)}`" + parts.get(
             one.part, f", `--only {one.part}`" if one.part else ""
         )
-        # A build with the index's wheel does not require the disk space that compiling Triton needs.
+        # A build that uses the wheel from the package index does not need the disk space for compiling Triton.
         room = None if one.part == "wheel" else disk.get(one.stage)
         if one.stage == "llvm":
             room = subset_of(one.part or DISTRIBUTION, needs).disk

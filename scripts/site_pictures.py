@@ -106,7 +106,7 @@ def _made(name: str) -> str:
 
 
 def house(rooms: Mapping[str, set[str]] | None = None) -> str:
-    """Return the picture of the rooms of the code, floor by floor; the lab is one room above the rooms it imports."""
+    """Return the picture of the code's rooms, floor by floor; the lab is one room above the rooms that it imports."""
     found = {**arrows(), "lab": _below_lab()} if rooms is None else rooms
     where = floors(found)
     step, left, wide = _HIGH + 14, 40, 132

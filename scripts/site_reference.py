@@ -18,7 +18,7 @@ from toolchain.stages.prebuilt import known_files
 
 
 def _one_line(text: str) -> str:
-    """Return a text of the code in one line for Markdown."""
+    """Return a text from the code as one line of Markdown."""
     return " ".join(text.replace("\\[", "[").split())
 
 
@@ -77,7 +77,7 @@ def verbs() -> str:
 
 
 def _call(name: str, command: Any) -> str:
-    """Return the words of a call as code: the verb and its arguments."""
+    """Return a verb with its arguments, formatted as code."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [str(one.metavar or (one.name or "").rstrip("_").upper()).strip("[]") for one in arguments]
     pairs = zip(arguments, words, strict=True)
@@ -87,7 +87,7 @@ def _call(name: str, command: Any) -> str:
 
 
 def _told(brief: str, command: Any) -> str:
-    """Return a verb's help, and that of its arguments other than STAGE, IMAGE and REF."""
+    """Return the help texts of a verb, and of its arguments other than STAGE, IMAGE and REF."""
     told = [_one_line(command.help or brief)]
     for one in command.params:
         if one.param_type_name == "argument" and one.help and not one.help.startswith(_KNOWN):

@@ -1,4 +1,4 @@
-"""Measure how long `toolchain` takes to start, compared with its libraries alone: alternating runs, medians, ratios.
+"""Measure how long `toolchain` takes to start; two commands are compared with minimal programs that use Typer.
 
 .venv/bin/python scripts/start_time.py [RUNS]
 """
@@ -26,10 +26,10 @@ app()
 
 
 def seconds(words: list[str], compiled: str) -> tuple[float, float]:
-    """Return the wall-clock seconds and the CPU seconds of a command.
+    """Run a command, and return its wall-clock seconds and its CPU seconds.
 
     Args:
-        compiled: the folder for compiled modules. They are always used, because an installed tool has them.
+        compiled: the folder for compiled modules, which are used because an installed tool has them too.
     """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = compiled
@@ -41,7 +41,7 @@ def seconds(words: list[str], compiled: str) -> tuple[float, float]:
 
 
 def main(runs: int) -> None:
-    """Print a row for each command."""
+    """Run each command `runs` times, and print the medians and the ratios."""
     tool = str(Path(sys.executable).parent / "toolchain")
     names = [verb.name for verb in all_verbs() if " " not in verb.name] + list(GROUPS)
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +59,7 @@ def main(runs: int) -> None:
                 for times, words in zip(found[name], both, strict=True):
                     times.append(seconds(words, f"{folder}/compiled"))
     for name, rows in found.items():
-        # The first run of each command only warms the caches.
+        # The first run of each command is not counted, because it only warms the caches.
         wall, used = ([statistics.median(row[i] for row in times[1:]) for times in rows] for i in (0, 1))
         shown = ", ".join(f"{a:.3f} s ({b:.3f} s of a processor)" for a, b in zip(wall, used, strict=True))
         if rows[1:]:

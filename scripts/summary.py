@@ -12,7 +12,7 @@ from toolchain.core.check_result import describe
 
 
 def main(seconds: int, out: Path) -> None:
-    """Print the summary."""
+    """Print the summary of the build."""
     stages = json.load(sys.stdin)["stages"]
     columns = ("stage", "image", "unpacked", "seconds")
     rows = [

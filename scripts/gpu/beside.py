@@ -1,12 +1,12 @@
 """Run the Triton source of checked AMD kernels on an NVIDIA GPU, on the inputs that the emulator gave the AMD objects.
 
-    beside.py compile OUT --root TREE OBJECT...  by a Python with Triton: PTX of what each object was compiled from
-    beside.py inputs OUT                         by one with this project: buffers and numbers of the objects' cases
-    beside.py launch OUT RESULT                  where a GPU and its driver are; the standard library alone
-    beside.py compare OUT RESULT [CHECKED...]    by one with this project: errors against float64, side by side
+    beside.py compile OUT --root TREE OBJECT...  compiles the source of each object to PTX; needs Triton
+    beside.py inputs OUT                         writes the buffers and numbers of all cases; needs this project
+    beside.py launch OUT RESULT                  runs the kernels; needs a GPU, its driver and the standard library
+    beside.py compare OUT RESULT [CHECKED...]    prints the errors against float64; needs this project
 
-OBJECT is an AMD code object with its JSON beside it, OUT a folder, RESULT a .zip, CHECKED what `kernels check --json`
-said of the objects.
+OBJECT is an AMD code object with its JSON beside it. OUT is a folder, and RESULT is a .zip. CHECKED is a file with the
+output of `kernels check --json` for the objects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KERNEL_SECONDS = 60
 
 
 def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> int:
-    """Write N.ptx, and N.json with what a launch needs, for each object; one that fails is reported and left out."""
+    """Write N.ptx, and N.json with the facts for a launch, for each object; report and skip an object that fails."""
     sys.path[:0] = [str(HERE), str(HERE.parents[1] / "aotriton")]
     compiling, worker = importlib.import_module("compile"), importlib.import_module("worker")
     os.environ["TRITON_F32_DEFAULT"] = "ieee"
@@ -76,23 +76,23 @@ def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> 
 
 
 def cases_of(about: Mapping[str, Any]) -> list[Any]:
-    """The cases by which `kernels check` judges an object."""
+    """Return the cases by which `kernels check` judges an object."""
     from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - not there where a GPU is
     from toolchain_lab.numbers.check import CASES, SEED  # noqa: PLC0415
 
-    # Only gfx942 rounds fp32 to xf32, and may be so much less exact.
+    # The metadata names another GPU, because the bounds for gfx942 allow for fp32 that is rounded to xf32.
     metadata = metadata_of({**about["beside"], "arch": "gfx1100"}, about["object"])
     return list(CASES[metadata.source, metadata.kernel](metadata, SEED))
 
 
 def told(out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Number and JSON of each kernel of the folder."""
+    """Yield the number of each kernel in the folder, and the content of its JSON file."""
     for path in sorted(out.glob("[0-9][0-9][0-9].json")):
         yield path.stem, json.loads(path.read_text())
 
 
 def inputs(out: Path) -> int:
-    """Write N.zip for each kernel: `cases.json`, and the bytes of each buffer."""
+    """Write N.zip for each kernel, with `cases.json` and the bytes of each buffer."""
     numpy: Any = importlib.import_module("numpy")
     for stem, about in told(out):
         with zipfile.ZipFile(out / f"{stem}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -114,7 +114,7 @@ def inputs(out: Path) -> int:
 
 
 class Driver:
-    """libcuda by ctypes."""
+    """The CUDA driver, called through libcuda with ctypes."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -129,11 +129,7 @@ class Driver:
         self.about = {"device": name.value.decode(), "driver_cuda": version.value}
 
     def call(self, name: str, *given: Any) -> None:
-        """Call a function of the driver.
-
-        Raises:
-            RuntimeError: it fails.
-        """
+        """Call a function of the driver, and raise RuntimeError if it fails."""
         if code := getattr(self._cuda, name)(*given):
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
@@ -148,7 +144,7 @@ class Driver:
         return address
 
     def function(self, ptx: bytes, name: str, shared: int) -> Any:
-        """The entry of a PTX text that the driver compiles."""
+        """Compile a PTX text with the driver, and return its function `name`, with `shared` bytes of shared memory."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), ptx + b"\0")
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
@@ -158,10 +154,10 @@ class Driver:
 
 
 def launch_one(folder: Path, stem: str, result: Path) -> None:
-    """Launch all cases of a kernel, and write what is in its results.
+    """Launch all cases of a kernel, and write the bytes of its results to the .zip `result`.
 
     Raises:
-        RuntimeError: the driver refuses something.
+        RuntimeError: a call of the driver failed.
     """
     driver, about = Driver(), json.loads((folder / f"{stem}.json").read_text())
     launch = about["launch"]
@@ -195,7 +191,7 @@ def launch_one(folder: Path, stem: str, result: Path) -> None:
 
 
 def launch_all(folder: Path, result: Path) -> int:
-    """Launch each kernel in a process of its own, since a fault ends the context, and put all results into one file."""
+    """Launch each kernel in a process of its own, because a fault ends the context; put all results into one file."""
     with zipfile.ZipFile(result, "w") as archive:
         for stem, about in told(folder):
             began, part = time.monotonic(), result.with_name(f"{result.name}.{stem}")
@@ -215,7 +211,7 @@ def launch_all(folder: Path, result: Path) -> int:
 
 
 def compare(out: Path, result: Path, checked: list[Path]) -> int:
-    """Print the largest error of each kernel as a share of what passes: here, and as it was emulated."""
+    """Print the largest error of each kernel as a share of the allowed error, and its share on the emulator."""
     numpy: Any = importlib.import_module("numpy")
     emulated: dict[str, list[str]] = {}
     for path in checked:
@@ -250,7 +246,7 @@ def compare(out: Path, result: Path, checked: list[Path]) -> int:
 
 
 def main() -> int:
-    """Run as a program."""
+    """Run one of the four commands, or `one`, which `launch` starts for each kernel."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     given: dict[str, Callable[[argparse.Namespace], int]] = {

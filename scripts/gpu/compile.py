@@ -1,8 +1,8 @@
 """Compile the attention kernels of kernels.toml to PTX, with the Triton of the interpreter that runs this.
 
-It needs no GPU, no driver and no ptxas, and nothing but Triton and the standard library. For each kernel it writes
-NAME.ptx and NAME.json into a folder; `run.py` beside it launches them on a machine with a GPU. The JSON says what a
-launch needs: parameters in order with what to pass, grid, threads, shared memory, scratch memory.
+This script needs only Triton and the standard library, but no GPU, no driver and no ptxas. For each kernel it writes
+NAME.ptx and NAME.json to a folder, and `run.py` launches these kernels on a machine with a GPU. The JSON describes the
+launch: the parameters in order with the values to pass, the grid, the threads, the shared and the scratch memory.
 
     python scripts/gpu/compile.py OUT --source aotriton=TREE --source flash-attn=TREE [--capability 90] [--only TEXT]
 """
@@ -28,9 +28,9 @@ from typing import Any
 HERE = Path(__file__).parent
 WORKER = HERE.parents[1] / "aotriton" / "worker.py"
 STANDIN = WORKER.with_name("standin")
-# Name without suffix, PTX, and what a launch needs.
+# The name of the files without a suffix, the PTX, and the content of the JSON file.
 Made = tuple[str, bytes, dict[str, Any]]
-# What LLVM's NVPTX backend and the drivers of CUDA 12.8 and later both know.
+# Both LLVM's NVPTX backend and the drivers of CUDA 12.8 and later support this version.
 PTX_VERSION = 86
 TYPES = {"i1", "i8", "i16", "i32", "i64", "u32", "u64", "fp16", "bf16", "fp32", "fp64"}
 LAUNCH = (
@@ -46,10 +46,10 @@ LAUNCH = (
 
 
 def find(table: Mapping[str, Any], name: str) -> Any:
-    """The line for an argument: its exact name, else the first glob.
+    """Return the value in `table` for an argument: that of its exact name, else that of the first matching glob.
 
     Raises:
-        ValueError: no line covers it.
+        ValueError: no key of the table matches the argument.
     """
     if name in table:
         return table[name]
@@ -60,7 +60,7 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 
 
 def kernels(text: str) -> list[dict[str, Any]]:
-    """All tables of kernels.toml, each with what it takes from the one that it is like."""
+    """Return all tables of kernels.toml, each completed from the table that its key `like` names."""
     tables: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
     for table in tables:
         if "like" in table:
@@ -71,7 +71,7 @@ def kernels(text: str) -> list[dict[str, Any]]:
 
 
 def forms(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each form of a kernel as its axes' values; lengths and scale among them."""
+    """Yield each form of a kernel: the values of its axes, the scale, and the lengths if the table has any."""
     names = list(table["axes"])
     for values in itertools.product(*table["axes"].values()):
         form = dict(zip(names, values, strict=True))
@@ -81,7 +81,7 @@ def forms(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def filled(value: Any, form: Mapping[str, Any]) -> Any:
-    """A line's value for one form: a text "{axis}" becomes the axis' value, with its type."""
+    """Return `value` for one form; a text that is only "{axis}" becomes the value of the axis, with its type."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}"):
@@ -90,9 +90,9 @@ def filled(value: Any, form: Mapping[str, Any]) -> Any:
 
 
 def patched(capability: int) -> Any:
-    """Triton's target for this capability, with its backend made to end at PTX.
+    """Patch Triton's NVIDIA backend so that it ends at PTX, and return the target for this capability.
 
-    The backend asks ptxas for its version and makes a cubin; neither is wanted, and Triton from source has no ptxas.
+    The unpatched backend runs ptxas to get its version and to make a cubin, but a Triton from source has no ptxas.
     """
     backend = importlib.import_module("triton.backends.nvidia.compiler").CUDABackend
     begin, stages = backend.__init__, backend.add_stages
@@ -112,13 +112,13 @@ def patched(capability: int) -> Any:
 
 
 def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any], root: Path, target: Any) -> Made:
-    """Compile one form.
+    """Compile one form of a kernel, and return its name, its PTX and the content of its JSON file.
 
     Args:
-        compiler: the kernel worker's `Compiler`: it loads modules and says to Triton what a signature means.
+        compiler: the kernel worker's `Compiler`, which loads modules and translates signatures for Triton.
 
     Raises:
-        Exception: whatever Triton or the kernel's module raises.
+        Exception: Triton or the kernel's module may raise any exception.
     """
     where = {"root": str(root), "source": str(root / table["file"]), "kernel": filled(table["function"], form)}
     function = compiler.function(**where)
@@ -157,7 +157,7 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
 
 
 def main() -> int:
-    """Compile all forms; a form that fails is reported and leaves no files."""
+    """Compile all forms of all kernels. Report a form that fails, and write no files for it."""
     parser = argparse.ArgumentParser(description="Attention kernels to PTX, without a GPU and without ptxas.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")
@@ -169,7 +169,7 @@ def main() -> int:
     sys.path += [str(WORKER.parent), str(STANDIN)]
     worker = importlib.import_module(WORKER.stem)
     compiler, target = worker.Compiler(), patched(given.capability)
-    # Triton stores what it calls binaries alone then, and PTX is none of them.
+    # With 1, Triton would store only files that it regards as binaries, and PTX is not one of them.
     os.environ["TRITON_STORE_BINARY_ONLY"] = "0"
     given.out.mkdir(parents=True, exist_ok=True)
     failed = 0

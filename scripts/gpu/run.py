@@ -1,16 +1,17 @@
-"""Launch the PTX that compile.py wrote on this machine's NVIDIA GPU, and hold it against PyTorch's attention.
+"""Launch the PTX from compile.py on this machine's NVIDIA GPU, and compare the results with PyTorch's attention.
 
-It needs PyTorch with CUDA and the driver (libcuda); no Triton, no ptxas, no build. For each family of kernels, type,
-head size, mask and length it runs forward and backward. It compares the output and three gradients with a float64
-reference, beside PyTorch's own attention of the same type (its plain `math` form).
+This script needs PyTorch with CUDA and the driver (libcuda), but no Triton, no ptxas and no build. For each family of
+kernels, type, head size, mask and length, it runs the forward and the backward pass. It compares the output and three
+gradients with a float64 reference, and does the same for PyTorch's own attention of the same type (its `math` backend).
 
-The rule, stated before any run: an error is the largest absolute difference from the float64 reference. A result passes
-when its error is at most twice PyTorch's, plus one unit of the type's precision (2^-10 for fp16, 2^-7 for bf16) of the
-reference's largest value.
+This rule was set before any run: an error is the largest absolute difference from the float64 reference. A result
+passes if its error is at most twice PyTorch's error plus the largest absolute value of the reference times the type's
+precision (2^-10 for fp16, 2^-7 for bf16).
 
     python scripts/gpu/run.py FOLDER [FOLDER...] [--json FILE]
 
-Several folders are the same kernels by several Tritons: each gets its table, and equal outputs are counted bit for bit.
+Several folders may contain the same kernels compiled by different Tritons. The script then prints a table for each
+folder, and counts how many outputs are bit for bit the same in both.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PRECISION = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 SHARED_OPT_IN, MAX_DYNAMIC_SHARED = 97, 8
 STATIC_SHARED = 48 * 1024
 RESULTS = ("o", "dq", "dk", "dv")
-# How each family names a kernel without a mask, and with one that lets a query see itself and what comes before.
+# Each family's names for a kernel without a mask (False) and for one with a causal mask (True).
 MASKS: dict[str, dict[bool, str]] = {
     "aotriton": {False: "0", True: "3"},
     "flash-attn": {False: "False", True: "True"},
@@ -52,19 +53,19 @@ C_TYPES: dict[str, Any] = {
 
 
 class DoesNotFitError(Exception):
-    """A kernel wants more shared memory than this GPU gives a block."""
+    """A kernel needs more shared memory than a block can have on this GPU."""
 
 
 @dataclass
 class Kernel:
-    """One loaded kernel: its function handle and what its JSON says."""
+    """A loaded kernel: the handle of its function, and the content of its JSON file."""
 
     handle: ctypes.c_void_p
     about: Mapping[str, Any]
 
 
 class Driver:
-    """libcuda by ctypes, in the context that PyTorch made."""
+    """The CUDA driver, called through libcuda with ctypes in the context that PyTorch created."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -85,18 +86,21 @@ class Driver:
         return value.value
 
     def version(self) -> str:
-        """The newest CUDA that the driver knows."""
+        """Return the newest version of CUDA that the driver supports."""
         value = ctypes.c_int()
         self._call("cuDriverGetVersion", ctypes.byref(value))
         return f"{value.value // 1000}.{value.value % 1000 // 10}"
 
     def load(self, ptx: bytes, about: Mapping[str, Any]) -> Kernel:
-        """Compile PTX for this GPU and find its entry.
+        """Compile PTX for this GPU, and return the kernel.
+
+        Args:
+            about: the content of the kernel's JSON file.
 
         Raises:
-            DoesNotFitError: it needs more shared memory than a block can have.
-            RuntimeError: the driver refuses it.
-            ValueError: the PTX is not the one that the JSON is about.
+            DoesNotFitError: the kernel needs more shared memory than a block can have.
+            RuntimeError: the driver cannot load the PTX.
+            ValueError: `about` describes another PTX.
         """
         if hashlib.sha256(ptx).hexdigest() != about["ptx_sha256"]:
             raise ValueError("the PTX is not the one that its JSON describes")
@@ -116,10 +120,10 @@ class Driver:
         return Kernel(function, about)
 
     def launch(self, kernel: Kernel, values: Mapping[str, Any]) -> None:
-        """Launch a kernel and wait.
+        """Launch a kernel, and wait until it has ended.
 
         Args:
-            values: tensors, numbers and lengths by the names that kernels.toml uses.
+            values: the tensors, numbers and lengths, by the names that kernels.toml uses.
         """
         about, launch = kernel.about, kernel.about["launch"]
         arguments: list[Any] = []
@@ -140,22 +144,22 @@ class Driver:
 
 
 def entry(ptx: str, name: str) -> str:
-    """The parameter list of an entry of a PTX text."""
+    """Return the parameter list of the entry `name` in a PTX text."""
     start = ptx.index(f".entry {name}(")
     return ptx[start : ptx.index(")", start)]
 
 
 def tiles(text: str, values: Mapping[str, Any]) -> int:
-    """Programs along one axis: a number's name, or "NAME/N" for so many tiles of N."""
+    """Return the number of programs along an axis; "NAME/N" is the number of tiles of size N in the value of NAME."""
     name, _, size = text.partition("/")
     return -(-int(values[name]) // int(size or 1))
 
 
 def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """One argument as the C value that the kernel takes.
+    """Return the argument for a parameter as the C value that the kernel takes.
 
     Raises:
-        ValueError: it is not a multiple of what the kernel was compiled for.
+        ValueError: the value is not a multiple of the number that the kernel was compiled for.
     """
     text = parameter["value"]
     value: Any = text
@@ -171,7 +175,7 @@ def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 
 def reference(inputs: Sequence[torch.Tensor], *, causal: bool, scale: float) -> dict[str, torch.Tensor]:
-    """Attention and its gradients by plain PyTorch, in the type of what is given."""
+    """Return attention and its gradients as PyTorch computes them, in the type of the inputs."""
     *inner, do = inputs
     q, k, v = (t.detach().clone().requires_grad_() for t in inner)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -188,10 +192,10 @@ class Family:
         self._loaded: dict[str, Kernel] = {}
 
     def kernel(self, role: str, *parts: Any) -> Kernel:
-        """The kernel of a role and form, loaded once.
+        """Return the kernel for a role and a form; the first call loads it.
 
         Raises:
-            FileNotFoundError: the folder lacks it.
+            FileNotFoundError: the folder does not contain the kernel.
         """
         name = "-".join([self.family, role, *(str(part) for part in parts)])
         if name not in self._loaded:
@@ -200,7 +204,7 @@ class Family:
         return self._loaded[name]
 
     def run(self, values: dict[str, Any], dtype: str, head: int, causal: bool) -> dict[str, torch.Tensor]:
-        """Forward and backward; fills and returns o, dq, dk, dv."""
+        """Run the forward and the backward pass; add o, dq, dk and dv to `values`, and return them."""
         mask: str = MASKS[self.family][causal]
         back = SPLIT[causal] if self.family == "flash-attn" else mask
         lengths = (values["Lq"], values["Lk"]) if self.family == "flash-attn" else ()
@@ -218,7 +222,7 @@ class Family:
 
 
 def cases() -> Iterator[tuple[str, int, bool, int, int]]:
-    """Type, head size, mask and lengths of every case."""
+    """Yield the type, the head size, whether the mask is causal, and the two lengths of every case."""
     for dtype in DTYPES:
         for head in (64, 128):
             for causal in (False, True):
@@ -227,7 +231,7 @@ def cases() -> Iterator[tuple[str, int, bool, int, int]]:
 
 
 def one(families: Sequence[Family], case: tuple[str, int, bool, int, int]) -> list[dict[str, Any]]:
-    """All families on one case's inputs; the same numbers for all."""
+    """Run all families on the same inputs for one case, and return a row for each family."""
     dtype, head, causal, queries, keys = case
     make = torch.Generator(device="cuda").manual_seed(queries * 1000 + head + causal)
     kind = DTYPES[dtype]
@@ -264,7 +268,7 @@ def one(families: Sequence[Family], case: tuple[str, int, bool, int, int]) -> li
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rows as text: the error beside PyTorch's for the output and each gradient."""
+    """Yield the lines of a table with our error and PyTorch's error for the output and each gradient."""
     yield f"{'family':<11}{'type':<5}{'head':>4} {'mask':<7}{'length':>7}" + "".join(f"{n:>19}" for n in RESULTS)
     for row in rows:
         dtype, head, causal, queries, _ = row["case"]
@@ -275,7 +279,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run all cases on every folder and print the tables."""
+    """Run all cases with the kernels of every folder, and print the tables."""
     parser = argparse.ArgumentParser(description="PTX of attention kernels on this GPU, against PyTorch.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)

@@ -1,8 +1,8 @@
 """Run a program as root of its own user namespace, with a root folder that contains only the named files.
 
-The launcher needs only the standard library. Root, or root of a user namespace, starts it with `python -I -S
-launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher ends with the exit code or the
-signal of PROGRAM. When the launcher is killed, the kernel kills every process that it started.
+The launcher needs only the standard library. Root, or root of a user namespace, starts it with
+`python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher ends with the exit
+code or the signal of PROGRAM. When the launcher is killed, the kernel kills every process that it started.
 
 PROGRAM runs with none of the caller's user and group ids, and the caller's folders are not mounted. So a process that
 escapes from a container can read only the files that every user of the machine can read.
@@ -287,5 +287,5 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # `-I` leaves out the folder of `limit_watch`
+    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # with `-I`, `limit_watch` would not be found
     sys.exit(main(sys.argv))

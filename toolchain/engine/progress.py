@@ -1,4 +1,4 @@
-"""Show the progress of a stage from the output of its build: a live line in a terminal, a line a minute in a log."""
+"""Show a stage's progress from the output of its build: as a live line in a terminal, or a line per minute in a log."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from toolchain.core import console as people
 from toolchain.engine.estimate import Pace, Rate
 
 _STEP = re.compile(r"^@step (\S.*)$")
-# The recipes set NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total and running steps, seconds since ninja's start.
+# The recipes set NINJA_STATUS='@ninja %f/%t %r %e@ ', which prints the numbers of finished, total and running steps,
+# and the seconds since ninja's start.
 _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
-# Steps with a smaller share of a stage's weight give no estimate, because one busy minute would become days.
+# While the finished steps have a smaller share of the stage's weight, there is no estimate, because one slow minute
+# would be extrapolated to days.
 _LEAST_SHARE = 0.05
 
 
@@ -40,7 +42,7 @@ class _Step:
     label: str = ""
     amount: str = ""
     pace: Pace | None = None
-    # Steps of ended runs of ninja, and the last figures of the current run.
+    # `before` counts the steps of earlier runs of ninja; the `run_` fields are the latest figures of the current run.
     before: int = 0
     run_done: int = 0
     run_total: int = 0
@@ -55,7 +57,7 @@ class _Step:
 
     def ninja(self, done: int, total: int, seconds: float, label: str, now: float) -> None:
         if done <= 1 <= self.run_done and self.run_total > 1 and seconds < self.run_seconds:
-            # Another run of ninja has begun. The mean cost of a step only describes the first run.
+            # Another run of ninja has begun. The mean cost of a step is known only for the first run.
             self.before += self.run_done
             self.run_done = self.run_total = 0
             self.pace = None
@@ -63,11 +65,11 @@ class _Step:
         self.run_total = max(self.run_total, total)
         self.run_seconds = seconds
         self.count(self.before + self.run_done, self.before + self.run_total, now)
-        if self.pace is not None and total > 1:  # a run with one step only runs CMake again
+        if self.pace is not None and total > 1:  # a run with a single step just runs CMake again
             self.pace.count(self.run_done, total, label, now)
 
     def left(self, now: float) -> float | None:
-        """Return the seconds to the end of the step; None if they are unknown."""
+        """Return the estimated seconds to the end of the step; None if there is no estimate."""
         if not self.total:
             return None
         if self.done >= self.total:
@@ -81,10 +83,10 @@ class Progress:
     """Reads the output of a stage's build and shows its progress.
 
     Args:
-        stage: name for display.
-        index, total: number of the stage in this invocation, from 1, and number of stages.
-        console: where to show it; standard error by default.
-        clock: returns monotonic seconds.
+        stage: the name of the stage, for display.
+        index, total: the number of the stage in this invocation, counted from 1, and the number of stages.
+        console: where the progress is shown; by default standard error.
+        clock: returns the time of a monotonic clock in seconds.
     """
 
     def __init__(
@@ -115,13 +117,13 @@ class Progress:
         self._printed = self._begun
 
     def weigh(self, weights: Mapping[str, float], *, ninja: Mapping[str, float]) -> None:
-        """Add the weights of a recipe's steps: `steps` and `ninja` of `toolchain.core.recipe.Recipe`."""
+        """Add the weights and mean costs of a recipe's steps, which are `Recipe.steps` and `Recipe.ninja`."""
         with self._lock:
             self._weights.update(weights)
             self._ninja.update(ninja)
 
     def step(self, name: str) -> None:
-        """Begin a step, and end the previous one."""
+        """Begin a step, and end the previous step."""
         with self._lock:
             now = self._clock()
             if self._steps and self._steps[-1].ended is None:
@@ -135,7 +137,7 @@ class Progress:
                 self._say(now)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Record how many parts of the current step are done; `label` names the last part."""
+        """Record how many parts of the current step are done; `label` names the latest part."""
         with self._lock:
             now = self._clock()
             step = self._current(now)
@@ -144,14 +146,14 @@ class Progress:
             self._maybe_say(now)
 
     def amount(self, what: str, done: int, total: int) -> None:
-        """Record how many bytes of the current step are done; `total` is 0 if it is unknown."""
+        """Record how many bytes of `what` are done in the current step; a `total` of 0 stands for an unknown size."""
         with self._lock:
             step = self._current(self._clock())
             step.amount, step.label = people.share(done, total), what
             self._maybe_say(self._clock())
 
     def line(self, text: str) -> bool:
-        """Read one line of the build, and return whether it reports progress, so that the caller need not show it."""
+        """Process one line of a build's output. Return whether it reports progress; such a line need not be shown."""
         with self._lock:
             now = self._clock()
             if match := _NINJA.match(text):
@@ -177,7 +179,7 @@ class Progress:
         return self._steps[-1]
 
     def summary(self) -> dict[str, float]:
-        """Return the seconds of each step, in their order."""
+        """Return the seconds that each step took, in the order of the steps."""
         with self._lock:
             now = self._clock() if self._ended is None else self._ended
             seconds: dict[str, float] = {}
@@ -188,11 +190,11 @@ class Progress:
             return seconds
 
     def elapsed(self) -> float:
-        """Return the seconds since the stage began."""
+        """Return the seconds from the beginning of the stage until now, or until its end."""
         return (self._clock() if self._ended is None else self._ended) - self._begun
 
     def estimate(self) -> float | None:
-        """Return the seconds to the end of the stage; None if they are unknown."""
+        """Return the estimated seconds to the end of the stage; None if there is no estimate."""
         with self._lock:
             now = self._clock()
             if not self._steps:
@@ -210,9 +212,9 @@ class Progress:
         return names[names.index(name) + 1 :] if name in names else []
 
     def _pace(self, step: _Step, now: float, left: float) -> float | None:
-        """Return the seconds for one unit of weight, from the finished steps and the estimate of the current step.
+        """Return the seconds for one unit of weight, from the finished steps and the estimate for the current step.
 
-        Return None while these steps are a small part of the stage.
+        Return None while the weight of these steps is a small part of the stage's weight.
         """
         passed = {name: seconds for name, seconds in self.summary().items() if self._weights.get(name)}
         if step.name in passed:
@@ -222,7 +224,7 @@ class Progress:
         return sum(passed.values()) / weight if weight and enough else None
 
     def text(self) -> str:
-        """Return one line: stage n of m, step, done/total, elapsed time, estimate."""
+        """Return a line with the stage, the current step, its finished parts, the elapsed time and the estimate."""
         with self._lock:
             parts = [f"[{self.index}/{self.total}] {self.stage}"]
             if self._steps:
@@ -254,7 +256,7 @@ class Progress:
             self._say(now)
 
     def _tick(self) -> None:
-        # A long link prints nothing for minutes.
+        # The build may print nothing for minutes, for example during a long link, so this thread prints the progress.
         while not self._stop.wait(1.0):
             with self._lock:
                 self._maybe_say(self._clock())

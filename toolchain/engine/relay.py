@@ -1,8 +1,9 @@
 """Collect the whole output of a container under chroot isolation through named pipes.
 
-Under chroot isolation a process of buildah forwards the output. This process ends with the command and drops the rest.
-On a busy machine about one in fifty commands that print and exit loses its output, and a failed build then shows no
-reason. So commands write to two named pipes, which a process outside the container reads to their end.
+Under chroot isolation, a process of buildah forwards the output of a command. It ends when the command ends, and drops
+what it has not forwarded yet. On a busy machine, about one in fifty commands that print something and exit loses its
+output, and a failed build then shows no reason. So commands write to two named pipes, which processes outside the
+container read to their end.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The pipes are below /run, which no layer keeps; `sweep` removes the mount point from a tree.
+# The pipes are mounted below /run, which is in no layer; `sweep` removes the mount point from an exported tree.
 TARGET = "/run/toolchain-output"
 # The path of the pipes in the engine's view (see `engine.view`).
 PIPES = "/pipes"
 _INTO = f">{TARGET}/out 2>{TARGET}/err"
 # This script holds both pipes open until buildah has ended, so that the readers neither wait for a command that never
-# started nor stop between two commands. It waits ten seconds for stray processes that keep the pipes open.
+# started nor stop between two commands. It waits at most ten seconds for stray processes that keep the pipes open.
 _READ = """
 folder=$1; shift
 cat <"$folder/out" & out=$!
@@ -33,24 +34,24 @@ exit "$code"
 """
 
 # After this instruction every RUN of the stage writes both streams to one pipe, which keeps their order. It needs the
-# docker format, because OCI images have no shell.
+# docker format, because the configuration of an OCI image has no field for a shell.
 SHELL = "SHELL " + json.dumps(["/bin/sh", "-c", f'exec /bin/sh -c "$0" >{TARGET}/out 2>&1'])
 
 
 def make(folder: Path) -> Path:
-    """Make the pipes in a new folder below `folder`, and return the new folder."""
+    """Make two pipes in a new folder in `folder`, and return the new folder."""
     pipes = folder / "output"
     pipes.mkdir()
     for name in ("out", "err"):
         os.mkfifo(pipes / name)
-        # Any user that the command runs as must be able to write.
+        # The command may run as any user, and must be able to write to the pipe.
         (pipes / name).chmod(0o666)
     pipes.chmod(0o755)
     return pipes
 
 
 def outside(argv: Sequence[str]) -> list[str]:
-    """Return a command line that runs buildah's `argv` and copies the pipes to standard output and error."""
+    """Return a command line that runs buildah's `argv` and copies the pipes to standard output and standard error."""
     return ["sh", "-c", _READ, "sh", PIPES, *argv]
 
 
@@ -60,12 +61,12 @@ def options() -> list[str]:
 
 
 def inside(argv: Sequence[str]) -> list[str]:
-    """Return a command line that runs `argv` in the container with its output in the pipes."""
+    """Return a command line that runs `argv` in the container with its output redirected to the pipes."""
     return ["/bin/sh", "-c", f'exec "$@" {_INTO}', "sh", *argv]
 
 
 def sweep(tree: Path) -> None:
-    """Remove the mount point from an exported tree."""
+    """Remove the mount point of the pipes from an exported tree."""
     left = tree / TARGET.lstrip("/")
     if left.is_dir() and not left.is_symlink():
         left.rmdir()

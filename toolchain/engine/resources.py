@@ -18,30 +18,32 @@ from toolchain.core.errors import ResourceError
 Kind = Literal["compile", "link", "kernel"]
 
 GIB = 1 << 30
-# Peak resident bytes of one job: clang++ on MLIR's largest files, lld on its libraries, a Triton worker.
+# The peak memory of one job in bytes: of clang++ for MLIR's largest files, of lld for MLIR's libraries, and of a Triton
+# worker.
 MEMORY: dict[Kind, int] = {"compile": 3 * GIB // 2, "link": 5 * GIB, "kernel": 3 * GIB // 2}
 
-# buildah's default limit of files and of processes.
+# buildah's default limit on open files and on processes.
 _BUILDAHS_LIMIT = 1 << 20
 _RLIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "fsize": resource.RLIMIT_FSIZE}
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-# In version 1 of control groups a number near 2^63 means no limit.
+# Version 1 of control groups gives a number near 2^63 where there is no limit, so this number and larger ones mean no
+# limit.
 _UNLIMITED = 1 << 60
 
 
 def jobs_for(kind: Kind, wanted: int = 0) -> int:
-    """Return how many jobs of a kind may run in parallel, so that memory suffices.
+    """Return how many jobs of a kind can run in parallel with the available memory, but at least 1.
 
     Args:
-        wanted: the user's number; 0 for the number of cores.
+        wanted: the number that the user asked for; 0 for the number of cores.
     """
     fits = memory_available() // MEMORY[kind]
     return max(1, min(wanted or cores(), fits))
 
 
 def cores() -> int:
-    """Return how many processors this process may use, by its affinity and the quotas of its control groups."""
+    """Return how many processors this process may use, given its affinity and the quotas of its control groups."""
     count = len(os.sched_getaffinity(0))
     for folder in _groups(""):
         words = _text(folder / "cpu.max").split()
@@ -55,7 +57,7 @@ def cores() -> int:
 
 
 def memory_available() -> int:
-    """Return the bytes that new processes can use without swapping, on this machine and in its control groups."""
+    """Return the bytes that new processes can use without swapping, within the limits of their control groups."""
     available = _UNLIMITED
     for line in _text(_PROC / "meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -73,7 +75,7 @@ def memory_available() -> int:
 
 
 def _file_cache(folder: Path) -> int:
-    """Return the bytes that a control group counts as used but can reclaim."""
+    """Return the bytes of file cache that a control group counts as used but can reclaim."""
     for line in _text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("total_inactive_file", "inactive_file"):
@@ -82,7 +84,7 @@ def _file_cache(folder: Path) -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control group and its parents; `controller` is empty for version 2."""
+    """Yield the folders of this process's control group and of its parents; `controller` is empty for version 2."""
     for line in _text(_PROC / "self" / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller not in names.split(","):
@@ -91,7 +93,8 @@ def _groups(controller: str) -> Iterator[Path]:
         if not controller and (_CGROUP / "unified").is_dir():
             top = _CGROUP / "unified"
         folder = top / path.lstrip("/")
-        # In a container the path is the host's, and the top of the mount is the process's own group.
+        # In a container, this path may be one on the host, and the top of the mount is the process's own group. So
+        # folders that do not exist are skipped.
         while folder != top:
             if folder.is_dir():
                 yield folder
@@ -114,7 +117,7 @@ def _number(path: Path) -> int | None:
 
 
 def disk_free(path: Path) -> int:
-    """Return the free bytes on the disk of `path`, which need not exist."""
+    """Return the free bytes on the disk that `path` is on; `path` itself need not exist."""
     place = path.absolute()
     while not place.exists():
         place = place.parent
@@ -122,7 +125,7 @@ def disk_free(path: Path) -> int:
 
 
 def require_disk(path: Path, needed: int) -> None:
-    """Raise ResourceError if the disk of `path`, which need not exist, has fewer than `needed` free bytes."""
+    """Raise ResourceError if fewer than `needed` bytes are free on the disk of `path`, which itself need not exist."""
     free = disk_free(path)
     if free < needed:
         raise ResourceError(
@@ -136,8 +139,8 @@ def require_disk(path: Path, needed: int) -> None:
 def ulimits(limits: Mapping[str, int]) -> list[str]:
     """Return the `--ulimit` options for `limits`, each lowered to the limit of this process if that is lower.
 
-    buildah sets a million files and processes by default. Only root with CAP_SYS_RESOURCE may raise a limit, so without
-    these options no container would start in another container or in a user namespace.
+    By default, buildah sets the limits on open files and on processes to a million. Only root with CAP_SYS_RESOURCE may
+    raise a limit, so without these options no container would start inside another container or in a user namespace.
     """
     words = []
     for name, kind in _RLIMITS.items():
@@ -151,7 +154,7 @@ def ulimits(limits: Mapping[str, int]) -> list[str]:
 
 
 def disk_bytes(path: Path) -> int:
-    """Return the bytes on disk of a file or folder; hard links are counted once."""
+    """Return the bytes that a file or folder takes up on disk; hard links are counted once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     waiting = [path]

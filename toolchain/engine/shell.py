@@ -1,7 +1,7 @@
 """Run a shell or a command in place of a build's step, with the same container, mounts, arguments and isolation.
 
-No change is kept: the tree of an unfinished build is the lower folder of an overlay, and the container never becomes an
-image.
+Changes are not kept, because the tree of an unfinished build is mounted as the lower folder of an overlay, and no image
+is made from the container.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolchain.engine.storage import cache_mounts
 if TYPE_CHECKING:
     from toolchain.core.process import Result
 
-_TERMINAL = "/terminal"  # the path in the engine's view
+_TERMINAL = "/terminal"  # the terminal's path in the engine's view
 _INSIDE = "/run/toolchain-terminal"
 _BEGUN, _ENDED = "@shell begun", "@shell ended"
 _CACHE = re.compile(r"--mount=type=cache,id=([^,\s]+),target=([^,\s]+)\s*")
@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Raise ConfigError if an interactive shell would have no terminal."""
+    """Raise ConfigError if an interactive shell is wanted, but standard input or output is not a terminal."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "shell-needs-terminal",
@@ -57,13 +57,13 @@ def require_terminal(argv: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """The last RUN of a recipe, which builds.
+    """The last RUN of a recipe's Containerfile, which is the step that builds.
 
     Args:
         before: the lines of the Containerfile before this RUN.
         options: the options of this RUN without its cache mounts.
         command: the command that this RUN runs.
-        caches: the targets of the cache mounts, by id.
+        caches: the target of each cache mount, by the id of the mount.
     """
 
     before: str
@@ -73,7 +73,7 @@ class Step:
 
     @property
     def sources(self) -> list[str]:
-        """The folders in the container that hold lower stages, sources and recipes."""
+        """The folders in the container at which lower stages, sources and recipes are mounted."""
         return _BIND.findall(self.options)
 
 
@@ -95,12 +95,12 @@ def step_of(containerfile: str) -> Step:
 
 @dataclass
 class Shell:
-    """An interactive shell, or a command.
+    """Runs an interactive shell or a command in place of what a container usually runs.
 
     Args:
         argv: the command; empty for a shell, which needs a terminal.
-        tell: called with lines for the user before the start.
-        show: called with each output line of a command.
+        tell: called with each line for the user before the shell or the command starts.
+        show: called with each line that a command prints.
     """
 
     argv: Sequence[str]
@@ -111,7 +111,7 @@ class Shell:
     _last: list[str] = field(default_factory=list)
 
     def of_step(self, engine: Buildah, recipe: Recipe, *, root: Path) -> int:
-        """Run the shell or command in place of a recipe's step, and return its exit code; `root` is the recipe root."""
+        """Run the shell or command in place of a recipe's last step, and return its exit code."""
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
         engine.prove_isolation()
         step = step_of(render(recipe, text))
@@ -127,7 +127,7 @@ class Shell:
             self.tell(
                 f"sources and recipes: {', '.join(step.sources)}; kept folders: {', '.join(step.caches.values())}"
             )
-            # A RUN has one line, but the script may have several.
+            # A RUN instruction is one line but the script may have several, so the script is encoded.
             script = base64.b64encode(self._script().encode()).decode()
             containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
             write_atomically(folder / "Containerfile", containerfile.encode())
@@ -149,7 +149,7 @@ class Shell:
             return code
 
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
-        """Run the shell or command in place of a kernel worker, with empty output folders; return its exit code."""
+        """Run the shell or command in place of a kernel worker, but with empty output folders; return its exit code."""
         with engine.invocation("run") as folder, _terminal(self.argv) as terminal:
             own = []
             for number, mount in enumerate(mounts):
@@ -167,7 +167,7 @@ class Shell:
             )
 
     def _script(self) -> str:
-        """Return the script for the container. The script always fails, so that buildah commits no image."""
+        """Return the script to run in the container. It always fails, so that buildah does not commit an image."""
         inner = shlex.join(self.argv)
         if not self.argv:
             inner = f"setsid -c sh -c 'exec $(command -v bash || echo sh) -i' <{_INSIDE} >{_INSIDE} 2>&1"
@@ -202,11 +202,11 @@ class Shell:
 
 @dataclass
 class _Terminal:
-    """A terminal for the container, which cannot open the user's terminal. Data is copied between the two.
+    """A pseudo-terminal for a container. A container cannot open the user's terminal, so data is copied between both.
 
     Args:
-        mounts: the mounts that show this terminal to the engine.
-        options: the options of `buildah build` that show this terminal to the container.
+        mounts: the mounts through which the engine sees this terminal.
+        options: the options of `buildah build` that mount this terminal in the container.
     """
 
     mounts: Sequence[Mount] = ()
@@ -216,7 +216,7 @@ class _Terminal:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Copy between the two terminals inside the block."""
+        """Copy data between this terminal and the user's terminal during the block."""
         if self.master < 0:
             yield
             return
@@ -247,7 +247,7 @@ class _Terminal:
             if self.master in ready:
                 with contextlib.suppress(OSError):
                     os.write(sys.stdout.fileno(), os.read(self.master, 65536))
-            elif stop in ready:  # after the last output
+            elif stop in ready:  # only after the last output has been copied
                 return
             if ours in ready:
                 os.write(self.master, os.read(ours, 4096))
@@ -255,7 +255,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
-    """Yield a terminal for a shell, or a `_Terminal` without mounts for a command."""
+    """Yield a pseudo-terminal for a shell; for a command, yield a `_Terminal` without mounts, which copies nothing."""
     if argv:
         yield _Terminal()
         return
@@ -265,7 +265,7 @@ def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
         try:
             os.fchown(slave, first, -1)
             os.fchmod(slave, 0o600)
-        except OSError:  # in a user namespace the terminal's group cannot be kept
+        except OSError:  # refused in a user namespace that does not map the terminal's group
             os.fchmod(slave, 0o606)
         mount = Mount(Path(os.ttyname(slave)), _TERMINAL, read_only=False, links=True)
         yield _Terminal([mount], ["--volume", f"{_TERMINAL}:{_INSIDE}:rw"], master, slave)

@@ -1,4 +1,4 @@
-"""Make OCI layouts that hold one tagged image, for programs that address images only by tag."""
+"""Make OCI layouts that contain a single tagged image, for programs that can select an image only by its tag."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from toolchain.oci.manifest import CONFIG_KEYS, parse_object
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
-    """Return a new layout in `into` that has one image under the tag `image`, with links to the blobs of `layout`.
+    """Make and return a layout in `into` with one image, which has the tag `image` and links to the blobs of `layout`.
 
     Args:
-        digest: `sha256:…` of the manifest.
+        digest: the digest of the image's manifest, `sha256:…`.
     """
     content = _content(layout, digest)
     single = into / f"layout-{into.name}"
@@ -58,7 +58,7 @@ def _content(layout: Path, digest: str) -> bytes:
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a docker manifest with OCI's media types, because programs read only these from a layout."""
+    """Return a docker manifest with OCI's media types, which are the only ones that programs accept in a layout."""
 
     def converted(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}

@@ -1,8 +1,8 @@
-"""Run buildah on a storage of the tool's own, and remove the containers of killed invocations.
+"""Run buildah with a storage of the tool's own, and remove the containers of killed invocations.
 
-Every invocation has a folder for small files below `cache.engine/live`. The folder's name holds the id of the process,
-and the process locks the folder. If the process is gone, the next invocation removes the folder and the containers that
-the process left in the storage.
+Every invocation has a folder for small files below `cache.engine/live`. The folder's name contains the id of the
+process, and the process locks the folder. If the process is gone, the next invocation removes the folder and the
+containers that the process left in the storage.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
-# This file marks the folder of an invocation whose buildah was killed: the next invocation cleans up after it.
+# This file marks the folder of an invocation whose buildah was killed, so that the next invocation cleans up after it.
 KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
-# Names that we give to containers. buildah makes its own names from the image, and they may begin in the same way.
+# The names that we give to containers. buildah derives its own names from the image's name, so they may begin in the
+# same way.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# Names of temporary files and folders that cannot be resumed. `locks.kept` protects folders that stay in use for days.
+# The names of temporary files and folders whose work cannot be resumed. They are removed after a day, except folders in
+# use, which `locks.kept` protects.
 SCRATCH = re.compile(
     r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
@@ -56,19 +58,20 @@ _STALE = 86400
 
 
 def build_tag(folder: Path) -> str:
-    """Return the temporary name of the image of a build."""
+    """Return the temporary name for the image of the build whose invocation has this folder."""
     return f"localhost/toolchain/{folder.name}"
 
 
 def ccache_mount(key: str) -> str:
-    """Return the id of the cache mount of the compiler cache with this key."""
+    """Return the id of the cache mount for the compiler cache with this key."""
     return f"{CCACHE_MOUNT}-{key}"
 
 
 def cache_mounts(cache: Cache, identity: str) -> list[Path]:
-    """Return the existing folders of the cache mount with this id.
+    """Return the folders that exist for the cache mount with this id.
 
-    buildah 1.28 names a folder by the id, and later versions by a digest of the id, below a folder for each user.
+    buildah 1.28 names the folder after the id. Later versions name it after a digest of the id, in a folder for each
+    user.
     """
     names = (identity, hashlib.sha256(identity.encode()).hexdigest()[:16])
     parents = (cache.mounts / "buildah-cache", cache.mounts / "buildah-cache-0")
@@ -77,7 +80,7 @@ def cache_mounts(cache: Cache, identity: str) -> list[Path]:
 
 
 def process_identity(pid: int) -> str | None:
-    """Return `<pid>-<start time in ticks>`, which no later process shares; None if there is no such process."""
+    """Return `<pid>-<start time in ticks>`, which no later process shares; None if the process is not running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -86,9 +89,9 @@ def process_identity(pid: int) -> str | None:
 
 
 class Storage:
-    """buildah on the storage in `cache.engine`, with temporary files and cache mounts in `cache.mounts`.
+    """Runs buildah with the storage in `cache.engine`, and with temporary files and cache mounts in `cache.mounts`.
 
-    All of these files belong to the ids of the containers (see `engine.view`).
+    All files in both folders are owned by the ids that containers use (see `engine.view`).
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -99,7 +102,7 @@ class Storage:
 
     @property
     def runroot(self) -> Path:
-        """The folder for state that does not outlive a boot."""
+        """The folder for buildah's state that is only valid until the next boot."""
         name = f"toolchain-{hashlib.sha256(os.fsencode(self.root.absolute())).hexdigest()[:8]}"
         for parent in (Path("/run"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")):
             if os.access(parent, os.W_OK):
@@ -108,12 +111,12 @@ class Storage:
 
     @property
     def first_id(self) -> int:
-        """The id that is root in containers, and that owns their files."""
+        """The id that root in containers has outside of them, and that owns the containers' files."""
         return view.ids()[0]
 
     @property
     def live(self) -> Path:
-        """The folder with the folders of running invocations."""
+        """The folder that contains a folder for each running invocation."""
         return self.cache.engine / "live"
 
     def command(
@@ -128,12 +131,12 @@ class Storage:
         """Return a command line that runs buildah in its own namespaces.
 
         Args:
-            words: verb, options and arguments, with paths inside the namespaces.
+            words: the verb, the options and the arguments, with paths inside the namespaces.
             network: whether buildah keeps the machine's network.
-            driver: the storage driver; by default a driver that works here.
-            pipes: the pipes of the container (see `engine.relay`).
-            show: folders and files of this machine that buildah sees in addition to its storage.
-            limits: see `engine.container_limits`.
+            driver: the storage driver; by default the one that works here.
+            pipes: the folder with the container's pipes (see `engine.relay`).
+            show: the folders and files of this machine that buildah sees in addition to its storage.
+            limits: the limits for the container (see `engine.container_limits`).
         """
         process.which("buildah", fix=INSTALL)
         namespace.enter()
@@ -153,7 +156,7 @@ class Storage:
 
     @staticmethod
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
-        """Run a buildah command line, and try again if buildah did not start.
+        """Run one of buildah's command lines, and try again if buildah did not start.
 
         buildah first copies itself to sealed memory. On a busy machine the kernel refuses this copy with EBUSY, about
         once in a few hundred calls.
@@ -178,7 +181,7 @@ class Storage:
         check: bool = True,
         timeout: float | None = 600,
     ) -> process.Result:
-        """Run a short buildah command and return its result with standard output; `show` is that of `command`."""
+        """Run a short buildah command, and return its result including standard output. For `show`, see `command`."""
         try:
             return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
@@ -205,7 +208,7 @@ class Storage:
             if result.returncode == 0:
                 return driver
             tails += [f"{driver}: {line}" for line in result.tail[-5:]]
-            # A driver refuses a folder that another driver has used.
+            # The folder is removed, because a driver refuses a folder that another driver has used.
             shutil.rmtree(self.root, ignore_errors=True)
         raise EngineError(
             "storage-unusable",
@@ -222,10 +225,10 @@ class Storage:
 
     @contextlib.contextmanager
     def invocation(self, kind: str) -> Iterator[Path]:
-        """Yield a folder for the small files of one call, which marks the call as running.
+        """Yield a folder for the small files of one invocation; the folder also marks the invocation as running.
 
         Args:
-            kind: `build` for calls whose containers buildah names itself, else `run`.
+            kind: `build` for an invocation whose containers buildah names itself, else `run`.
         """
         namespace.enter()
         if not self._swept:
@@ -243,7 +246,7 @@ class Storage:
                 new.rename(folder)
                 yield folder
             except (KeyboardInterrupt, SystemExit):
-                # The next call needs the folder to remove the containers that buildah named itself.
+                # The folder tells the next invocation to remove the containers that buildah named itself.
                 stopped = kind == "build"
                 raise
             finally:
@@ -255,7 +258,7 @@ class Storage:
         """Yield the name of a new working container, and remove it at the end.
 
         Args:
-            options: options of `buildah from`; see `isolation.arguments`.
+            options: the options for `buildah from`; see `isolation.arguments`.
         """
         with self.invocation("run") as folder:
             name = f"toolchain-{folder.name}"
@@ -267,11 +270,11 @@ class Storage:
                 self.call("rm", name, check=False)
 
     def places(self, *more: Path) -> list[Path]:
-        """Return the folders of this machine that a container writes to."""
+        """Return the folders of this machine that a container writes to: buildah's own folders and `more`."""
         return [self.root, self.cache.mounts, *more]
 
     def remove_layers(self, layers: Sequence[str]) -> None:
-        """Remove the working containers of a killed build by their layers."""
+        """Remove the working containers of a killed build, which are identified by their layers."""
         listed = self.root / f"{self.driver}-containers" / "containers.json"
         rows = strict_json.read(listed.read_bytes()) if layers and listed.is_file() else []
         for row in rows:
@@ -279,11 +282,11 @@ class Storage:
                 self.call("rm", str(row["id"]), check=False)
 
     def cleanup(self) -> list[str]:
-        """Remove containers, unnamed images and partial folders of killed invocations, and return a list of them.
+        """Remove containers, unnamed images and partial folders of killed invocations, and list what was removed.
 
         Containers that buildah named itself cannot be attributed to an invocation, so they stay while a build runs.
         """
-        self.cache.make()  # this comes first, because it refuses a folder with other files
+        self.cache.make()  # this comes first, because it raises an error if the folder holds other files
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         try:
@@ -304,7 +307,8 @@ class Storage:
         """Remove the temporary files of killed processes."""
         for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
-                # Another process may remove the folder at the same time, and a campaign may use its folder for days.
+                # Another process may remove the folder at the same time. A campaign may use its folder for days, and
+                # keeps it locked.
                 with contextlib.suppress(FileNotFoundError):
                     if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
                         with free(left) as unused:
@@ -312,7 +316,7 @@ class Storage:
                                 left.unlink() if left.is_file() else remove_tree(left)
 
     def _dead(self) -> tuple[list[Path], bool]:
-        """Return the folders of processes that are gone, and whether a build is running."""
+        """Return the folders of the invocations whose processes are gone, and whether a build is running."""
         dead: list[Path] = []
         building = False
         for folder in sorted(self.live.iterdir()) if self.live.is_dir() else []:
@@ -335,7 +339,7 @@ class Storage:
 
         for folder in dead:
             if folder.name.startswith("build-"):
-                if self._dead()[1]:  # a build may have started by now
+                if self._dead()[1]:  # a build may have started since then
                     continue
                 for name in sorted(name for name in names if not _OURS.fullmatch(name)):
                     names.discard(name)
@@ -358,7 +362,7 @@ class Storage:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, unless something is mounted in it."""
+    """Remove a folder, unless it is a mount point or contains one."""
     if not path.exists():
         return
     inside = f"{path.resolve()}/"
@@ -369,7 +373,7 @@ def remove_tree(path: Path) -> None:
             return
 
     def unlock(function: Callable[[str], object], name: str, _: object) -> None:
-        # buildah leaves folders without permissions for their owner.
+        # buildah leaves folders that even their owner may not change, so the permissions are added before another try.
         parent = Path(name).parent
         with contextlib.suppress(OSError):
             parent.chmod(0o700)
@@ -381,7 +385,10 @@ def remove_tree(path: Path) -> None:
 
 
 def discard(path: Path) -> bool:
-    """Remove a folder, and return whether all of it is removed. A kill cannot leave half of it at its path."""
+    """Remove a folder, and return whether all of it is gone.
+
+    The folder is renamed first, so that half of a folder is never left at `path`.
+    """
     sweep_discarded(path)
     if not path.is_dir():
         return True
@@ -393,6 +400,6 @@ def discard(path: Path) -> bool:
 
 
 def sweep_discarded(path: Path) -> None:
-    """Remove the remains of an earlier `discard` of this path."""
+    """Remove what an interrupted `discard` of this path has left behind."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{DELETED}"):
         remove_tree(left)

@@ -1,7 +1,8 @@
 """Change the conditions that a build must not depend on, for `reproduce --vary`.
 
-The list of conditions comes from reprotest. Programs of this machine make the changes (setarch, taskset, faketime,
-disorderfs), except for the heap, for which `data/vary/heap.c` is compiled in the base.
+The list of conditions comes from reprotest. Containerfile instructions change variables and the umask. Programs and
+libraries of this machine (setarch, taskset, libfaketime, disorderfs) change the other conditions, except for the heap,
+for which `data/vary/heap.c` is compiled in the base.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from toolchain.engine import relay
 
 _FILES = Path(__file__).parents[1] / "data" / "vary"
 TARGET = "/run/toolchain-vary"
-"""The folder in which a container sees the preloaded libraries."""
+"""The folder at which the preloaded libraries are mounted in a container."""
 _SEEN = "/vary"
 _PRELOAD, _CLOCK = "/etc/ld.so.preload", "/etc/faketimerc"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# The mounts exist only in the command's own namespace, and disorderfs ends with the command. They are read-only, so
-# that the command cannot change the sources.
+# This script mounts source trees with disorderfs and then runs a command. The mounts exist only in the command's own
+# namespace, and disorderfs ends with the command. The mounts are read-only, so that the command cannot change the
+# sources.
 _REORDER = """
 order=$1 left=$2; shift 2
 while [ "$left" -gt 0 ]; do
@@ -50,7 +52,7 @@ ALWAYS_FIXED = {
     "host-name": "it is `toolchain` in every container",
     "build-path": "it is the same in every container",
 }
-"""The conditions that a container fixes, so that no build can see a difference."""
+"""The conditions that are the same in every container, and why, so that no build can see a difference."""
 
 
 @dataclass
@@ -58,12 +60,12 @@ class Variation:
     """The changed conditions of one build.
 
     Args:
-        seed: decides all values; the same seed gives the same conditions.
+        seed: the number from which all values are derived; the same seed gives the same conditions.
 
     Attributes:
-        conditions: the changed values, by condition.
-        fixed: the reasons why conditions were not changed, by condition.
-        static: programs of the base that the preloaded libraries do not reach.
+        conditions: the new value of each changed condition.
+        fixed: for each condition that was not changed, the reason why not.
+        static: the programs of the base that are linked statically, and so do not load the preloaded libraries.
     """
 
     seed: int
@@ -96,10 +98,11 @@ class Variation:
         self._prepared: dict[str, list[Mount]] = {}
 
     def wrap(self, argv: Sequence[str], trees: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-        """Return a command of an engine, wrapped so that it and its containers run under the changed conditions.
+        """Return an engine's command, wrapped so that it and its containers run under the changed conditions.
 
         Args:
-            trees: source trees, each with an empty folder in which the command sees its entries in another order.
+            trees: pairs of a source tree and an empty folder, in which the command sees the tree's entries in another
+                order.
         """
         words = [*self._outside, *argv]
         if not trees:
@@ -111,7 +114,7 @@ class Variation:
     def shown(
         self, mounts: Sequence[Mount], preloaded: Sequence[Mount], folder: Path
     ) -> tuple[list[Mount], list[str], list[tuple[Path, Path]]]:
-        """Return a build's mounts, its further options, and the source trees for `wrap`.
+        """Return a build's mounts with the changes, the additional options, and the source trees for `wrap`.
 
         Args:
             mounts: the mounts of a build without changed conditions.
@@ -133,7 +136,7 @@ class Variation:
 
     @cached_property
     def reorders(self) -> bool:
-        """Whether source trees can be shown with their entries in another order."""
+        """Whether source trees can be mounted with their entries in another order."""
         if process.find("disorderfs") is None:
             self.fixed["file-order"] = "disorderfs is not installed (apt-get install disorderfs)"
             return False
@@ -167,10 +170,10 @@ class Variation:
         return words
 
     def instructions(self, *, relayed: bool) -> list[str]:
-        """Return the Containerfile instructions that change the conditions, to put before the first RUN of a stage.
+        """Return the instructions that change variables and the umask, to be put before the first RUN of a stage.
 
         Args:
-            relayed: whether RUN writes to pipes; see `engine.relay`.
+            relayed: whether RUN steps write to pipes; see `engine.relay`.
         """
         variables = " ".join(f"{name}={json.dumps(value)}" for name, value in self._variables.items())
         into = f" >{relay.TARGET}/out 2>&1" if relayed else ""
@@ -178,12 +181,12 @@ class Variation:
         return [f"ENV {variables}", "SHELL " + json.dumps(shell)]
 
     def inside(self, argv: Sequence[str]) -> list[str]:
-        """Return `argv` with the changed umask, for a container."""
+        """Return a command line that runs `argv` in a container with the changed umask."""
         return ["/bin/sh", "-c", f'umask {self._umask}; exec "$@"', "sh", *argv]
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment of a container."""
+        """The changed environment variables, for a container."""
         return self._variables
 
     def prepare(self, place: Path) -> tuple[list[str], Mount]:
@@ -192,7 +195,7 @@ class Variation:
         The caller passes the output of the command to `take`.
 
         Args:
-            place: a folder that does not exist yet.
+            place: the folder to create for the libraries and the files to compile.
         """
         place.mkdir(parents=True)
         for file in _FILES.iterdir():
@@ -204,7 +207,12 @@ class Variation:
         return ["/bin/sh", "-c", command], Mount(place, _SEEN, read_only=False)
 
     def take(self, image: str, place: Path, printed: str) -> list[Mount]:
-        """Return the mounts for containers of `image`, from the output of the command of `prepare` in that image."""
+        """Return the mounts of the libraries for containers of `image`, and record which conditions they change.
+
+        Args:
+            place: the folder that was passed to `prepare`.
+            printed: what the command of `prepare` printed in a container of `image`.
+        """
         words = [line.split(" ", 1) for line in printed.splitlines()]
         works = {line[0] for line in words}
         libraries = []
@@ -232,11 +240,11 @@ class Variation:
         return shown
 
     def known(self, image: str) -> list[Mount] | None:
-        """Return the mounts that `take` returned for `image`; None before that call."""
+        """Return the mounts that `take` returned for `image`; None if it was not called."""
         return self._prepared.get(image)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the variation as `reproduce --json` prints it."""
+        """Return the changed conditions in the form that `reproduce --json` prints."""
         if not self._prepared:
             reason = "the build started no container"
             return {"seed": self.seed, "changed": {}, "unchanged": {"every-condition": reason}, "static": []}

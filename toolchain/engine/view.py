@@ -24,16 +24,16 @@ WORK = "/engine/work"
 SECCOMP = "/etc/containers/seccomp.json"
 SECCOMP_PLAIN = "/etc/containers/seccomp-plain-files.json"
 
-# Neither useradd (up to 600100000) nor systemd (up to 1879048191) gives these ids to a user.
+# Neither useradd (up to 600100000) nor systemd (up to 1879048191) assigns ids from here on to users.
 FIRST_ID = 1879048192
 COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"HOME": "/", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": _PATH, "TMPDIR": WORK, "TZ": "UTC"}
 PROGRAM = Path(launcher.__file__)
-# Files of /etc for the programs, and for builds that use the network.
+# Entries of /etc that programs need, and those that only programs with network access need.
 _ETC = ("ld.so.cache", "alternatives")
 _NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ssl", "pki", "ca-certificates")
-# Files that are the same on each machine.
+# Files with fixed content, so that the machine's own settings have no effect.
 _FILES = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/sh\n",
     "/etc/group": "root:x:0:\n",
@@ -52,7 +52,7 @@ _ARCHITECTURES = {
 
 
 def ids() -> tuple[int, int]:
-    """Return the range of ids that containers get, as its first id and its length. The caller's id is not in it."""
+    """Return the first id and the length of the range of ids for containers, which does not include the caller's id."""
     best = (0, 0)
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         inside, _, count = map(int, line.split())
@@ -84,10 +84,10 @@ def command(
 
     Args:
         argv: a program of this machine and its arguments, with paths inside the namespaces.
-        settings: folder for buildah's settings, which are written if they are missing.
-        show: folders and files of this machine with their paths inside.
+        settings: the folder for buildah's settings, which are written there if they are missing.
+        show: the folders and files of this machine to mount, with their paths inside.
         network: whether the program keeps this machine's network.
-        limits: see `engine.container_limits`.
+        limits: the limits for the program (see `engine.container_limits`).
     """
     files = {**_FILES, **({} if network else _OFFLINE), **_profiles()}
     shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
@@ -111,7 +111,7 @@ def command(
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
-    """Return the file with the profile of system calls for other engines; `plain` is that of `seccomp`."""
+    """Return the path of the seccomp profile, for engines other than buildah. For `plain`, see `seccomp`."""
     return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
 
 
@@ -120,7 +120,7 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Write files whose names contain their digests, and return them by their paths inside."""
+    """Write `files` to `folder` under names that contain digests, and return their places by the paths inside."""
     there = {}
     for inside, text in files.items():
         path = folder / f"{sha256_bytes(text.encode())[7:19]}-{Path(inside).name}"
@@ -131,7 +131,7 @@ def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
 
 
 def seccomp(*, plain: bool = False) -> dict[str, object]:
-    """Return the profile of system calls from data/syscalls.toml in the form of container engines.
+    """Return the seccomp profile from data/syscalls.toml in the format that container engines read.
 
     Args:
         plain: whether the container only makes files and folders.
@@ -157,7 +157,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
 
 
 def own(folder: Path) -> None:
-    """Make `folder` if it is missing, and give it and its content to the root of the containers."""
+    """Make `folder` if it is missing, and make root in containers the owner of the folder and its content."""
     first, _ = ids()
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)
