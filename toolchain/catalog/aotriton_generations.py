@@ -1,4 +1,4 @@
-"""How each AOTriton release plans and packs its kernels, and the tuning databases that it needs."""
+"""How each AOTriton release plans and packs its kernels, and which tuning databases it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
 
-# The name that `--source` uses for a tuning database outside the AOTriton tree.
+# The name in `--source` for a tuning database that replaces one in the AOTriton tree.
 DATABASE = "aotriton-database"
 
 
@@ -40,7 +40,7 @@ class Generation:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Return the LLVM names of all GPUs that the generator supports, sorted."""
+        """Return LLVM's names for all GPUs that the generator supports, sorted."""
         return tuple(sorted({gpu for gpus in self.packs.values() for gpu in gpus} | set(self.words.values())))
 
     @property
@@ -61,11 +61,11 @@ class Generation:
 
     @property
     def script(self) -> str:
-        """Return the path, in the AOTriton tree, of the script that compiles one kernel."""
+        """Return the path of the script in the AOTriton tree that compiles one kernel."""
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
 
     def pack(self, gpu: str) -> str:
-        """Return the image pack that holds a GPU's kernels, such as `gfx110x`; the GPU's own name if none lists it."""
+        """Return the image pack with a GPU's kernels, such as `gfx110x`; the GPU's own name if no pack lists it."""
         return next((name for name, gpus in self.packs.items() if gpu in gpus), gpu)
 
 
@@ -89,12 +89,12 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
 
 
 def pack(gpu: str) -> str:
-    """Return the image pack that holds a GPU's kernels in the newest release."""
+    """Return the image pack that contains a GPU's kernels in the newest release."""
     return _rows()[0][-1].pack(gpu)
 
 
 def generation_of(release: str) -> Generation:
-    """Return the generation of an AOTriton release; raise if no row lists the release."""
+    """Return the generation of an AOTriton release; raise a PinError if no table lists the release."""
     for row in _rows()[0]:
         if release in row.releases:
             return row
@@ -112,7 +112,7 @@ def release_of(commit: str) -> str:
 
 
 def databases_of(release: str) -> tuple[Database, ...]:
-    """Return the tuning databases of a release; an empty tuple if the data lists none."""
+    """Return the tuning databases of a release; an empty tuple if releases.toml lists none."""
     return tuple(row for row in _rows()[1] if release in row.releases)
 
 
@@ -122,7 +122,7 @@ def foreign_compilers() -> tuple[str, ...]:
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
-    """Raise if kernels need a compiler that cannot be built, or if `without` names a compiler that no kernel needs.
+    """Raise an error if kernels need a compiler that cannot be built, or if `without` names one that none needs.
 
     Args:
         what: the release or source tree with the kernels, for messages.
@@ -150,7 +150,7 @@ def foreign_in(tree: Path) -> tuple[str, ...]:
 
 
 def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, without: Sequence[str] = ()) -> None:
-    """Raise if the kernels of a release cannot be built, or if it has none for one of the GPUs.
+    """Raise an error if the kernels of a release cannot be built, or if the release has none for one of the GPUs.
 
     Args:
         own_triton: whether the user chose the Triton to compile with.
@@ -167,7 +167,8 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
             "--triton COMMIT",
         )
     refuse_foreign(f"AOTriton {release}", generation.foreign, without)
-    # Upstream compiles the kernels of these GPUs with a Triton other than its submodule.
+    # Upstream compiles the kernels of these GPUs with a Triton other than AOTriton's submodule, but a build uses only
+    # one.
     theirs = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
     if theirs and not own_triton:
         raise UnsupportedError(
@@ -187,7 +188,7 @@ def buildable() -> tuple[str, ...]:
 def generator_in(tree: Path) -> str:
     """Return the Python package that plans a tree's kernels (`Generation.generator`); an empty string if none is known.
 
-    The packages have different names, so their files identify them.
+    The packages of different generations are recognized by their files.
     """
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
@@ -202,10 +203,10 @@ def generator_in(tree: Path) -> str:
 def generation_in(tree: Path, release: str = "") -> Generation:
     """Return the generation that describes how a source tree plans its kernels.
 
-    A tree that is not a release is planned like the newest release that is not newer than the tree.
+    A tree that is not a release gets the generation of the newest release that is not newer than the tree.
 
     Args:
-        release: the release that the tree must be; empty if the tree is not a release.
+        release: the release that the tree must contain; empty if the tree is not a release.
     """
     generator = generator_in(tree)
     if release:
@@ -221,7 +222,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
                 fix="give the tree of that release, or omit --aotriton to use the version of the tree",
             )
         return row
-    # Releases since 0.13b compile more kernels, but plan them in the same way.
+    # Releases since 0.13b may compile more kernels, but plan them in the same way.
     if generator == "aotriton":
         return generation_of("0.13b")
     here, releases = _version_in(tree), [(numbers(name), row) for row in _rows()[0] for name in row.releases]
@@ -238,7 +239,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
 
 
 def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
-    """Raise if the generator of a tree that is not a release does not list one of the GPUs."""
+    """Raise an UnsupportedError if the generator of a tree that is not a release does not list one of the GPUs."""
     file = f"{'python' if generator == 'aotriton' else generator}/gpu_targets.py"
     if not (tree / file).is_file():
         return
@@ -253,7 +254,7 @@ def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
 
 
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """Return the version of a tree; before 0.8, CMakeLists.txt has none, so the generator's files decide."""
+    """Return the version of a tree; before 0.8, CMakeLists.txt states none, so it is inferred from the generator."""
     if stated := _stated_version(tree):
         return stated
     if (tree / "v2python/autotune_config.py").is_file():
@@ -264,32 +265,32 @@ def _version_in(tree: Path) -> tuple[int, ...]:
 
 
 def _stated_version(tree: Path) -> tuple[int, ...]:
-    """Return the version in a tree's CMakeLists.txt; an empty tuple if it has none."""
+    """Return the version in a tree's CMakeLists.txt; an empty tuple if the file states none."""
     text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return tuple(int(part[1]) for part in parts if part) if all(parts) else ()
 
 
 def check_given_database(release: str, given: Path) -> Database:
-    """Return the release's database that the user's file matches; raise if it matches none."""
+    """Return the release's database that the user's file matches; raise a SourceError if it matches none."""
     row = _taken(databases_of(release), release, given)
     _check_database(row, given, release, str(given))
     return row
 
 
 def check_databases(tree: Path, release: str, given: Path | None = None) -> Database | None:
-    """Raise unless a tree has the tuning databases that its release was tuned with.
+    """Raise a SourceError unless a tree contains the tuning databases that its release was tuned with.
 
     Args:
-        release: the release; empty for any other tree, whose databases must only exist and not be empty.
+        release: the release; empty for a tree that is not a release, whose databases must only exist and not be empty.
         given: the user's own file or folder, which replaces a database of the tree.
 
     Returns:
-        The database that `given` replaces; None without `given`.
+        The database that `given` replaces; None if `given` is None.
     """
     rows = databases_of(release or generation_in(tree).releases[-1])
     taken = _taken(rows, release, given) if given is not None else None
-    # The data does not say which databases a tree newer than all releases has, so none are checked there.
+    # For a tree newer than all releases, releases.toml does not say which databases it needs, so none are checked.
     for row in rows if release or generator_in(tree) != "aotriton" else ():
         own = tree / (row.path if release else _path_in(tree, row.path))
         others = any((tree / _path_in(tree, other.path)).exists() for other in rows if other is not row)
@@ -311,21 +312,21 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
 
 
 def _path_in(tree: Path, path: str) -> str:
-    """Return `path`, or its form with or without `.tar.xz` if only that exists in the tree."""
+    """Return `path`, or, if only that exists in the tree, the same path with or without `.tar.xz`."""
     packed = ".tar.xz"
     other = path.removesuffix(packed) if path.endswith(packed) else path + packed
     return other if (tree / other).exists() and not (tree / path).exists() else path
 
 
 def _is_unread(tree: Path, row: Database) -> bool:
-    """Return whether a tree is older than a database, so that no file of its generator mentions it."""
+    """Return whether a tree does not use a database, because no file of its generator mentions it."""
     stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
     files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
     return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
 
 
 def _check_database(row: Database, path: Path, release: str, shown: str) -> None:
-    """Raise if a database is empty, or differs from the one that `release` was tuned with."""
+    """Raise a SourceError if a database is empty, or differs from the one that `release` was tuned with."""
     if path.is_file() and not path.stat().st_size:
         raise SourceError(
             "tuning-empty",
@@ -345,7 +346,7 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
 
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
-    """Return the database that the user's file replaces: the one with its git id, or the first unpacked one."""
+    """Return the database that the user's file replaces: the one with the same git id, or else the first unpacked."""
     id_ = git_id(given)
     fits = [row for row in rows if row.id == id_] or [row for row in rows if not row.path.endswith(".tar.xz")][:1]
     if not fits:
@@ -376,5 +377,5 @@ def git_id(path: Path) -> str:
         content = b"".join(row + b"\0" + bytes.fromhex(id_) for _, row, id_ in sorted(rows))
     else:
         content = path.read_bytes()
-    # SHA-1 only serves to compare content with git's ids; no security decision depends on it.
+    # SHA-1 is needed to compute git's ids; no security decision depends on it.
     return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)) + content, usedforsecurity=False).hexdigest()

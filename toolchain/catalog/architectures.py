@@ -1,4 +1,4 @@
-"""The architectures that images are built for, and the qemu that runs programs of another one."""
+"""The architectures that images are built for, and the qemu programs that emulate an architecture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Machine:
 
     Args:
         arch: the name in OCI images.
-        kernel: the name in `uname -m` and in the names of qemu's programs.
+        kernel: the name that `uname -m` prints and that qemu's programs contain.
         debian: the name in Debian's packages.
     """
 
@@ -37,13 +37,13 @@ MACHINES = {
 
 
 def this_machine() -> str:
-    """Return the OCI architecture of this machine."""
+    """Return the OCI architecture of the machine that runs this tool."""
     kernel = platform.machine()
     return next((machine.arch for machine in MACHINES.values() if machine.kernel == kernel), kernel)
 
 
 def machine_of(arch: str) -> Machine:
-    """Return the names of an OCI architecture; raise if it is unknown."""
+    """Return the names of an OCI architecture; raise an UnsupportedError if it is unknown."""
     if arch not in MACHINES:
         raise UnsupportedError(
             "unknown-architecture", f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}"
@@ -57,12 +57,12 @@ def emulator_name(arch: str) -> str:
 
 
 def emulator(arch: str, *, proof: bool = True) -> Path:
-    """Return the path of the qemu that runs programs of `arch`.
+    """Return the path of the qemu program that runs programs of `arch`; raise an EngineError if it is not installed.
 
-    This qemu is linked statically and is called directly, so it works in any container.
+    It is linked statically and called directly, so it works in any container.
 
     Args:
-        proof: whether only the contract check needs it, which the user can skip; otherwise the build needs it.
+        proof: whether only the contract check needs qemu, which the user can skip; otherwise the build itself needs it.
     """
     name = emulator_name(arch)
     program = process.find(name)

@@ -13,7 +13,7 @@ _LOCAL = "oci:"
 
 @dataclass(frozen=True)
 class BaseRef:
-    """The base image that builds run in, as `--base` names it.
+    """The base image that builds run in, as given by `--base`.
 
     Args:
         recipe: the name of a recipe, which may be unknown; empty for a local image.

@@ -1,4 +1,4 @@
-"""The recipes of bases, from containerfiles/base/bases.toml."""
+"""The recipes of base images, from containerfiles/base/bases.toml."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _INSTALLER = "containerfiles/base/install.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """The recipe of a base for one architecture, from a table of `DATA`, which documents the fields.
+    """The recipe of a base for one architecture, from a table in `DATA`, which documents the fields.
 
     Args:
         name: the name in `--base` and in image names.
-        arch: the OCI architecture of `image` and `links`.
-        image: the image (`repository@sha256:…`) that the Containerfile starts from; empty for mmdebstrap.
+        arch: the OCI architecture that `image` and `links` are for.
+        image: the image (`repository@sha256:…`) that the Containerfile starts from; empty if mmdebstrap makes the base,
+            or if no image is pinned for `arch`.
     """
 
     name: str
@@ -45,7 +46,7 @@ class BaseRecipe:
     note: str
 
     def as_inputs(self) -> dict[str, Any]:
-        """Return the parts of the recipe that decide the base's content, as JSON values."""
+        """Return the parts of the recipe that determine the base's content, as JSON values."""
         if self.kind == "mmdebstrap":
             return {
                 "kind": self.kind,
@@ -60,7 +61,7 @@ class BaseRecipe:
 
 
 def load_bases(arch: str = "amd64") -> dict[str, BaseRecipe]:
-    """Return all bases by name, including those that `base_recipe` refuses because their image has no digest.
+    """Return the recipes of all bases by name, including those that `base_recipe` refuses because no image is pinned.
 
     Args:
         arch: the OCI architecture to choose images and links for.
@@ -84,7 +85,7 @@ def _recipe(name: str, row: dict[str, Any], arch: str, source: Path) -> BaseReci
 
 
 def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
-    """Return the recipe of a base; raise if it is unknown, or if no image is pinned for `arch`."""
+    """Return the recipe of a base; raise an UnsupportedError if it is unknown, or if no image is pinned for `arch`."""
     bases = load_bases(arch)
     recipe = bases.get(name)
     if recipe is None:

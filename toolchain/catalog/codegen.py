@@ -1,4 +1,4 @@
-"""The parts of Triton that generate code for a GPU with their own LLVM, from data/codegen.toml."""
+"""The libraries of Triton that generate code for a GPU with an LLVM of their own, from data/codegen.toml."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Codegen:
 
     @property
     def pin_file(self) -> str:
-        """Return the path, in a Triton checkout, of the file that pins the LLVM commit and the library's build."""
+        """Return the path of the file in a Triton checkout that pins the LLVM commit and the library's build number."""
         return f"cmake/{self.name}-llvm-info.json"
 
     @property
     def llvm(self) -> str:
-        """Return the name that the LLVM has as a stage and as a source, such as `llvm-amdgpu`."""
+        """Return the name of the LLVM's stage and of its source, such as `llvm-amdgpu`."""
         return f"llvm-{self.target.lower()}"
 
     @property
@@ -57,5 +57,5 @@ def codegen_of(target: str) -> Codegen | None:
 
 
 def codegen_named(name: str) -> Codegen | None:
-    """Return the table with a name such as `amd`, which begins the pin file's name; None if there is none."""
+    """Return the table with a name such as `amd`, with which the pin file's name starts; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.name == name), None)

@@ -17,7 +17,7 @@ from toolchain.data import read_toml
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
-# Patterns in Triton's CMake files that show which optional parts of LLVM it needs.
+# The patterns in Triton's CMake files that show which optional parts of LLVM Triton needs.
 _ASKS = {
     "clang": re.compile(r"find_program\([^)]*\bclang\+\+"),
     "lld": re.compile(r"find_package\(\s*LLD\b"),
@@ -32,12 +32,13 @@ class LlvmRequirements:
     Args:
         projects: the value of LLVM_ENABLE_PROJECTS.
         components: the value of LLVM_DISTRIBUTION_COMPONENTS.
-        tools: the programs that must be in the bin/ of LLVM's prefix.
+        tools: the programs that bin/ in LLVM's prefix must contain.
         libtriton: the libraries that Triton's Python module links, without `lib` and `.a`, sorted.
         bin_tools: the libraries that Triton's command-line programs link, in the same form.
         clang, lld, filecheck: whether Triton needs this part.
-        keep, drop: globs of further libraries to keep: those that match `keep` but not `drop`.
-        serves: the version or commit of Triton as the user requested it.
+        keep: globs for more libraries to keep in the layer.
+        drop: globs for libraries that are not kept although they match `keep`.
+        serves: the version or commit of Triton, as the user requested it.
         llvm: the major version of the LLVM that this Triton pins, `22` for 22.0.0git.
         since: the first major version of LLVM that has all these components.
     """
@@ -58,17 +59,17 @@ class LlvmRequirements:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Return all libraries that Triton links directly, sorted; the layer also holds their dependencies."""
+        """Return all libraries that Triton links directly, sorted; the layer also contains their dependencies."""
         return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
 def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
-    """Return the parts of LLVM that a Triton needs; raise if they are unknown.
+    """Return the parts of LLVM that a Triton needs; raise an UnsupportedError if they are unknown.
 
     Args:
         version: a Triton version (`3.7.1`, `v3.7`) or a full commit.
         arch: the OCI architecture that Triton will run on, which decides the host code generator that it links.
-        features: features (see `features_of`) to add to those of the version.
+        features: the features (see `features_of`) to add to those of the version.
     """
     data = _data()
     if arch not in data["host"]:
@@ -103,14 +104,14 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
 
 def line_of(version: str) -> str:
-    """Return the minor version of a Triton, `3.7` for `3.7.1`; for a known commit, that of the most similar release."""
+    """Return the minor version of a Triton (`3.7` for `3.7.1`) or, for a known commit, of the most similar release."""
     extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
     major, minor = _line(extra["like"] if extra else version)
     return f"{major}.{minor}"
 
 
 def newest_triton_on(llvm: int) -> str:
-    """Return the newest minor version of Triton, such as `3.5`, that is built on this major version of LLVM."""
+    """Return the newest minor version of Triton, such as `3.5`, that can be built on a major version of LLVM."""
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:
@@ -126,12 +127,12 @@ def newest_triton_on(llvm: int) -> str:
 
 
 def is_near(needs: LlvmRequirements, llvm: int) -> bool:
-    """Return whether `llvm` is the major version before or after the commit that a Triton pins."""
+    """Return whether `llvm` is the major version released just before or just after the commit that a Triton pins."""
     return llvm in (needs.llvm - 1, needs.llvm)
 
 
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
-    """Raise if an LLVM is too old or too new for a Triton.
+    """Raise an UnsupportedError if an LLVM is too old or too new for a Triton.
 
     Args:
         llvm: the major version of the LLVM.
@@ -166,7 +167,8 @@ def _tritons_for(llvm: int) -> str:
 def features_of(checkout: Path) -> frozenset[str]:
     """Return the features (`clang`, `lld`, `filecheck`) that a checkout of Triton needs in its LLVM.
 
-    Triton's main branch keeps the version of the last release for months, so this reads the CMake files instead.
+    The features are read from the CMake files and not derived from the version, because Triton's main branch keeps the
+    version of the last release for months.
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
@@ -178,8 +180,8 @@ def features_of(checkout: Path) -> frozenset[str]:
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     """Return the files that an LLVM lacks, as sorted paths below its prefix.
 
-    The function looks for tools, CMake packages, headers and the libraries that Triton links. Whether these libraries
-    link is tested by the contract check.
+    This function checks that the tools, the CMake packages, the headers and the libraries that Triton links exist. The
+    contract check tests whether the libraries can be linked.
 
     Args:
         files: the files of the LLVM, as paths below its prefix.
@@ -198,7 +200,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
 
 
 def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, consumer: str) -> None:
-    """Raise if an LLVM lacks files that `consumer` (such as `Triton 3.8.0`) needs.
+    """Raise a ContractError if an LLVM lacks files that `consumer` (such as `Triton 3.8.0`) needs.
 
     Args:
         files: the files of the LLVM, as paths below its prefix.

@@ -1,4 +1,4 @@
-"""Estimated costs of stages, which are scaled by the number of cores from measurements on a few machines."""
+"""Estimated costs of stages: measurements on a few machines, scaled to the number of cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost:
     source: str
 
     def on(self, cores: int) -> tuple[float, float]:
-        """Return the minimum and maximum minutes on a number of cores, without the kernels."""
+        """Return the minimum and maximum minutes on a number of cores, without the time for kernels."""
         share = self.cores / cores if self.cores else 1.0
         least, most = self.minutes
         return least * share, most * share
@@ -41,13 +41,13 @@ class Cost:
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return the number of kernels and the time to compile them as text; `unknown` if they were not counted."""
+        """Return text with the number of kernels and the time to compile them, or why the number is unknown."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
 
     def as_json(self, cores: int, left: float = 1.0) -> dict[str, Any]:
-        """Return the estimate as in `plan --json`, for the fraction `left` of the stage."""
+        """Return the estimate for the fraction `left` of the stage, as `plan --json` prints it."""
         least, most = (minutes * left for minutes in self.on(cores))
         return {
             "cores": cores,
@@ -62,12 +62,12 @@ def costs() -> tuple[Cost, ...]:
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
-    """Return the row of a stage and part; None if there is none."""
+    """Return the row for a part of a stage (by default, the whole stage); None if there is none."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 
 def ninja_of(stage: str, part: str = "") -> dict[str, float]:
-    """Return the value of `Recipe.ninja` for a stage that compiles with ninja; empty if the mean cost is unknown."""
+    """Return the value of `Recipe.ninja` for a stage that compiles with ninja; empty if its costs are unknown."""
     row = cost_of(stage, part)
     return {"compile": row.step} if row is not None and row.step else {}
 

@@ -14,7 +14,7 @@ DATA = "llvm-config/floors.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The oldest system that a portable layer supports, from a table of `DATA`, which documents the fields."""
+    """The oldest system that a portable layer supports, from a table in `DATA`, which documents the fields."""
 
     glibc: str
     system: str
@@ -28,7 +28,7 @@ class Floor:
 
     @property
     def distro(self) -> str:
-        """Return the distribution in the form that base names have, such as `debian11`."""
+        """Return the distribution in the form of base names, such as `debian11`."""
         return self.system.replace(" ", "").lower()
 
     @property
@@ -45,7 +45,7 @@ def load_floors() -> dict[str, Floor]:
 
 
 def floor_of(glibc: str) -> Floor:
-    """Return the floor with a glibc version; raise if it is unknown, or if its headers are not in Debian packages."""
+    """Return the floor for a glibc version; raise an UnsupportedError if LLVM cannot be built for that glibc."""
     floors = load_floors()
     floor = floors.get(glibc)
     usable = ", ".join(name for name, floor in floors.items() if floor.packages)

@@ -1,4 +1,4 @@
-"""AMD GPUs: their market names, LLVM's names for them, and the flags of their code objects."""
+"""AMD GPUs: their market names, LLVM's names for them, and the ELF flags of their code objects."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _key(name: str) -> str:
 
 
 _BY_KEY = {_key(name): gpu.name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
-# The most words that a user's GPU name may have: two more than a market name, because digits are often separated.
+# The most words in a GPU name that a user writes: two more than in a market name, because users often separate digits.
 _LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.market) + 2
 
 
 def known_gpus() -> tuple[str, ...]:
-    """Return LLVM's names of all known GPUs, sorted as text."""
+    """Return LLVM's names for all known GPUs, sorted as text."""
     return tuple(sorted(_GPUS))
 
 
@@ -47,7 +47,8 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     for part in re.split(r"[;,]", text):
         words = part.split()
         while words:
-            # Take as many words as form a name, so that `Strix Halo` is one GPU and `gfx942 MI250` are two.
+            # Take the largest number of words that form a name, so that `Strix Halo` is one GPU and `gfx942 MI250` is
+            # two.
             for count in range(min(_LONGEST, len(words)), 0, -1):
                 if gpu := _BY_KEY.get(_key("".join(words[:count]))):
                     gpus.add(gpu)
@@ -64,22 +65,22 @@ def machine_flag(gpu: str) -> int:
 
 
 def gpu_of_flag(mach: int) -> str | None:
-    """Return LLVM's name of the GPU whose code objects have this flag; None if it is unknown."""
+    """Return LLVM's name for the GPU whose code objects have this machine flag; None if the flag is unknown."""
     return next((gpu.name for gpu in _GPUS.values() if gpu.mach == mach), None)
 
 
 def short_list(gpus: Sequence[str]) -> str:
-    """Return a short text that names a set of GPUs in image and file names.
+    """Return a short text that stands for a set of GPUs in image and file names.
 
     Up to three GPUs are listed, as in `gfx1100-gfx942`. More than three become their number and 6 digits of the digest
-    of the list, as in `5gpus0a1b2c`. The text depends only on `gpus`, so new GPUs in the data change no name.
+    of the list, as in `5gpus0a1b2c`. The text depends only on `gpus`, so adding GPUs to data/gpus.toml changes no name.
     """
     names = sorted(set(gpus))
     return "-".join(names) if len(names) <= 3 else f"{len(names)}gpus{sha256_json(names).removeprefix('sha256:')[:6]}"
 
 
 def check_gpu(gpu: str) -> str:
-    """Return `gpu`; raise if LLVM's name for a GPU is unknown."""
+    """Return `gpu`, LLVM's name for a GPU; raise an UnsupportedError if it is unknown."""
     if gpu not in _GPUS:
         raise _unknown(gpu, gpu)
     return gpu

@@ -20,16 +20,16 @@ UPSTREAM = "llvm/llvm-project"
 _PUT = "give a pin file, a folder with one, or a checkout; or restore the file"
 AOTRITON_SUBMODULE = "third_party/triton"
 MAX_SETUP_BYTES = 1 << 20
-MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
+MAX_PIN_BYTES = 64 << 10  # bytes; the limit for a pin file; an llvm-info.json is about 700 bytes long
 
-# Forks give their repository in the pin file: as owner/name, or as a URL under another key.
+# The pin file of a fork names the fork's repository under one of these keys: as owner/name, or as a URL.
 _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# Pin files of other compilers, and of upstream's next builds, which may be newer than the pin.
+# The names of pin files for other compilers, and for upstream's next builds, which may be newer than the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
-# Pin files of the LLVMs for GPUs, and of upstream's next builds of these.
+# The names of pin files for the LLVMs that generate code for GPUs, and for upstream's next builds of those LLVMs.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
 
 
@@ -43,7 +43,7 @@ class _PinFile:
 
     @property
     def repository(self) -> str:
-        """Return the repository in the file as `owner/name`; an empty string if the file has none."""
+        """Return the repository that the file names, as `owner/name`; an empty string if it names none."""
         named = {key: _repository(self.content[key], self.file) for key in _REPOSITORY_KEYS if key in self.content}
         if len(set(named.values())) > 1:
             raise PinError(
@@ -56,11 +56,11 @@ class _PinFile:
 
 
 def read_pin(path: Path) -> LlvmPin:
-    """Return the LLVM pin of a pin file, a folder with pin files, or a Triton checkout.
+    """Return the LLVM pin in a pin file, in a folder of pin files, or in a Triton checkout.
 
-    A checkout has its pin files in `cmake/`; that of Triton 2.1 has them at the top. All pin files of a folder must
-    agree. `llvm-build-info.json` may be newer than the pin, so only its `repository` is used, and only if its commit is
-    the pinned one.
+    The pin files of a checkout are in `cmake/`, or at the top for Triton 2.1. All pin files must name the same commit.
+    `llvm-build-info.json` may be newer than the pin, so only its `repository` is used, and only if it names the pinned
+    commit.
     """
     if path.is_dir():
         files = pin_files(path)
@@ -120,7 +120,7 @@ def is_aotriton(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class NamedInSetup:
-    """The LLVM that setup.py names in a Triton from before November 2023, which has no full commit.
+    """The LLVM that setup.py names in a Triton from before November 2023, without a full commit.
 
     Args:
         version: the version, such as `17.0.0`; empty if only a commit is named.
@@ -154,7 +154,8 @@ def named_in_setup(checkout: Path) -> NamedInSetup | None:
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
     """Return the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
 
-    Triton has such LLVMs since 3.9. An LLVM without a table in data/codegen.toml raises an error.
+    Triton uses such LLVMs since version 3.9. If data/codegen.toml has no table for one of them, an UnsupportedError is
+    raised.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -171,7 +172,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use an older Triton, or add a table for this LLVM to toolchain/data/codegen.toml",
             )
-        if rule.pin_file in files:  # a build-info file alone belongs to an LLVM that this Triton does not use yet
+        if rule.pin_file in files:  # without it, a build-info file is for an LLVM that this Triton does not use yet
             pins.append(_codegen_pin(checkout / rule.pin_file, rule))
     return tuple(sorted(pins, key=lambda pin: pin.target))
 
@@ -216,7 +217,7 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
 def pin_files(folder: Path) -> list[Path]:
     """Return the paths of the LLVM pin files in a folder and in its `cmake/`.
 
-    Unreadable files are included, because the build would use another LLVM if one of them were skipped.
+    Unreadable files are included, because the wrong LLVM might be built if one of them were skipped.
     """
     cmake = folder / "cmake"
     if cmake.is_symlink() and not cmake.exists():
@@ -226,7 +227,7 @@ def pin_files(folder: Path) -> list[Path]:
 
 
 def _exists(file: Path) -> bool:
-    """Return whether a path exists; a dangling link counts, unlike for `Path.exists`."""
+    """Return whether a path exists; unlike `Path.exists`, also return True for a dangling link."""
     try:
         file.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -239,7 +240,7 @@ def _exists(file: Path) -> bool:
 
 
 def _text_of(file: Path) -> str:
-    """Return the content of a small text file, without a byte order mark and surrounding whitespace."""
+    """Return the content of a pin file, without a byte order mark and surrounding whitespace."""
     # A checkout is untrusted, so a link in it must not lead to a file outside it.
     top = file.parent.parent if file.parent.name == "cmake" else file.parent
     try:
@@ -272,7 +273,7 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> _PinFile:
-    """Parse a pin file, which is plain digits or JSON with the key `llvm_hash`, whatever its name is."""
+    """Parse a pin file, which contains either plain digits or JSON with the key `llvm_hash`, whatever its name is."""
     text = _text_of(file)
     content: dict[str, Any] = {}
     if _CONFLICT.search(text):
@@ -319,7 +320,7 @@ def _excerpt(value: object) -> str:
 def _find_repository(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
     """Return the repository of the pinned commit, warnings, and whether a file or the data names this repository.
 
-    The pin files take precedence over llvm-build-info.json in the same folder, and that over the release data.
+    The repository in a pin file takes precedence over the one in llvm-build-info.json, and that over the release data.
     """
     commit = pins[0].commit
     if own := {pin.file: name for pin in pins if (name := pin.repository)}:
@@ -357,7 +358,7 @@ def _find_repository(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
 
 
 def _repository(named: object, file: Path) -> str:
-    """Return the repository that a pin file names as `owner/name`; raise if the value is invalid."""
+    """Return the repository that a pin file names, as `owner/name`; raise a PinError if the value is invalid."""
     short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
     if not REPOSITORY.fullmatch(short):
         why = "a repository is owner/name or an https://github.com/ URL"

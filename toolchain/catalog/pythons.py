@@ -27,7 +27,7 @@ class Python:
 
     @property
     def distro(self) -> str:
-        """Return the distribution in the form that base names have, such as `debian13`."""
+        """Return the distribution in the form of base names, such as `debian13`."""
         return self.system.replace(" ", "").lower()
 
     @property
@@ -44,7 +44,7 @@ def load_pythons() -> dict[str, Python]:
 
 
 def python_of(version: str) -> Python:
-    """Return the table of a CPython version; raise if there is none."""
+    """Return the table of a CPython version; raise an UnsupportedError if there is none."""
     known = load_pythons()
     if (row := known.get(check_version(version))) is None:
         raise UnsupportedError(
@@ -58,14 +58,14 @@ def python_of(version: str) -> Python:
 
 
 def check_version(version: str) -> str:
-    """Return `version`; raise unless it has the form `3.13`."""
+    """Return `version`; raise an error unless it has the form `3.13`."""
     if not _VERSION.fullmatch(version):
         raise ConfigError("not-a-python-version", f"{version!r} is not a Python version", fix="use e.g. --python 3.13")
     return version
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Raise if a source does not support a Python version.
+    """Raise an error if a source does not support a Python version.
 
     Args:
         version: the Python version, such as `3.13`.

@@ -30,7 +30,7 @@ class LlvmPin:
     Args:
         commit: 40 lowercase hexadecimal digits.
         repository: a repository that contains the commit, as `owner/name`.
-        origin: the file or release that the pin comes from, for display.
+        origin: the file or release that contains the pin, for display.
         certainty: whether the commit was verified or inferred.
         warnings: facts that the user should know before relying on the pin.
     """
@@ -50,7 +50,7 @@ class CodegenPin:
         target: LLVM's name of the code generator, such as `AMDGPU`.
         llvm: the commit of LLVM.
         build: the build number of the library, which changes with the library's own sources.
-        repository: a repository that contains the commit; empty if that is only known after a fetch.
+        repository: a repository that contains the commit; empty if it becomes known only when the source is fetched.
         certainty: whether `llvm` and `build` were verified or inferred.
         source: where `llvm` and `build` come from.
     """
@@ -74,10 +74,10 @@ class TritonRelease:
 
     Args:
         version: the version, such as `3.7.1`; empty for a commit without a release.
-        commit: the commit; empty if unknown, and then the release is fetched by its tag.
+        commit: the commit; if it is empty, it is unknown, and the release is fetched by its tag.
         llvm: the commit of LLVM; empty if unknown.
         llvm_version: the version of the LLVM in the release's wheel, such as `17.0.0git`; empty if it was not read.
-        backends: whether its tree has the AMD and NVIDIA backends.
+        backends: whether its tree contains the AMD and NVIDIA backends.
         warnings: decisions that the user should know, such as the patch release that was chosen for `3.7`.
     """
 
@@ -103,17 +103,17 @@ class TritonRelease:
 
     @property
     def tag(self) -> str:
-        """Return upstream's tag; an empty string for a commit without a release and for a vendor's version."""
+        """Return upstream's tag; an empty string for a vendor's version or a commit without a release."""
         return "" if not self.version or "+" in self.version else f"v{self.version}"
 
     @property
     def title(self) -> str:
-        """Return the name that messages use."""
+        """Return the name of the release in messages."""
         return f"Triton {self.version or self.commit}"
 
     @property
     def pin(self) -> LlvmPin:
-        """Return the pinned LLVM; raise if it is unknown."""
+        """Return the pinned LLVM; raise an error if it is unknown."""
         return _pin(self)
 
 
@@ -144,18 +144,18 @@ class AotritonRelease:
 
     @property
     def title(self) -> str:
-        """Return the name that messages use."""
+        """Return the name of the release in messages."""
         return f"AOTriton {self.name}"
 
     @property
     def pin(self) -> LlvmPin:
-        """Return the LLVM that its Triton pins; raise if it is unknown."""
+        """Return the LLVM that its Triton pins; raise an error if it is unknown."""
         return _pin(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PytorchRow:
-    """The AOTriton release that a PyTorch minor release uses, and `alternatives` that also fit it."""
+    """The AOTriton release that a PyTorch minor release uses, and `alternatives` that it also works with."""
 
     version: str
     aotriton: str
@@ -179,7 +179,7 @@ def _pin(row: TritonRelease | AotritonRelease) -> LlvmPin:
 
 
 def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
-    """Raise if one of the named fields of a release is unknown."""
+    """Raise an error if one of the named fields of a release is unknown."""
     missing = [field for field in fields if not getattr(row, field)]
     if not missing:
         return
@@ -199,13 +199,13 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers in a version as a tuple that sorts correctly."""
+    """Return the numbers in a version as a tuple, so that 3.10 sorts after 3.9."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 @lru_cache(maxsize=1)
 def triton_releases() -> tuple[TritonRelease, ...]:
-    """Return all rows: the releases sorted by version, then the commits without a release."""
+    """Return all rows of data/triton.toml: the releases sorted by version, then the commits without a release."""
     path = FOLDER / "triton.toml"
     content = read_toml(path, error=PinError)
     rows = _rows(TritonRelease, path, content["release"])
@@ -215,7 +215,7 @@ def triton_releases() -> tuple[TritonRelease, ...]:
 
 
 def first_with_codegen() -> tuple[int, ...]:
-    """Return the first version of Triton that uses separate LLVMs for GPUs."""
+    """Return the numbers in the first version of Triton that uses separate LLVMs for GPUs."""
     return numbers(read_toml(FOLDER / "triton.toml", error=PinError)["codegen-from"])
 
 

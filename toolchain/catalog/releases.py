@@ -1,7 +1,7 @@
-"""Look-ups of the LLVM commit that a release of Triton, AOTriton or PyTorch requires.
+"""Lookup of the LLVM commit that a release of Triton, AOTriton or PyTorch requires.
 
-The facts come from data files (`toolchain.catalog.release_data`). A checkout has pin files of its own, which
-`toolchain.catalog.pin_files` reads.
+The facts come from data files (`toolchain.catalog.release_data`). For a checkout, `toolchain.catalog.pin_files` reads
+the pin files in it instead.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)
 def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
     """Return the Triton release for a version (`3.2`, `v3.2.0`) or a full commit; raise an error if it is unknown.
 
-    For a version without a patch number, this is the newest patch release, with a warning if the patch releases pin
-    different LLVMs; if they pin the same LLVM, a release whose pin is verified is preferred. Versions newer than all
+    For a version without a patch number, return the newest patch release, with a warning if the patch releases pin
+    different LLVMs; if all pin the same LLVM, prefer the newest one whose pin is verified. Versions newer than all
     known ones are refused, because the LLVMs that they use for GPUs are unknown.
 
     Args:
-        allow_unknown: also return a release whose LLVM is unknown, because the user gives the LLVM.
+        allow_unknown: whether to return a release whose LLVM is unknown too, because the user gives the LLVM.
     """
     wanted = version.strip()
     if is_commit(wanted.lower()):
@@ -70,7 +70,7 @@ def newest_on_one_llvm() -> str:
 
 
 def triton_at(llvm: str) -> str | None:
-    """Return the newest Triton version that pins an LLVM commit, or else a Triton commit; None if none is known."""
+    """Return the newest Triton version, or else a Triton commit, that pins an LLVM commit; None if none is known."""
     versions = [row.version for row in _plain() if row.llvm == llvm]
     commits = [row.commit for row in triton_releases() if row.llvm == llvm and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == llvm and row.triton]
@@ -83,7 +83,7 @@ def is_version(text: str) -> bool:
 
 
 def _parsed(version: str) -> tuple[str, str | None, str]:
-    """Split a version into MAJOR.MINOR, the patch number (None if missing), and a vendor's suffix such as `+rocm6`."""
+    """Split a version into MAJOR.MINOR, the patch number (None if missing) and a vendor's suffix such as `+rocm6`."""
     match = _VERSION.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
@@ -94,7 +94,7 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
 
 
 def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
-    """Raise if a version is newer than all known ones, because the LLVMs that it needs are unknown."""
+    """Raise an UnsupportedError if a version since 3.9 is unknown, because the LLVMs that it needs are unknown too."""
     plain = _plain()
     version = line if patch is None else f"{line}.{int(patch)}"
     known = any(row.version == version or row.version.startswith(f"{version}.") for row in plain)
@@ -113,7 +113,7 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
     """Return an AOTriton release by its name, in which the leading `v` and the trailing `b` are optional.
 
     Args:
-        allow_unknown: also return a release with unknown commits, because the user gives these sources.
+        allow_unknown: whether to return a release with unknown commits too, because the user gives those sources.
     """
     wanted = name.strip().lower().removeprefix("v")
     by_name = {row.name: row for row in aotriton_releases()}
@@ -126,10 +126,10 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
 
 
 def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] = ()) -> None:
-    """Raise if a release of AOTriton has no kernels for one of the GPUs.
+    """Raise an UnsupportedError if a release of AOTriton contains no kernels for one of the GPUs.
 
     Args:
-        known: the GPUs that its generator supports; upstream's build may omit some of these.
+        known: the GPUs that its generator supports; upstream's build may omit some of them.
     """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
@@ -148,7 +148,7 @@ def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] =
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """Return the row of a PyTorch version or of `main`; a patch number and a suffix such as `+rocm6.4` are ignored."""
+    """Return the row for a PyTorch version or `main`; a patch number and a suffix such as `+rocm6.4` are ignored."""
     match = _VERSION.fullmatch(version.strip())
     if not match and version.strip() != "main":
         fix = "give a version such as 2.9, or main"
@@ -165,7 +165,7 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
 
 
 def repository_of(commit: str) -> str | None:
-    """Return the repository that the data names for an LLVM commit; None if the commit is unknown."""
+    """Return the repository that the data files name for an LLVM commit; None if they name none."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     codegen = [pin for row in triton_releases() for pin in row.codegen]
     return next((row.repository for row in (*rows, *codegen) if row.llvm == commit and row.repository), None)
@@ -220,7 +220,7 @@ def _triton_by_version(line: str, patch: str | None, local: str) -> TritonReleas
 
 
 def _neighbours(version: str) -> str:
-    """Return text that names the known releases next to an unknown version."""
+    """Return text that names the known releases just before and after an unknown version."""
     near = sorted({row.version for row in _plain()}, key=numbers)
     older = [near_by for near_by in near if numbers(near_by) < numbers(version)][-1:]
     newer = [near_by for near_by in near if numbers(near_by) > numbers(version)][:1]

@@ -1,4 +1,4 @@
-"""The HIP headers and stub libraries that AOTriton's library is built with, from data/hip.toml."""
+"""The HIP headers and the stub libraries that AOTriton's library is built with, from data/hip.toml."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Stub:
 
     Args:
         name: the name of its folder, such as `rocm6`.
-        soname: the name of the library that linked programs load.
-        nodes: the version nodes, each with its functions.
+        soname: the name of the real library, which linked programs load.
+        nodes: the version nodes of the symbol table, each with its functions.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Stub:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """Return the version node of each function."""
+        """Return a mapping from each function to its version node."""
         return {name: node for node, names in self.nodes for name in names}
 
     def as_json(self) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def headers() -> tuple[Headers, ...]:
 
 
 def libraries() -> tuple[Library, ...]:
-    """Return the libraries other than HIP that stubs replace."""
+    """Return the libraries other than HIP that stub libraries replace."""
     return _rows("library", Library)
 
 
 def rocm_of(text: str) -> Rocm:
-    """Return the row of a ROCm version such as `7` or `7.2`, of which only the major number is used."""
+    """Return the row for a ROCm version such as `7` or `7.2`, of which only the major number is used."""
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:

@@ -1,4 +1,4 @@
-"""The table of stages, from which targets, help texts, sources, licenses, labels and publishing are derived.
+"""The table of stages, which determines targets, help texts, sources, licenses, labels and what is published together.
 
 A stage consists of a row here, a function in `stages/makers.py`, a module in `stages/`, and recipe files. Each LLVM
 that Triton uses to generate code for a GPU (`catalog.codegen`) has two rows: the LLVM, and the library built on it.
@@ -14,7 +14,7 @@ from toolchain.catalog.wheel_rows import wheel_rows
 
 ALL = "all"
 WITH_KERNELS = ("kernels", "aotriton")
-"""The stages that compile kernels or take compiled ones."""
+"""The stages that compile kernels, or take compiled kernels from kernel stores."""
 CAMPAIGNS = (*WITH_KERNELS, "triton-cache")
 """The stages that accept the options of kernel campaigns."""
 
@@ -26,16 +26,17 @@ class StageRow:
     Args:
         name: the name of the stage as a target and in the output of `plan`.
         on: the stages that it may be built on, lowest first.
-        sources: the names of its sources in `--source`, each with the SPDX expression of the project's license.
-        license: the SPDX expression of its layer's content; empty if the layer holds packages with many licenses.
-        title: the title of its image; empty if the image's own name is its title.
-        machines: the OCI architectures that it is built for on a machine of that architecture; empty for all.
+        sources: the names of its sources in `--source`, with the SPDX expression of each project's license.
+        license: the SPDX expression of its layer's content; empty if the layer contains packages with many licenses.
+        title: the title of its image, with `{}` for what the image is for; empty if the image's name is its title.
+        machines: the OCI architectures that it can be built for on a machine of the same architecture; empty for all.
         cross: whether it can also be built for another architecture (see `stages.makers.cross_machines`).
         packages: whether it consists of a distribution's packages, which locks and bundles list.
         in_all: whether the target `all` includes it.
-        all_with, all_without: an option or source that must be given, or must not be given, for `all` to include it.
-        all_under: a stage; `all` includes this one if that stage is built on it, or if a source, patch or part of this
-            one is given.
+        all_with: an option or source that must be given for `all` to include the stage.
+        all_without: an option or source that must not be given for `all` to include the stage.
+        all_under: another stage. `all` includes this stage only if the other one is built on it, or if the user gives a
+            source, a patch or a part for this stage.
         published_with: the other targets that it is published with.
         costs: the stage whose rows of data/costs.toml it shares; empty if it has rows of its own.
     """
@@ -195,7 +196,7 @@ def targets() -> tuple[str, ...]:
 
 
 def choice() -> str:
-    """Return the list of targets as text for `--help`."""
+    """Return text that lists all targets, for `--help`."""
     *names, last = targets()
     return f"{', '.join(names)} or {last}."
 
@@ -211,7 +212,7 @@ def source_license(name: str) -> str:
 
 
 def involves(target: str, name: str) -> bool:
-    """Return whether a target is the stage `name`, or may be built on it directly or indirectly."""
+    """Return whether a target is the stage `name`, includes it, or may be built on it directly or indirectly."""
     if target == ALL:
         return True
     known = _by_name()

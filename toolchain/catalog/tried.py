@@ -34,7 +34,7 @@ def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "")
     Args:
         what, of, as_: the values of these fields in data/tried.toml.
         llvm: the LLVM that a wheel is built on.
-        triton: the Triton whose parts an LLVM has.
+        triton: the Triton whose required parts an LLVM contains.
     """
     combination = (what, of, as_, llvm, triton)
     # For an LLVM, `part` says that only a part of it was tested. For a wheel, it only lists the Python versions.

@@ -67,12 +67,12 @@ def wheel_rows() -> tuple[WheelRow, ...]:
 
 
 def wheel_row(name: str) -> WheelRow:
-    """Return the table of a wheel by its name."""
+    """Return the table of the wheel with a name."""
     return {row.name: row for row in wheel_rows()}[name]
 
 
 def torch_row(base: str) -> TorchRow:
-    """Return the PyTorch packages for a base, by the name of its recipe; raise if there are none."""
+    """Return the PyTorch packages for the base with this name; raise an UnsupportedError if there are none."""
     rows = load("wheels")["torch"]
     if base not in rows:
         raise UnsupportedError("base-without-pytorch",

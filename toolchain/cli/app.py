@@ -1,4 +1,4 @@
-"""The console script: the global options, and the handling of signals and of the end of the process."""
+"""The console script: the global options, and what happens on signals and at the end of the process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _main(
 
             ctx.obj = read_config(config)
     except ToolchainError as error:
-        if {"-h", "--help"}.intersection(sys.argv):  # a user who corrects the file needs the help
+        if {"-h", "--help"}.intersection(sys.argv):  # the user may need the help to correct the file
             console.warn(f"{error.what}: {error.why}")
             return
         # The options of the verb are not parsed yet, so `--json` must be looked for in the arguments.
@@ -71,7 +71,7 @@ def _main(
 
 def _terminated(number: int, frame: FrameType | None) -> None:
     # SystemExit runs every `finally` block, so child processes end and partial files are removed. While a program is
-    # being started, Python discards exceptions from handlers that run at the fork, so a timer calls this one again.
+    # being started, Python discards exceptions from handlers that run at the fork, so a timer calls this handler again.
     if _starts_a_program(frame):
         signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -103,9 +103,9 @@ def _run() -> None:
         # Scripts often run `toolchain --version`, so it does not load the list of verbs.
         console.text(__version__)
         return
-    # Containers run with other user ids, so the files that they see must be readable by all.
+    # Containers run with other user ids, so files that are mounted into them must be readable by all users.
     os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` has not disabled it
         signal.signal(signal.SIGHUP, _terminated)
     app(prog_name="toolchain")

@@ -132,9 +132,9 @@ def kernels_worker(
     *,
     request: Request,
 ) -> None:
-    """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted. Builds the Triton image first.
+    """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted, after building the Triton image.
 
-    Use the options of the campaign. A worker with a different Triton, sources or limits gets none of its kernels.
+    Use the options of the campaign, which gives no kernels to a worker with a different Triton, sources or limits.
     """
     _require_kernels(stage)
     from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - only a worker needs it
@@ -153,7 +153,7 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 
 
 def _check_kernel_store(request: Request) -> None:
-    """Check the kernel store, its key, the shard and the scheduler before a long build begins."""
+    """Check the kernel store, its key, the shard and the scheduler, so that a long build does not fail on them."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
         from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - it imports cryptography
 
@@ -213,7 +213,7 @@ def _tell_known_bad(built: list[Built]) -> None:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            failures = stage.facts.get("failures", {})  # reasons by call, or AOTriton's list of failed kernels
+            failures = stage.facts.get("failures", {})  # reasons by call, or a list of AOTriton's failed kernels
             reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name
@@ -228,7 +228,7 @@ def _tell_known_bad(built: list[Built]) -> None:
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """Print the images, and the commands that show a report and publish them."""
+    """Print the built images, the command that shows a report about one, and the command that publishes them."""
     wanted = published(target)
     records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)

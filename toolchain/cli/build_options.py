@@ -1,4 +1,4 @@
-"""The options of verbs that plan or run a build, and the `Request` that is made from them."""
+"""The options of verbs that plan or run a build, and their conversion to a `Request`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
 
 
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
-"""Fields of `Request` that only decide how a stage is built; verbs that build nothing do not have these options."""
+"""The fields of `Request` that decide only how a stage is built; verbs that build nothing lack these options."""
 
 # A function that gets a verb's own parameters, which it may change, and the options on the command line. It returns the
 # stage and the recorded options, or None if nothing was recorded.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
-# The origins of option values, by parameter and by text in its value; an empty text stands for the whole value.
+# The origins of option values: for each parameter, the origin of each NAME=VALUE pair, or of its whole value under an
+# empty text.
 Places = Mapping[str, Mapping[str, str]]
 
 
 def with_request(
     *without: str, recorded: Recorded | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces a verb's parameter `request` by the options of a `Request`.
+    """Return a decorator that replaces the parameter `request` of a verb with the options of a `Request`.
 
     All these verbs accept the options that decide what is built, so the same options work for `plan` and `build`.
 
     Args:
         without: the fields of `Request` that the verb does not use.
-        recorded: returns the options that an image was built with. They replace environment, file and defaults, and the
-            command line overrides them.
+        recorded: a function that returns the options that an image was built with. They replace the environment, the
+            file and the defaults, but not the command line.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -58,7 +59,7 @@ def with_request(
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
-            target = str(given.get("stage", "kernels"))  # the default of `kernels run`
+            target = str(given.get("stage", "kernels"))  # `kernels run` builds `kernels` by default
             places: dict[str, Mapping[str, str]] = {}
             taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
             if taken is not None:
@@ -120,7 +121,7 @@ def _take_recorded(
 
 
 def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
-    """Return the NAME=VALUE pairs from command line, environment and file, each with its origin.
+    """Return the NAME=VALUE pairs from the command line, the environment and the file, each with its origin.
 
     If a name has several values, the command line overrides the environment, and the environment overrides the file.
     """
@@ -157,9 +158,9 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Raise if a value has control characters, because values become parts of labels, records and build arguments."""
+    """Raise a ConfigError if a value contains control characters, because it may become part of labels and records."""
     for text in value if isinstance(value, list) else [value]:
-        # A path may contain all control characters except NUL.
+        # A path may contain any control character except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
         if barred & set(str(text)):
             raise ConfigError(
@@ -170,7 +171,7 @@ def _one_line(flag: str, value: Any) -> None:
 
 
 def _floor(base: str | None, glibc: str | None) -> str:
-    """Return the glibc of a portable LLVM; an empty string if the user names a base, for which LLVM is then built."""
+    """Return the oldest glibc that LLVM supports; an empty string if LLVM is built only for the user's base."""
     if base and glibc:
         raise ConfigError(
             "options-exclude",
@@ -233,7 +234,7 @@ def make_request(
     places: Places | None = None,
     **given: Any,
 ) -> Request:
-    """Return the request for option values; raise if a value, or a combination of values, is invalid.
+    """Return the request for option values; raise an error if a value, or a combination of values, is invalid.
 
     Args:
         target: the requested stage; empty for none.
@@ -279,7 +280,7 @@ def make_request(
 
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
-        if path.is_relative_to(cache.store):  # imported from a bundle
+        if path.is_relative_to(cache.store):  # the patch comes from a bundle
             from toolchain.sources.store import mark_used  # noqa: PLC0415 - only patches from a bundle need it
 
             mark_used(path.parent)

@@ -40,7 +40,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
         from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
-        enter()  # builds of an ordinary user leave folders that belong to subordinate ids
+        enter()  # builds leave folders that belong to subordinate ids
     size = disk_bytes(where.root)
     if json_:
         console.data({"cache": str(where.root), "bytes": size})
@@ -56,7 +56,7 @@ def cache_prune(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Remove images, sources, unfinished work and logs that have not been used for a while. A build recreates them.
+    """Remove images, sources, unfinished work and logs that have not been used for a while. Builds recreate them.
 
     With IMAGE, remove only the named images, even if they were used recently.
     """
@@ -76,7 +76,7 @@ def cache_prune(
     named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()
-    elif dry_run or not where.is_ours:  # `prune` refuses a folder that is not a cache, so nothing is written there
+    elif dry_run or not where.is_ours:  # `prune` refuses a folder that is not ours, so no lock is created
         done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):

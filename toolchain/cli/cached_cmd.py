@@ -46,8 +46,8 @@ def kernels_cached(
 ) -> None:
     """Check a cache of compiled kernels, and whether Triton in an image would find them.
 
-    Exits with 4 if Triton is different, with 11 if its path is different, and with 3 if an environment variable or the
-    cache folder is different.
+    Exits with 4 if the image contains a different Triton, with 11 if Triton has a different path there, and with 3 if
+    an environment variable or the cache folder is different.
     """
     from toolchain.kernels.cache_image import read_cache, require_hit  # noqa: PLC0415
 
@@ -79,7 +79,7 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
-    """Yield the layout and the descriptor of the single image that a name or reference stands for."""
+    """Yield the layout and the descriptor of the single image that a name or reference identifies."""
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
@@ -109,7 +109,7 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
     name = engine.ensure_image("cached-check", layout.root, image.digest)
     try:
         mounts = [recipe.Mount(recipe.root() / RECIPE, "/recipe")]
-        # GPU, memory limit and module path have no effect, because the list of calls is empty.
+        # The GPU, the memory limit and the module path have no effect, because the list of calls is empty.
         argv = ["python3", "/recipe/calls.py", "gfx942", "65536", "-", "/dev/null"]
         home = {"PYTHONDONTWRITEBYTECODE": "1"}
         done = engine.run(name, argv, mounts=mounts, env={**home, **env}, capture=True, check=False)

@@ -1,7 +1,7 @@
 """Option values from a configuration file: one that the user names, or toolchain.toml in the current folder.
 
 A file that the user did not name may come from someone else, for example after `git clone`. Such a file must not decide
-whose code, keys, paths or registries are used, so it can set only options that have no influence on these.
+whose code, keys, paths or registries are used, so it can set only options that do not affect those.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolchain.request.declaration import Kind, Option
 
 DEFAULT = "toolchain.toml"
 _LIMIT = 1 << 20  # bytes
-# The type of each kind of value in the file, and an example.
+# For each kind of option, the type of its value in the file, and an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
     "commas": (str | tuple[str, ...], '"…,…"'), "names": (tuple[str, ...], '["…"]'),
@@ -93,8 +93,8 @@ def forms() -> Mapping[Kind, str]:
 def may_be_found(option: Option, value: Any) -> bool:
     """Return whether a file that the user did not name can set an option to this value.
 
-    For an option with known values, such as released versions, only these are harmless. The same option may also accept
-    a path or any commit.
+    If a text option has known values, such as released versions, only those are harmless, because the option may also
+    accept a path or any commit.
     """
     return option.found and (option.kind != "text" or option.known is None or value in option.known())
 

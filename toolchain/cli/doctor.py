@@ -1,4 +1,4 @@
-"""Checks of this machine that show what builds lack. They also work if no program is installed."""
+"""Checks of whether this machine has what builds need. They work even if no needed program is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toolchain.stages.llvm_subset import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
 
-_OLDEST_BUILDAH = (1, 24)  # older versions have no cache mounts in RUN
+_OLDEST_BUILDAH = (1, 24)  # older versions do not support cache mounts in RUN
 _PATIENCE = 3.0
 _GIT_HOST = "github.com"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

@@ -24,8 +24,8 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def doctor(
     context: typer.Context, cache: CacheOpt = None, runner: RunnerOpt = "buildah", json_: JsonOpt = False
 ) -> None:
-    """Check this machine: engine, isolation, disk, memory, network, and other tools that builds use."""
-    with contextlib.suppress(EngineError):  # the check `user` reports it
+    """Check this machine: the engine, isolation, disk space, memory, the network and other things that builds need."""
+    with contextlib.suppress(EngineError):  # the check `user` reports this error
         namespace.enter()
     named = option_named("runner").value(runner)
     place = place_of(context, "runner")

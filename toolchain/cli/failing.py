@@ -19,7 +19,8 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Errors that a path from the user can cause. ENOENT is not included, because the tool should have reported it earlier.
+# The errors that a path from the user can cause. ENOENT is not one of them, because the tool should have reported a
+# missing path earlier.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -27,7 +28,7 @@ _OF_PATHS = {
 
 
 def handled(command: Callable[P, R]) -> Callable[P, R]:
-    """Return a verb that prints expected errors as messages, and exits with their exit codes."""
+    """Wrap a verb so that it prints expected errors as messages, and exits with their exit codes."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -56,7 +57,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
         if why := _no_space(error):
             full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # these name the file or folder
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # name the file
             return full
         error = error.__cause__
     return None
@@ -74,7 +75,7 @@ def _bad_path(error: Exception) -> ConfigError | None:
             "the current folder was deleted",
             fix="change to an existing folder, or use absolute paths",
         )
-    if error.errno == errno.EIO and error.filename is None:  # an error of `read` has no file name
+    if error.errno == errno.EIO and error.filename is None:  # errors of `read` do not name the file
         return ConfigError(
             "file-unreadable",
             "a file cannot be read",
@@ -93,7 +94,7 @@ def _bad_path(error: Exception) -> ConfigError | None:
 
 
 def _link_loop(text: str) -> ConfigError | None:
-    """Return an error for the text of pathlib's RuntimeError about a loop of links; None for other texts."""
+    """Return an error if `text` is pathlib's message about a loop of links; None for any other text."""
     if not text.startswith("Symlink loop from "):
         return None
     what = f"{text.removeprefix('Symlink loop from ')} cannot be used"
@@ -110,7 +111,7 @@ def _folder_deleted() -> bool:
 
 
 def _no_space(error: BaseException) -> str:
-    """Return the message of an error about a full disk; an empty string for another error."""
+    """Return the message of an error about a full disk; an empty string for any other error."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":

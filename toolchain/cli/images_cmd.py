@@ -80,8 +80,8 @@ def inspect(
 ) -> None:
     """Show what an image contains, or with --use the Containerfile lines that use it.
 
-    For a Triton wheel, this shows its LLVMs, and exits with 4 if its LLVM is not the pinned one. The image or wheel may
-    have been built by others.
+    For a Triton wheel, show its LLVMs, and exit with 4 if its LLVM is not the pinned one. Images and wheels that were
+    not built by this tool can be inspected too.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
         from toolchain.core.plugins import hook  # noqa: PLC0415 - `--help` does not need it
@@ -141,7 +141,7 @@ def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
 
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
-    """Return the finished images with a name, each with the facts about its build from its record."""
+    """Return the finished images with a name, each with facts about its build from its record."""
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
     from toolchain.pipeline.finished_images import full_name, image_row, named_images  # noqa: PLC0415

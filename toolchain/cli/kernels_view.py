@@ -104,7 +104,7 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _total(row: Mapping[str, Any], name: str) -> int:
-    """Return the sum of a count over the requested kernels, because the ledger may contain others."""
+    """Return the sum of a count over only the requested kernels, because the ledger may contain other ones."""
     return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 

@@ -1,4 +1,4 @@
-"""Output of rows as a table, or as one line per row with further columns below it if the table is too wide."""
+"""Output of rows as a table, or as one line per row with the other columns below it if the table is too wide."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Listing:
     Args:
         columns: the names of the columns.
         rows: the cells of each row; they are not parsed as markup.
-        head: the columns for the line of a row if the table is too wide. The other columns follow below, and so do
-            columns of `head` that do not fit into the line.
+        head: the columns that are shown in a row's line if the table is too wide. The other columns follow below the
+            line, together with columns of `head` that do not fit into it.
         right: the columns that are right-aligned.
         lines: whether the table has borders.
     """

@@ -1,4 +1,4 @@
-"""Typer options for the declared options, and the declarations of options that belong to single verbs."""
+"""Typer options made from declarations, and the declarations of options that only single verbs have."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
     """Return the Typer option for a declaration.
 
     Args:
-        also: further flags that only this verb has.
-        help: the help text of this verb, if it differs from the declaration's.
+        also: more flags that only this verb has.
+        help: the help text for this verb, if it differs from the declaration's.
         panel: whether `--help` shows the option in its panel, for verbs with many options.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
@@ -131,4 +131,4 @@ CacheOpt = Annotated[Path | None, of_request("cache")]
 RunnerOpt = Annotated[str, of_request("runner")]
 SigstoreOpt = Annotated[Path | None, typed(SIGSTORE)]
 complete_stage = completion(STAGE)
-"""The shell completion of a stage."""
+"""The function that completes the name of a stage in the shell."""

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from toolchain.cli.config_file import ConfigFile
 
 COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT"
-"""Typer's names for the source of a value."""
+"""Typer's names for the sources of a value."""
 
 
 class Command(TyperCommand):
     """A verb whose declared options can be set in the configuration file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments as Typer does, with values from the file; refuse a second use of an option with one value."""
+        """Parse arguments as Typer does, with values from the file; refuse two values for a single-valued option."""
         from toolchain.cli.options import declaration_of  # noqa: PLC0415 - `--help` does not need it
 
         read_lightly(self, ctx)
@@ -68,7 +68,7 @@ class Command(TyperCommand):
 
 
 def read_lightly(command: Any, ctx: Any) -> None:
-    """Make a command's parameters accept values that need no conversion, without calling Typer.
+    """Make a command's parameters accept values that need no conversion without Typer's converters.
 
     Typer converts every value with pydantic, even None, and importing pydantic takes a quarter of the time of `plan`.
     Values that need a conversion are still passed to Typer.
@@ -86,7 +86,7 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
     def read(ctx: Any, value: Any) -> Any:
         if value == "" and (kind is Path or parameter.param_type_name == "argument"):
-            # `Path("")` is the current folder, but an empty value mostly comes from an unset shell variable.
+            # `Path("")` is the current folder, but an empty value usually comes from an unset shell variable.
             raise typer.BadParameter("it is empty", ctx=ctx, param=parameter)
         texts = kind == list[str] and isinstance(value, list | tuple) and all(type(text) is str for text in value)
         if parameter.callback is not None or (not value and parameter.required):
@@ -100,7 +100,7 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the type in an annotation without Typer's metadata and None; None for a union of several types."""
+    """Return the type in an annotation, without Typer's metadata and `| None`; None if the annotation has several."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, UnionType):
@@ -134,7 +134,7 @@ def place_of(context: Any, name: str) -> str:
 
 @contextlib.contextmanager
 def errors_as_data() -> Iterator[None]:
-    """Print usage errors in the block as JSON too, if the arguments contain `--json`."""
+    """Also print usage errors in the block as JSON if the arguments contain `--json`."""
     try:
         yield
     except typer.TyperException as error:

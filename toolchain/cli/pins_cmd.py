@@ -73,7 +73,7 @@ def pins(
 
 
 def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
-    """Return the facts that lead from the given version to its LLVM, in this order."""
+    """Return the chain of facts that leads from the user's version to its LLVM."""
     if path is not None:
         return _read(_below_home(str(path)))
     if triton is not None:
@@ -99,12 +99,12 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
 
 
 def _below_home(text: str) -> Path:
-    """Return a path with `~` expanded, which shells do not do after `--from=`."""
+    """Return a path with `~` expanded, because shells do not expand it after `--from=`."""
     return users_path(text) if text.startswith("~") else Path(text)
 
 
 def _read(path: Path) -> dict[str, _Fact]:
-    """Return the pinned LLVM of a pin file or checkout, and the LLVMs of a checkout for GPUs, by stage name."""
+    """Return the pinned LLVM of a pin file or checkout, and the LLVMs that a checkout uses for GPUs, by stage name."""
     further = read_codegen_pins(path) if path.is_dir() else ()
     return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 
@@ -171,7 +171,7 @@ def _all(as_json: bool) -> None:
 
 
 def _shown(content: Any) -> str:
-    """Return the value of a field as text; LLVMs for GPUs are shown as their targets and revisions."""
+    """Return the value of a field as text; an LLVM for a GPU is shown as its target and revision."""
     if not isinstance(content, tuple | list):
         return str(content)
     return ", ".join(

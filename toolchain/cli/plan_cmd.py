@@ -64,7 +64,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
 
 
 def _check_packages(rows: Sequence[PlanRow]) -> None:
-    """Raise if a distribution package is neither in the data nor known from an earlier fetch."""
+    """Raise a SourceError if a distribution package is neither in the data nor known from an earlier fetch."""
     for source in (source for row in rows for source in row.planned.sources if source.kind == "distro"):
         if source.digest is None and all(package.name != source.where for package in known_packages()):
             known = dict.fromkeys(package.name for package in known_packages())
@@ -167,9 +167,9 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
-    """Yield the Dockerfile lines that copy the published images."""
+    """Yield the Dockerfile lines that copy files from the published images."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
-    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # once for all architectures
+    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # the architectures share one image
     if wanted:
         yield "to use it in a Dockerfile, after publishing it to REGISTRY/NAMESPACE:"
     for image, prefix in wanted:

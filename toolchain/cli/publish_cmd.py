@@ -53,7 +53,7 @@ def publish(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Push finished images, verify each, then attach SBOM and provenance. Images with the same name form one index.
+    """Push finished images, verify each, then attach its SBOM and provenance. Images with the same name form one index.
 
     IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either. REF is a published
     image: it is copied with all platforms and everything that is attached to it, and verified before and after.
@@ -109,7 +109,7 @@ def publish(
 
 
 def _built_by(record: Record, builder_id: str | None) -> Record:
-    """Return the record with this builder, unless the record already names one other than the local builder."""
+    """Return the record with this builder; if the record names a builder other than the local one, keep that one."""
     if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
         return record
     return replace(record, tool={**record.tool, "builder": builder_id})

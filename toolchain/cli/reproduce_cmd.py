@@ -54,7 +54,8 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     """Return the stage and the options that an image was built with.
 
     Args:
-        given: the verb's own parameters. The name in `image` is replaced by the `Original` with the facts of the image.
+        given: the verb's own parameters, in which the name in `image` is replaced with an `Original`, the facts about
+            the image.
         chosen: the options on the command line, and the cache.
     """
     from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - it imports cryptography
@@ -114,11 +115,12 @@ def reproduce_image(
     Options come from the image's record, or from the provenance that the key has signed; the command line overrides
     them. With --attest, provenance of an equal rebuild is attached to the image, for `verify --rebuilders`.
     """
-    original: Any = image  # set by `_asked`
+    original: Any = image  # `_asked` has replaced the name
     command = request_command(dict(original.parameters))
     if command:
         console.note(f"{original.name} was built by: {command}")
-    # The contract check is not needed, because the bytes are compared; lower stages may have been built without it too.
+    # The contract check is not needed, because the bytes are compared. Lower stages may have been built without the
+    # check too.
     asked = replace(request, offline=True, contract=False, variation=_variation(request, vary=vary, seed=seed))
     result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()
@@ -165,13 +167,14 @@ def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation |
     from toolchain.engine.variation import Variation  # noqa: PLC0415 - only this option needs it
 
     seed = secrets.randbelow(10**6) if seed is None else seed
-    # The message of an interrupted build does not contain the seed, but only a build with the same seed can continue.
+    # The seed is printed now, because the message of an interrupted build does not contain it, and only a build with
+    # the same seed can continue the interrupted one.
     console.note(f"--vary changes conditions with --seed {seed}; give the same seed to continue after an interruption")
     return Variation(seed)
 
 
 def _attested(original: Any, document: Mapping[str, Any], key: Path, builder: str) -> dict[str, Any]:
-    """Sign provenance of the rebuild, attach it to the image, and return the JSON form of the result."""
+    """Sign provenance of the rebuild, attach it to the image, and return facts about the attachment as JSON."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - it imports the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
     from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - it imports cryptography

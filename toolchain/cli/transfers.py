@@ -22,7 +22,7 @@ class _Lines:
         self._what, self._tenth, self._said = "", -1, 0.0
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Print a line when another 10 % is done, but at most one per second, or when ten seconds have passed."""
+        """Print a line for a new transfer, for another 10 % but at most once per second, and after ten seconds."""
         tenth, now = 10 * done // total if total else 0, time.monotonic()
         if what == self._what and (tenth == self._tenth or now - self._said < 1) and now - self._said < 10:
             return

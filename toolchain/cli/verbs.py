@@ -80,7 +80,7 @@ class LazyCommand(TyperCommand):
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
         own = "." not in self.function.partition(":")[0]
         verb = plugins.load(f"toolchain.cli.{self.function}" if own else self.function)
-        # Typer would keep the line breaks inside the paragraphs of the docstring.
+        # Typer would keep the line breaks inside the paragraphs of the docstring, so they become spaces.
         help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(verb) or "")
         alone.command(self.name, cls=Command, help=help_text, context_settings=dict(self.context_settings))(
             handled(_in_namespace(verb) if self.engine else verb)
@@ -110,7 +110,7 @@ class Verbs(TyperGroup):
     """A group of verbs. Verbs of plugins are added when the verbs are listed, or when a verb is unknown."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a verb, or None if it is unknown; raise if its package is not installed."""
+        """Return the command of a verb, or None if it is unknown; raise an error if its package is not installed."""
         if cmd_name not in self.commands:
             self._add_plugins(ctx)
         command, verb = super().get_command(ctx, cmd_name), f"{_above(ctx)}{cmd_name}"
@@ -138,7 +138,7 @@ class Verbs(TyperGroup):
 
 
 def _above(ctx: Any) -> str:
-    """Return the name of a group and a space, which precede its verbs; an empty string for top-level verbs."""
+    """Return the name of the group and a space, which precede its verbs; an empty string for top-level verbs."""
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 

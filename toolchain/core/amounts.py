@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Listener = Callable[[str, int, int], None]
-"""A function that receives a description, the bytes that are done, and the total number of bytes (0 if unknown)."""
+"""A callback that receives a description, the number of bytes done, and the total number of bytes (0 if unknown)."""
 
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def reporting_to(listener: Listener) -> Iterator[None]:
-    """Send the progress of all threads to `listener` during the block."""
+    """Pass the progress of all threads to `listener` during the block."""
     _listeners.append(listener)
     try:
         yield
@@ -24,14 +24,14 @@ def reporting_to(listener: Listener) -> Iterator[None]:
 
 
 def tell(what: str, done: int, total: int) -> None:
-    """Send progress to all listeners."""
+    """Report to all listeners that `done` bytes of `total` (0 if unknown) are finished."""
     for listener in _listeners:
         listener(what, done, total)
 
 
 @contextlib.contextmanager
 def watched(what: str, path: Path, total: int) -> Iterator[None]:
-    """Send the size of a file, which another program writes during the block, to all listeners twice a second."""
+    """Report the size of a file to all listeners twice a second while another program writes it."""
     ended = threading.Event()
 
     def look() -> None:

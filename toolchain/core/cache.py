@@ -11,7 +11,7 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import make_private, read_regular
 
-# See https://bford.info/cachedir/.
+# The content of CACHEDIR.TAG, as https://bford.info/cachedir/ specifies it.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
 LEDGER, NINJA_LOG = "ledger.sqlite", "ninja.log"
 LARGEST_NINJA_LOG = 64 << 20  # bytes; the log of an LLVM build is about 1 MB
@@ -36,15 +36,15 @@ class Cache:
 
     @property
     def records(self) -> Path:
-        """Return the folder with a JSON file for each finished stage, named by input digest."""
+        """Return the folder that contains a JSON file for each finished stage, named after the stage's input digest."""
         return self.root / "records"
 
     def record(self, input_digest: str) -> Path:
-        """Return the path of the record of a finished stage."""
+        """Return the path of the record of the finished stage with an input digest."""
         return self.records / f"{input_digest.removeprefix('sha256:')}.json"
 
     def package_list(self, stage: str, base: str, arch: str) -> Path:
-        """Return the path of the resolved package list of a base, or of its sysroot for another machine.
+        """Return the path of the list of packages resolved for a base, or for its sysroot of another architecture.
 
         Args:
             stage: `base` or `sysroot`.
@@ -52,22 +52,22 @@ class Cache:
         return self.root / "locked" / f"{stage}-{base}-{arch}.json"
 
     def probed(self, digest: str, key: str) -> Path:
-        """Return the path of the file with the results of a check of the user's own base image.
+        """Return the path of the file that keeps the result of checking the user's own base image.
 
         Args:
             digest: the digest of the image.
-            key: what the result depends on besides the image.
+            key: identifies everything other than the image that the result depends on.
         """
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
     @property
     def apt(self) -> Path:
-        """Return the folder of package lists from the distribution's mirrors."""
+        """Return the folder of package lists that were downloaded from the distributions' mirrors."""
         return self.root / "apt"
 
     @property
     def compiler_caches(self) -> Path:
-        """Return the folder with a JSON file for each compiler cache; a file's time is that of the last use."""
+        """Return the folder with a JSON file for each compiler cache, which is touched whenever the cache is used."""
         return self.root / "compiler-caches"
 
     @property
@@ -82,7 +82,7 @@ class Cache:
 
     @property
     def mounts(self) -> Path:
-        """Return the folder of the engine's cache mounts and temporary files, which belong to users of containers."""
+        """Return the folder of the engine's cache mounts and temporary files; a user id of a container may own them."""
         return self.work / "containers"
 
     @property
@@ -91,7 +91,7 @@ class Cache:
         return self.root / "logs"
 
     def kept(self, work: str, name: str) -> Path:
-        """Return the path of a file that is kept from finished work because `report` reads it.
+        """Return the path where a file of finished work is kept for the verb `report`.
 
         Args:
             work: the name of the work folder that contained the file.
@@ -106,17 +106,18 @@ class Cache:
 
     @property
     def use(self) -> Path:
-        """Return the lock file that an invocation holds: shared while it works, exclusive while it removes files."""
+        """Return the lock file that each invocation holds: shared while it works, exclusive while it prunes."""
         return self.locks / "use.lock"
 
     def make(self) -> None:
         """Create the folder with access only for its owner, and mark it as a cache of this tool.
 
-        The marks are CACHEDIR.TAG, by which backup programs skip the folder, and a file that `cache prune` requires. A
-        folder with other content gets no mark and keeps its permissions, because that content may belong to others;
-        only the folders of this tool in it become private.
+        The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `mark`, without which
+        `cache prune` removes nothing. A folder that already has other content gets no marks and keeps its permissions,
+        because other users may need that content; only this tool's own folders inside it become private.
         """
-        # Source lookup may have created these folders already.
+        # Looking up a source may have created these folders already, so the cache is still new if it contains only
+        # them.
         early = {self.locks.name, self.store.name, self.apt.name}
         fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= early
         if fresh or self.is_ours:
@@ -135,13 +136,13 @@ class Cache:
 
     @property
     def _contents(self) -> tuple[Path, ...]:
-        """Return the folders that may contain the user's sources, or files made from them."""
+        """Return the folders that may contain the user's sources, or files built from them."""
         others = (self.root / "archives", self.root / "reproduce")
         return (self.store, self.images, self.records, self.work, self.logs, self.engine, *others)
 
     @property
     def mark(self) -> Path:
-        """Return the file that marks the folder as a cache of this tool."""
+        """Return the path of the file that marks the folder as a cache of this tool."""
         return self.root / "toolchain-cache"
 
     @property
@@ -153,7 +154,7 @@ class Cache:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """Raise if the folder cannot be created or entered or, if `write` is set, cannot be written to."""
+        """Raise a ConfigError if the folder cannot be created or entered, or, with `write`, cannot be written to."""
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
@@ -172,7 +173,7 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """Return the cache in a folder, or the default cache, after making an existing one private to its owner."""
+    """Return the cache in a folder, or the default cache. An existing cache becomes private to its owner."""
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)
     if cache.is_ours:
@@ -181,7 +182,7 @@ def cache_of(folder: Path | str | None = None) -> Cache:
 
 
 def default_cache() -> Path:
-    """Return the folder in TOOLCHAIN_CACHE, or the folder `toolchain` in the user's cache folder."""
+    """Return the folder that TOOLCHAIN_CACHE names, or else the folder `toolchain` in the user's cache folder."""
     if named := os.environ.get("TOOLCHAIN_CACHE"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):

@@ -1,4 +1,4 @@
-"""The result of a kernel check in records and statements. Plugins check kernels, and this module reads the results."""
+"""The result of a kernel check, as records and statements contain it. Plugins make the check itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Object:
     Args:
         path: the file with the code object.
         name: the name that results use for it.
-        gpu: LLVM's name of the GPU; empty if unknown.
+        gpu: LLVM's name for the GPU; empty if unknown.
         kernel: the name of the kernel; empty if unknown.
     """
 
@@ -31,14 +31,14 @@ class Object:
 
 
 def describe(numbers: Mapping[str, Any]) -> str:
-    """Return the result of a check as a sentence."""
+    """Return a sentence that summarizes the result of a check."""
     counts = {name: int(numbers[name]) for name in STATUSES}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return f"{int(numbers['checked'])} of {int(numbers['available'])} kernels checked by emulation: {parts}"
 
 
 def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
-    """Return whether a check covered as many kernels as requested.
+    """Return whether a check covered the requested number of kernels, or all kernels if there are fewer.
 
     Args:
         numbers: the result of the check; None if there was no check.
@@ -51,7 +51,7 @@ def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
 
 
 def require_right(numbers: Mapping[str, Any]) -> None:
-    """Raise if the check found wrong kernels."""
+    """Raise a NumbersError if the check found kernels that compute wrong numbers."""
     if wrong := [row for row in numbers["kernels"] if row["status"] == WRONG]:
         why = listed([(str(row["name"]), str(row["reason"])) for row in wrong])
         raise NumbersError(
@@ -60,6 +60,6 @@ def require_right(numbers: Mapping[str, Any]) -> None:
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Return the first kernels with their reasons as lines of a message."""
+    """Return one line with name and reason for each of the first kernels, and a line that counts the remaining ones."""
     lines = [f"{name}: {reason}" for name, reason in rows[:_LISTED]]
     return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])

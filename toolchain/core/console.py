@@ -15,7 +15,7 @@ from toolchain.core.errors import ToolchainError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_PIPED = 100  # columns of a table that is written to a file or a log
+_PIPED = 100  # columns; the width of tables in a file or pipe unless COLUMNS is set
 # Characters that control a terminal, end a line, change the direction of text or are invisible: Unicode's categories
 # Cc, Cf, Cs, Zl and Zp, and letters that have no glyph. The newline is handled separately.
 _UNSEEN = (
@@ -29,12 +29,12 @@ _HARMFUL_IN_JSON = re.compile(f"[{_UNSEEN}]|#(?=#\\[)")
 # GitHub's runner executes commands in the output: `::` at the start of a line or after spaces, and `##[` anywhere.
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)")
 _printed: list[Any] = []
-"""The documents that this command has printed; a command prints at most one."""
+"""The JSON documents that this command has printed; a command prints at most one."""
 
 
 @functools.cache
 def err() -> Console:
-    """Return the console on standard error."""
+    """Return the console that writes to standard error."""
     from rich.console import Console  # noqa: PLC0415 - the import is slow, and most commands print no table
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -50,7 +50,7 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """Return text with each of its lines made safe by `plain`."""
+    """Return text after making each of its lines safe with `plain`."""
     return "\n".join(map(plain, text.split("\n")))
 
 
@@ -70,19 +70,19 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning on standard error, which GitHub shows as an annotation."""
+    """Print a warning on standard error; in a GitHub workflow, it is shown as an annotation."""
     err().print(_announced("warning", text, "warning: "), style="yellow", markup=False)
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """Return a line that GitHub's runner shows as an annotation; elsewhere, return the text after `otherwise`."""
+    """Return a line that GitHub's runner shows as an annotation; outside a workflow, prefix the text by `otherwise`."""
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")
 
 
 def command() -> str:
-    """Return this invocation as a command line for a shell."""
+    """Return the command line of this invocation, quoted for a shell."""
     return shlex.join(["toolchain", *sys.argv[1:]])
 
 
@@ -96,7 +96,7 @@ def data(value: Any) -> None:
     _printed.append(value)
     plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
-    # Unsafe characters become JSON escapes, so that readers of the JSON get the original text.
+    # Unsafe characters become JSON escapes, so that a JSON parser still returns the original text.
     _write(_HARMFUL_IN_JSON.sub(lambda match: "\\u0023" if match[0] == "#" else json.dumps(match[0])[1:-1], written))
 
 
@@ -145,7 +145,7 @@ def error_data(value: Any) -> None:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, in decimal units."""
+    """Return a number of bytes as text in decimal units, such as `45.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -154,12 +154,12 @@ def size(count: float) -> str:
 
 
 def share(done: int, total: int) -> str:
-    """Return progress as text, such as `45.2 MB of 168.3 MB (26 %)`."""
+    """Return progress in bytes as text, such as `45.2 MB of 168.3 MB (26 %)`; only `45.2 MB` if the total is 0."""
     return f"{size(done)} of {size(total)} ({100 * min(done, total) // total} %)" if total else size(done)
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text, such as `42 s`, `3 min 05 s` or `2 h 07 min`."""
+    """Return a number of seconds as text, such as `42 s`, `3 min 05 s` or `2 h 07 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

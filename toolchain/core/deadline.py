@@ -11,11 +11,11 @@ from types import FrameType
 from toolchain.core.errors import ToolchainError
 
 LONGEST_CHECK = 3600.0  # seconds; the default limit for checking an image in a registry
-_AGAIN = 10.0  # seconds until the signal is repeated, because Python discards an exception raised in a destructor
+_AGAIN = 10.0  # seconds between signals; one is not enough, because Python discards an exception raised in a destructor
 
 
 class _DeadlineError(BaseException):
-    """The end of the time limit. It is a BaseException, so that no handler of Exception catches it on the way."""
+    """The time limit has passed. This is a BaseException, so that handlers of Exception do not catch it."""
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[
     the timer of the process, so it has no effect outside the main thread, and limits cannot be nested.
 
     Args:
-        problem: returns the error to raise.
+        problem: a function that returns the error to raise.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

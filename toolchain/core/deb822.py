@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def stanzas(text: str) -> Iterator[dict[str, str]]:
-    """Yield the paragraphs of a control file, with lowercase keys; a value keeps its continuation lines."""
+    """Yield each paragraph of a control file as a dict with lowercase keys; a value keeps its continuation lines."""
     for block in re.split(r"\n[ \t]*\n", text):
         stanza: dict[str, str] = {}
         key = ""

@@ -15,7 +15,7 @@ from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the modification time of all files in layers
-FORMAT = 2  # part of input digests; increase it when the same inputs give other bytes
+FORMAT = 2  # part of input digests; increase it when a change of the tool makes the same inputs produce other bytes
 
 
 def canonical(value: Any) -> bytes:
@@ -24,17 +24,17 @@ def canonical(value: Any) -> bytes:
 
 
 def sha256_bytes(content: bytes) -> str:
-    """Return `sha256:<64 hex>` of `content`."""
+    """Return the SHA-256 digest of `content` as `sha256:<64 hex>`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def sha256_json(value: Any) -> str:
-    """Return `sha256:<64 hex>` of the canonical JSON of `value`."""
+    """Return the SHA-256 digest of the canonical JSON of `value` as `sha256:<64 hex>`."""
     return sha256_bytes(canonical(value))
 
 
 def sha256_stream(stream: BinaryIO) -> str:
-    """Return `sha256:<64 hex>` of the rest of `stream`."""
+    """Read the rest of `stream` and return its SHA-256 digest as `sha256:<64 hex>`."""
     hasher = hashlib.sha256()
     while chunk := stream.read(CHUNK):
         hasher.update(chunk)
@@ -42,7 +42,7 @@ def sha256_stream(stream: BinaryIO) -> str:
 
 
 def sha256_file(path: Path | os.PathLike[str]) -> str:
-    """Return `sha256:<64 hex>` of a regular file, after following links; raise an OSError for other kinds of files."""
+    """Return the SHA-256 digest of a regular file after following links; raise an OSError for other kinds of files."""
     with open_regular(Path(os.path.realpath(path))) as stream:
         return sha256_stream(stream)
 
@@ -51,7 +51,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
     """Write `content` to a temporary file, flush it to disk, and rename it to `path`.
 
     Args:
-        check: whether to read the file back and compare it; not for files that other processes may replace meanwhile.
+        check: whether to read the file back and compare it, which fails if another process replaces the file meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path, mode=mode) as new:
@@ -60,7 +60,9 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
 
 
 def write_output(path: Path, content: bytes, *, option: str) -> None:
-    """Write a file that the user named atomically; a link to a file below the same folder is followed and kept.
+    """Atomically write a file that the user named.
+
+    A link whose target is below the link's own folder is followed and kept; any other link is refused.
 
     Args:
         option: the option that names the file, for messages.
@@ -77,7 +79,7 @@ def clear_output(path: Path, *, option: str) -> None:
 
 @contextlib.contextmanager
 def _output(path: Path, option: str) -> Iterator[Path]:
-    """Yield the path to write to after following a safe link; raise a ConfigError if it cannot be written."""
+    """Yield the path to write to after following a safe link; raise a ConfigError if that file cannot be written."""
     fix = f"choose another file: {option} FILE"
     try:
         real = Path(os.path.realpath(path))
@@ -88,7 +90,7 @@ def _output(path: Path, option: str) -> Iterator[Path]:
                 why=f"it is a link to {real}",
                 fix=f"give that file instead: {option} FILE",
             )
-        # The rename would replace a device such as /dev/null, which other programs need.
+        # Writing renames a new file to this path, which would replace a device such as /dev/null for all programs.
         if path.exists() and not path.is_file():
             raise ConfigError("output-unwritable", f"cannot write {path}", why="it is not a regular file", fix=fix)
         yield real

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from toolchain.core.errors import HostileInputError
 
-LONGEST_PART = 255  # bytes of one part of a path, the limit of common file systems
-LONGEST_PATH = 4095  # bytes of a path, the limit of Linux
+LONGEST_PART = 255  # bytes in one part of a path; the limit of common file systems
+LONGEST_PATH = 4095  # bytes in a path; the limit of Linux
 MOST = 1_000_000  # files in an archive
 _AGAIN = "download it again, or ask its author for an archive with plain names"
 
 
 class EntryNames:
-    """The names in one archive, each of which must belong to exactly one file below the folder of the archive.
+    """The names in one archive, each of which must name exactly one file below the folder it is unpacked to.
 
     Args:
         archive: the name of the archive, for messages.
-        printable: whether names must be printable and have no backslash, so that they work on all systems.
+        printable: whether names must be printable and contain no backslash, so that they work on all systems.
         ignore_case: whether names that differ only in case are the same name, as on some systems.
     """
 
@@ -23,13 +23,13 @@ class EntryNames:
         self._archive = archive
         self._printable = printable
         self._ignore_case = ignore_case
-        # Hashes are stored, because a million names would need much more memory.
+        # Only hashes are stored, because a million names would need much more memory.
         self._files: set[int] = set()
-        self._folders: dict[int, int] = {}  # the hash of a folder's name as written, by its key
+        self._folders: dict[int, int] = {}  # the hash of a folder's name as first written, by the folder's key
         self._last = ""
 
     def add(self, name: str, *, folder: bool = False) -> str:
-        """Check a name, and return it without `.` parts, repeated slashes and a trailing slash."""
+        """Refuse an unsafe name; return a safe one without `.` parts, repeated slashes and a trailing slash."""
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:
             raise self._refused("entry-escapes", name, "the file would be unpacked outside the archive's folder")
@@ -47,7 +47,7 @@ class EntryNames:
     def _place(self, name: str, parts: list[str], *, folder: bool) -> None:
         path = "/".join(parts)
         above = path.rpartition("/")[0]
-        if above != self._last:  # consecutive entries are mostly in the same folder
+        if above != self._last:  # most entries are in the same folder as the previous entry
             self._last = above
             while above:
                 self._note_folder(name, above)

@@ -26,7 +26,7 @@ FIXED = {
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }
-"""The variables that have the same value in every program, so that messages and times do not depend on the user."""
+"""The variables with the same value in every program, so that its messages and times do not depend on the user."""
 
 NETWORK = {
     name: "the proxy, or the hosts that are reached without it"
@@ -47,9 +47,9 @@ _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def search_path() -> str:
-    """Return the caller's `PATH` without its relative and empty entries.
+    """Return the caller's `PATH` without its relative and empty entries, or the standard folders if no entry is left.
 
-    These entries mean the current folder or a folder below it, which may be a hostile checkout.
+    Relative and empty entries depend on the current folder, which may be a hostile checkout.
     """
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder.startswith("/")]
     return os.pathsep.join(folders) or _STANDARD
@@ -61,10 +61,10 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[str, str]:
-    """Return the given variables that are set.
+    """Return those of the named variables that are set.
 
     Args:
-        names: variables whose values are not changed.
+        names: variables whose values are returned unchanged.
         files: variables that contain the path of a file or folder. Relative paths become absolute, because programs
             start in another folder than the caller's.
     """
@@ -85,7 +85,7 @@ def python_children(variables: Mapping[str, str]) -> Iterator[None]:
     environment on and has no option to change that, so this function changes `os.environ` during the block.
 
     Args:
-        variables: further variables for the child processes.
+        variables: more variables for the child processes.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

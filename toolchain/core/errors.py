@@ -8,10 +8,10 @@ from typing import ClassVar
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return `; did you mean WORD?` for the known word that is most similar to `word`; an empty string if none is.
+    """Return `; did you mean WORD?` for the known word most similar to `word`; an empty string if none is similar.
 
     Args:
-        cutoff: the least similarity, from 0 to 1.
+        cutoff: the minimum similarity, from 0 to 1.
     """
     near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""
@@ -21,13 +21,13 @@ class ToolchainError(Exception):
     """An expected failure. Its class decides the exit code and the title that users see.
 
     Args:
-        id: identifies the situation for programs; docs/exit-codes.md lists the ids of each exit code.
+        id: identifies this kind of failure for programs; docs/exit-codes.md lists the ids of each exit code.
         what: what happened, in one sentence.
         why: the cause, as far as it is known.
         fix: what the user can do; if it is empty, the class's `advice` is used.
 
     Attributes:
-        further: lines after the fix that do not depend on the cause, such as the path of a log.
+        further: lines that are printed after the fix, such as the path of a log.
     """
 
     code: ClassVar[int] = 1
@@ -106,7 +106,7 @@ class RegistryError(ToolchainError, code=13, title="Registry"):
 
 
 class LockHeldError(ToolchainError, code=14, title="Lock"):
-    """Another invocation is doing the same work."""
+    """Another invocation is doing the same work or using the cache."""
 
 
 class PolicyError(ToolchainError, code=15, title="Policy"):
@@ -123,7 +123,7 @@ class UntrustedError(
     title="Untrusted",
     advice="do not use it; check that the key is the publisher's, then ask the publisher",
 ):
-    """An image has invalid bytes, signature, provenance or SBOM, or a policy forbids it."""
+    """The bytes, signature, provenance or SBOM of an image are invalid, or a policy forbids the image."""
 
 
 class UnreachableError(ToolchainError, code=18, title="Unreachable"):
@@ -133,7 +133,7 @@ class UnreachableError(ToolchainError, code=18, title="Unreachable"):
 class HostileInputError(
     ToolchainError, code=19, title="Hostile input", advice="do not use it; download it again from its author"
 ):
-    """An archive or tree would write outside its folder or harm this machine."""
+    """An archive, tree or file from outside could write outside its folder or harm this machine."""
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):
@@ -149,7 +149,7 @@ class DocumentError(ToolchainError, ValueError, code=22, title="Document", advic
 
 
 class EmulationError(ToolchainError, code=23, title="Emulation"):
-    """The emulator does not support an instruction, modifier, float mode, register or GPU of a code object."""
+    """The emulator does not support an instruction, modifier, float mode, register or GPU that a code object uses."""
 
 
 class NumbersError(
@@ -162,11 +162,11 @@ class NumbersError(
 
 
 class RegressionError(ToolchainError, code=25, title="Regression"):
-    """Kernels are worse than those that they were compared with, as defined by `--fail-on`."""
+    """Kernels are worse than the ones they were compared with, by the criteria of `--fail-on`."""
 
 
 class LimitError(ToolchainError, code=26, title="Limit"):
-    """A build, check or worker reached a limit of processes, disk, log or time."""
+    """A build, check or worker reached its limit on processes, disk space, log size or time."""
 
 
 class LaunchError(

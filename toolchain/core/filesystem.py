@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _LARGEST_BUILT = 16 << 20  # bytes
 _BUILD = "check what the sources do during the build; the log shows what was built"
-_LONGEST_NAME = 200  # bytes; temporary names are longer, and file systems allow 255
+_LONGEST_NAME = 200  # bytes of the final name in a temporary name, which may have 255 in all
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
-    """Open a regular file for reading; raise an OSError for pipes, which would block, and for devices.
+    """Open a regular file for reading; raise an OSError for anything else, such as a device or a pipe that would block.
 
     Args:
         within: a folder that the file must be in after links are followed. Without it, the file must not be a link.
@@ -59,14 +59,14 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
     """Return the content of a regular file; raise an OSError if it has more than `limit` bytes.
 
-    Other kinds of files are refused as by `open_regular`. Memory is allocated for the size of the file, not for the
-    limit.
+    Files other than regular ones are refused as by `open_regular`. Memory is allocated for the size of the file, not
+    for the limit.
     """
     with open_regular(path, within=within) as stream:
         size = os.fstat(stream.fileno()).st_size
         # One more byte is read, because it shows whether the file is larger than its size says.
         content = stream.read(min(size, limit) + 1)
-        if len(content) > size and size <= limit:  # the file has grown, or is in /proc, where sizes are 0
+        if len(content) > size and size <= limit:  # the file has grown, or is in /proc, where every size is 0
             content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
@@ -103,14 +103,14 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
 
 
 def emptied(folder: Path) -> Path:
-    """Remove a folder if it exists, create it again empty, and return it."""
+    """Remove a folder with its content if it exists, create it again, and return its path."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only its owner can enter, or remove the permissions of others from an existing one.
+    """Create a folder that only its owner can enter, or remove the permissions of other users from an existing folder.
 
     A folder of another user keeps its permissions, because only its owner can change them.
     """
@@ -123,7 +123,7 @@ def make_private(folder: Path) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Return whether a path is in a folder after links are followed, except for a link in the last part of the path."""
+    """Return whether a path is in a folder after following all links except one in the last part of the path."""
     return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
 
 
@@ -131,13 +131,13 @@ class NewFile:
     """A file that is written under a temporary name, and removed unless `finish` renames it.
 
     Args:
-        path: the final path, in the same folder; a link there is replaced and not followed. It can be changed until
-            `finish`.
+        path: the final path, in the same folder; a link there is replaced and not followed. Callers can change this
+            attribute until they call `finish`.
         mode: the permissions after `finish`; before, only the owner can read the file.
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:
-        if not path.name:  # the path is `.` or `/`
+        if not path.name:  # `.` and `/` are folders, which a file cannot replace
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         self.path = path
         self._mode = mode
@@ -178,7 +178,7 @@ class NewFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         try:
             if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
-                value.filename = os.fspath(self.path)  # an error of `write` has no file name
+                value.filename = os.fspath(self.path)  # errors of `write` do not name the file
             self.stream.close()
         finally:
             self._partial.unlink(missing_ok=True)

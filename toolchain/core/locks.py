@@ -21,8 +21,8 @@ PATIENCE = 2.0  # seconds until a waiting invocation prints what it waits for
 def held(path: Path, *, what: str) -> Iterator[None]:
     """Hold the lock file `path` during the block; the kernel releases it when this process dies.
 
-    If another invocation holds the lock, print a note after two seconds, and raise a LockHeldError after the time that
-    `patience` returns.
+    If another invocation holds the lock, print a note after two seconds, and raise a LockHeldError after `patience()`
+    seconds.
 
     Args:
         what: the work that the lock protects, for messages.
@@ -54,7 +54,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
 
 
 def patience() -> float:
-    """Return how many seconds to wait for another invocation that does the same work (TOOLCHAIN_LOCK_TIMEOUT)."""
+    """Return the seconds to wait for another invocation with the same work: TOOLCHAIN_LOCK_TIMEOUT, or else one day."""
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ConfigError(
@@ -67,17 +67,17 @@ def patience() -> float:
 
 @contextlib.contextmanager
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
-    """Hold the shared lock of the cache during the block, so that no other invocation can hold it by `alone`.
+    """Hold the shared lock of the cache during the block, so that `alone` fails in other invocations.
 
     Args:
-        make: whether to create the cache folder first; otherwise a missing folder is not locked.
+        make: whether to create the cache folder first; otherwise, nothing is locked if the folder is missing.
     """
     if make:
         cache.make()
     try:
         descriptor = _open(cache)
     except OSError:
-        # The folder does not exist, or belongs to another user and is read-only.
+        # The folder does not exist, or belongs to another user and is read-only, so there is no lock file to hold.
         yield
         return
     try:
@@ -93,7 +93,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(cache: Cache) -> Iterator[None]:
-    """Hold the exclusive lock of the cache during the block; raise if another invocation uses the cache."""
+    """Hold the exclusive lock of the cache during the block; raise a LockHeldError if the cache is in use."""
     descriptor = _open(cache)
     try:
         try:
@@ -112,7 +112,7 @@ def alone(cache: Cache) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Hold a shared lock of a file or folder during the block, which keeps `free` from reporting it as unused."""
+    """Hold a shared lock on a file or folder during the block, so that `free` does not report it as unused."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # the file system has no locks
@@ -124,7 +124,7 @@ def kept(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free(path: Path) -> Iterator[bool]:
-    """Yield whether a file or folder exists and no process holds it by `kept`; no process can do so during the block.
+    """Yield whether a file or folder exists and no process holds it with `kept`; if so, `kept` waits during the block.
 
     The locks work across PID namespaces, and the kernel releases the locks of a dead process.
     """
@@ -148,13 +148,13 @@ def _open(cache: Cache) -> int:
     try:
         return os.open(cache.use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:
-        return os.open(cache.use, os.O_RDONLY | os.O_CLOEXEC)  # flock needs no write access
+        return os.open(cache.use, os.O_RDONLY | os.O_CLOEXEC)  # flock works without write access
 
 
 def _holder(path: Path) -> str:
-    """Return the holder of a lock as `pid N (VERB)`, as listed in /proc/locks; `another process` if it is not listed.
+    """Return the holder of a lock as `pid N (VERB)`, or `another process` if /proc/locks does not list it.
 
-    The lock file does not contain the pid, because it would still be there after the process has died.
+    The pid is not read from the lock file, because a pid in a file outlives its process.
     """
     with contextlib.suppress(OSError, ValueError):
         inode = path.stat().st_ino
@@ -168,7 +168,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """Return the first words of another invocation's command, as in ` (build llvm)`; an empty string if unknown."""
+    """Return the first arguments of another invocation, such as ` (build llvm)`; an empty string if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

@@ -1,4 +1,4 @@
-"""Output of Python's log records on standard error."""
+"""Output of log records on standard error."""
 
 from __future__ import annotations
 

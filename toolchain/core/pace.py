@@ -22,7 +22,7 @@ from toolchain.core.errors import ConfigError, UnreachableError
 
 RATE = 1000.0  # bytes per second; sources/git.py sets git's http.lowSpeedLimit to the same value
 WINDOW = 60.0  # seconds over which the speed is averaged
-HEAD = 1 << 20  # bytes of status lines and headers, including those of 1xx responses
+HEAD = 1 << 20  # bytes; the limit for status lines and headers, including those of 1xx responses
 
 
 class TooSlowError(UnreachableError):
@@ -53,7 +53,7 @@ class Pace:
         return count
 
     def add(self, seconds: float, count: int) -> None:
-        """Count transferred bytes and the seconds that they took; raise if the transfer is too slow."""
+        """Count transferred bytes and the seconds that they took; raise a TooSlowError if the transfer is too slow."""
         self._waited += seconds
         self._moved += count
         if self._waited < WINDOW:
@@ -69,7 +69,7 @@ class Pace:
 
 
 class _Reader(io.RawIOBase):
-    """A stream of received bytes that measures their speed."""
+    """A stream that measures the speed of received bytes and limits the size of headers."""
 
     def __init__(self, raw: io.RawIOBase, host: str) -> None:
         self._raw = raw
@@ -119,12 +119,12 @@ class _Timed:
     port: int
 
     def __str__(self) -> str:
-        """Return host and port, with which urllib3 begins its messages."""
+        """Return `host:port`, which urllib3 puts at the start of its error messages."""
         return f"{self.host}:{self.port}"
 
     @property
     def response_class(self) -> Callable[..., http.client.HTTPResponse]:
-        """Return the factory of responses that `http.client` calls."""
+        """Return the function that `http.client` calls to create a response."""
         return functools.partial(_Response, host=self.host)
 
 
@@ -155,7 +155,7 @@ class Adapter(HTTPAdapter):
         _time(self.poolmanager)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Check certificates as requests does, but raise a ConfigError instead of its plain OSError."""
+        """Set up the check of certificates as requests does; raise a ConfigError if the authorities are missing."""
         try:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
         except OSError:

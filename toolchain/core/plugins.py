@@ -18,7 +18,7 @@ GROUP = "toolchain.plugins"
 LAB = "toolchain-lab"
 # The command installs from a path, because the package is not on PyPI, where somebody else could register its name.
 INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
-# The verbs of the package LAB, for the message that tells a user to install it.
+# The verbs that LAB adds. Without LAB, an error for one of them tells the user to install it.
 LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
 Hook = Literal["check", "inspect_wheel"]
 
@@ -31,7 +31,8 @@ class Verb:
         name: the words that users type, such as `build` or `kernels run`.
         function: `module:function`, whose docstring is the help of the verb. A module without a dot is in `cli/`.
         brief: the description in the list of verbs.
-        engine: whether the verb runs containers, for which the process of an ordinary user enters a user namespace.
+        engine: whether the verb runs containers; the process then enters a user namespace first, unless the user is
+            root.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Plugin:
 
 @functools.cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugins; raise if one cannot be loaded."""
+    """Return the installed plugins; raise a ConfigError if one cannot be loaded."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - the import takes 30 ms
 
     found = []
@@ -88,7 +89,7 @@ def load(function: str) -> Any:
 
 
 def hook(name: Hook, user: str) -> Any:
-    """Return the object that a plugin provides for a hook; raise if no plugin provides one.
+    """Return the object that a plugin provides for a hook; raise a ConfigError if no plugin provides one.
 
     Args:
         user: the feature that needs the plugin, for the message.

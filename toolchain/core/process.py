@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 40
-# The output of a program is kept in memory, and a hostile program could fill it.
+# A program's output is kept in memory, which a hostile program could fill without these limits.
 _LONGEST_LINE = 64 << 10  # characters; a longer line is read in pieces
 _LARGEST_OUTPUT = 256 << 20  # characters; the limit of captured output
 _LAST_LINES = 5.0  # seconds to wait for the last lines after a program has ended
@@ -58,7 +58,7 @@ def _signal(number: int) -> str:
 class RunOptions(TypedDict, total=False):
     """Options for running a program on this machine or in a container.
 
-    The default is None or False, except for `check`, which is True by default.
+    Every option is None or False by default, except `check`, which is True.
 
     env: variables to add to the clean environment, or to the environment of the image.
     log: a file to which every line of output is appended.
@@ -117,7 +117,7 @@ def python(*words: str) -> list[str]:
 def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
     """Return the words of a command line as text, and log them; raise if the program is not installed.
 
-    A `Path` becomes absolute, because the program starts in another folder than the caller's.
+    A `Path` becomes absolute, because the program starts in a folder other than the caller's.
     """
     words = [os.fspath(word.absolute() if isinstance(word, Path) else word) for word in argv]
     which(words[0])
@@ -126,7 +126,7 @@ def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _file(program: str) -> str:
-    """Return the absolute path of a program, because it is started in another folder."""
+    """Return the absolute path of a program; a relative one would be wrong in the folder where the program starts."""
     return str(Path(which(program)).absolute())
 
 
@@ -145,14 +145,14 @@ def run(
 ) -> Result:
     """Run a program to its end, and return its result.
 
-    If the log cannot be written, the program is terminated and the OSError is raised.
+    If the log cannot be written or a callback fails, the program is terminated and the error is raised.
 
     Args:
         argv: the program and its arguments, which no shell interprets.
         cwd: the working directory; by default `/`, because the current directory may be a hostile checkout.
         stdin: the text for standard input; by default it is empty.
-        helpers: whether the program starts others that may wait for a network, and that must be killed too if this tool
-            is killed. A program in a PID namespace (see `contained`) does not need this.
+        helpers: whether the program starts child processes that may wait for a network, and that must be killed too if
+            this tool is killed. A program in a PID namespace (see `contained`) does not need this.
     """
     words = _words(argv)
     timeout, on_line = how.get("timeout"), how.get("on_line")
@@ -212,7 +212,7 @@ def opened_log(path: Path) -> IO[str]:
 
 
 def lines_of(stream: IO[str]) -> Iterator[str]:
-    """Yield the lines of a program's output; split a very long line into pieces to limit the memory."""
+    """Yield the lines of a program's output; a very long line is split into pieces, to limit the use of memory."""
     return iter(lambda: stream.readline(_LONGEST_LINE), "")
 
 
@@ -316,8 +316,8 @@ def _started(
 def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
     """Kill the child's process group if this process ends during the block, even by SIGKILL.
 
-    PDEATHSIG only kills the child itself. So a shell outside its process group reads a pipe to which this process never
-    writes. When this process ends, the kernel closes the pipe, and the shell kills the group.
+    PDEATHSIG kills only the child itself. Therefore a shell in a process group of its own reads from a pipe that this
+    process never writes to. When this process ends, the kernel closes the pipe, and the shell kills the child's group.
     """
     ours, theirs = os.pipe()
     try:
@@ -390,7 +390,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
 
 
 def kill_group(child: subprocess.Popen[Any]) -> None:
-    """Terminate a child process and its process group, with SIGTERM and then with SIGKILL."""
+    """End a child process and its group with SIGTERM, and with SIGKILL if the child still runs after three seconds."""
     for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
@@ -399,16 +399,16 @@ def kill_group(child: subprocess.Popen[Any]) -> None:
             return
 
 
-# Builds must not depend on this machine's name. In a user namespace, root cannot write to /proc/sys, but can set the
-# host name with `hostname`.
+# Builds must not depend on the name of the host. Root in a user namespace cannot write to /proc/sys, but can run
+# `hostname`.
 _NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2>/dev/null || :; exec "$@"'
 
 
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:
     """Return a command line that runs `argv` in its own PID namespace, and without a network unless `network` is set.
 
-    If this tool is killed, even by SIGKILL, the kernel kills all processes in the namespace. The host name is fixed.
-    `engine.isolation.PROOF` checks inside the build that the network is gone.
+    If this tool is killed, even by SIGKILL, the kernel kills all processes in the namespace. The host name in it is
+    `toolchain`. `engine.isolation.PROOF` checks inside the build that no network can be reached.
     """
     flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
     if not network:

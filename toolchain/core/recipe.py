@@ -13,7 +13,7 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.process import Result, RunOptions
 
 PARTS = ("containerfiles", "llvm-config", "aotriton")
-"""The folders in the recipe root, which are the context of builds."""
+"""The folders of the recipe root that make up the build context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,11 @@ class Recipe:
         name: the name for display, such as `llvm`.
         containerfile: the path of the Containerfile below the recipe root.
         base: the key of the base image (see `engine.buildah.Buildah.ensure_image`), passed to the build as `BASE`.
-        images: the keys of further images, by the build arguments that pass them.
-        args: further build arguments.
+        images: the keys of more images, by the build arguments that pass them.
+        args: more build arguments.
         contexts: named read-only trees, each of which becomes a `--build-context`.
-        cache_key: the id of the cache for the build tree, instead of `toolchain-<name>-tree`. The same key lets a build
-            continue in the tree of one that was killed.
+        cache_key: the id of the cache for the build tree, instead of `toolchain-<name>-tree`. A build continues in the
+            tree that a killed build with the same key has left.
         compiler_cache: the key that is appended to the id of the compiler cache; empty for a build without one.
         network: whether the build may use a network, which only base and fetch do.
         steps: the relative duration of each `@step` that the script announces, for estimating the remaining time.
@@ -51,10 +51,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder or file of this machine that a container can access.
+    """A folder or file of the host that a container can access.
 
     Args:
-        source: the path on this machine.
+        source: the path on the host.
         target: the absolute path in the container.
         read_only: whether the container cannot write to it.
         links: whether a container that can write to it may create links and pipes, which readers must then refuse.
@@ -66,7 +66,7 @@ class Mount:
     links: bool = False
 
     def arguments(self) -> list[str]:
-        """Return the option that mounts it in `buildah run` and `docker run`."""
+        """Return the option of `buildah run` and `docker run` that mounts the path."""
         source = os.fspath(self.source.absolute())
         if ":" not in source + self.target:
             return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
@@ -81,7 +81,7 @@ class Mount:
 
 
 def plain_files(mounts: Sequence[Mount]) -> bool:
-    """Return whether a container can write to these mounts, but must not create links and pipes in them."""
+    """Return whether some of these mounts are writable, and none of those may contain links or pipes."""
     writable = [mount for mount in mounts if not mount.read_only]
     return bool(writable) and not any(mount.links for mount in writable)
 
@@ -102,9 +102,9 @@ class Runner(Protocol):
 
 
 COMPILER_CACHE = "containerfiles/ccache.conf"
-"""The configuration file of the compiler cache in all recipes."""
+"""The configuration file of the compiler cache, which all recipes share."""
 CCACHE_MOUNT = "toolchain-ccache"
-"""The id that Containerfiles use for the mount of the compiler cache."""
+"""The id of the compiler cache's mount in Containerfiles."""
 
 
 def root() -> Path:
@@ -122,7 +122,7 @@ def root() -> Path:
 
 
 def digests(*below: str) -> dict[str, str]:
-    """Return the SHA-256 digests of the recipe files in the given files or folders, by path below the recipe root."""
+    """Return the SHA-256 digests of recipe files, given as files or folders, by path below the recipe root."""
     top = root()
     by_path: dict[str, str] = {}
     for name in below:

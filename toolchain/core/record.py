@@ -13,10 +13,10 @@ from toolchain.core.strict_json import Keys
 from toolchain.core.typed import TypedError, typed
 
 VERSION = 2
-# This is a name and not an address; docs/trust.md explains it.
+# This is a name, not an address; docs/trust.md explains what it says about the builder.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 STORED_KERNELS = "stored_kernels"
-"""The key, in the facts of a record, for the kernels from kernel stores (`stages.kernel_workers.stored_kernels`)."""
+"""The key in a record's facts for the kernels taken from kernel stores (`stages.kernel_workers.stored_kernels`)."""
 
 
 class Fate(StrEnum):
@@ -33,7 +33,7 @@ class RecordError(ValueError):
 
 
 class OtherVersionError(RecordError):
-    """A record has another version of the format."""
+    """A record uses a version of the format that this tool does not read."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RecordedSource:
 
 @dataclass(frozen=True)
 class TakenFrom:
-    """The reference by digest of a reused image, and the id of the key that signed it."""
+    """The origin of a reused image: its reference by digest, and the id of the key that signed it."""
 
     ref: str
     key: str
@@ -127,11 +127,12 @@ class Record:
         compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`.
         facts: sizes, durations and counts for reports.
         request: the requested options.
-        started, finished: seconds since 1970; None for the user's own image, which was not built here.
+        started, finished: the Unix times when the build began and ended; None for the user's own image, which was not
+            built here.
         tool: the keys `version` and `builder`, and `run` if a workflow built the stage.
         isolation: the result of the engine's isolation probe during the build; None if unknown.
         binaries: the prebuilt parts, by their names in `--allow-binary`.
-        partial: the parts that are left out, for display; empty for a complete image.
+        partial: what an incomplete image contains or lacks, for display; empty for a complete image.
     """
 
     stage: str
@@ -155,7 +156,7 @@ class Record:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Convert a JSON value to a record; raise an OtherVersionError or another RecordError if it is not valid."""
+        """Convert a JSON value to a record; raise an OtherVersionError for another version, or another RecordError."""
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
             raise OtherVersionError(f"it is a record of version {version}, but this tool reads version {VERSION}")
@@ -178,7 +179,7 @@ class Record:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON value for the record's file, without unknown values."""
+        """Return the JSON value for the record's file; unknown values are omitted."""
         present = {each.name: getattr(self, each.name) for each in fields(self)}
         value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
         value |= {"sources": [source.as_json() for source in self.sources]}
@@ -205,7 +206,7 @@ class Record:
         return tuple(str(layer["digest"]) for layer in self.layers)
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Return the objects in a list of the facts, such as `wheels`; an empty list if the facts have no such list."""
+        """Return the objects in a list of the facts, such as `wheels`; an empty list if there is no such list."""
         value = self.facts.get(name)
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 

@@ -24,7 +24,7 @@ class StoredFile:
     Args:
         path: the path in the folder, archive or image.
         size: the number of bytes that the folder, archive or image declares.
-        start: opens the content for reading from its beginning.
+        start: a function that opens the content for reading from its beginning.
         seekable: whether the opened content can be read from any offset.
     """
 
@@ -34,7 +34,7 @@ class StoredFile:
     seekable: bool = False
 
     def read(self, limit: int) -> bytes:
-        """Return the content; raise an error if it has more than `limit` bytes or more bytes than `size`."""
+        """Return the content; raise a HostileInputError if it is larger than `limit` or than the declared `size`."""
         if self.size > limit:
             raise too_large(self.path, self.size, limit)
         with self.start() as stream:
@@ -54,7 +54,7 @@ class StoredFile:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Open the content for reading at any offset; copy it to a temporary file if it is compressed."""
+        """Open the content for reading at any offset; if it is not seekable, copy it to a temporary file first."""
         with self.start() as stream:
             if self.seekable:
                 yield stream

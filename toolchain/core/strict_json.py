@@ -14,14 +14,14 @@ from typing import Any, NoReturn, TypeAlias
 
 from toolchain.core.errors import DocumentError
 
-LIMIT = 64 << 20  # bytes; an SBOM of LLVM has a few million
+LIMIT = 64 << 20  # bytes; an SBOM of LLVM is a few MB
 DEEPEST = 64  # levels of nested objects and lists
-_MOST = 3_000_000  # commas and opening brackets; a campaign of 300,000 kernels has half as many
+_MOST = 3_000_000  # commas and opening brackets; the result of a campaign with 300,000 kernels contains half as many
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Keys: TypeAlias = "Mapping[str, Keys | None]"
 """The known keys of an object, each with the known keys of its value, or None if the value may have any keys. For a
-list, these are the keys of its items."""
+list, the keys are those of its items."""
 
 
 def read(content: bytes | str, name: str = "the document", *, keys: Keys | None = None, limit: int = LIMIT) -> Any:
@@ -30,7 +30,8 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
     Args:
         content: the document, in UTF-8 without a byte order mark.
         name: the name of the document, for messages.
-        keys: known keys. Other keys are allowed unless they differ only in case from a known key or from each other.
+        keys: the known keys. Unknown keys are allowed unless they differ only in case from a known key or from each
+            other.
         limit: the largest number of bytes, or of characters for text.
 
     Raises:
@@ -40,7 +41,7 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
     if len(content) > limit:
         raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")
     text = content if isinstance(content, str) else content.decode("utf-8")
-    # A value of two bytes may need a hundred bytes of memory, so a limit of bytes is not enough.
+    # A value of two bytes may need a hundred bytes of memory, so limiting the size of the document is not enough.
     if (count := sum(text.count(sign) for sign in "[{,")) > _MOST:
         raise _error("json-too-many-values", name, f"it has {count} values; the limit is {_MOST}")
 

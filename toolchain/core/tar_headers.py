@@ -32,7 +32,7 @@ class CheckedHeader(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Parse a header as tarfile does, after `look` has accepted it."""
+        """Parse a header through `look`, which may refuse it."""
         if _BEHIND is not None:  # `frombuf` calls `_frombuf`, which calls `look`
             return super().frombuf(buf, encoding, errors)
         return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))
@@ -48,7 +48,7 @@ _BEHIND = getattr(tarfile.TarInfo, "_frombuf", None)
 
 @memoize
 def require() -> None:
-    """Raise unless this Python's tarfile calls `look` for all headers, even after a long name, and for the end mark."""
+    """Raise an EngineError unless this Python's tarfile calls `look` for every header and for the end mark."""
     seen: list[bool] = []
 
     class Probe(CheckedHeader):
@@ -63,7 +63,7 @@ def require() -> None:
         plain.seek(0)
         with tarfile.open(fileobj=plain, mode="r|", tarinfo=Probe) as tar:
             list(tar)
-    # The headers are that of the long name, that of the file, and the end mark.
+    # The blocks are the header of the long name, the header of the file, and the end mark.
     if seen[:3] != [True, True, False]:
         raise EngineError(
             "tar-reader-unknown",

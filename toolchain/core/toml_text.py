@@ -8,7 +8,7 @@ from typing import Any
 
 
 def value(content: Any) -> str:
-    """Return a value as TOML on one line; omit empty texts and lists in tables."""
+    """Return a value as TOML on one line; keys of a table whose value is an empty text or list are omitted."""
     match content:
         case bool():
             return "true" if content else "false"
@@ -29,7 +29,7 @@ def key(text: str) -> str:
 
 
 def why_not(error: Exception) -> str:
-    """Return text that explains why parsing TOML raised `error`."""
+    """Return the reason why a text is not TOML, from the error that parsing it raised."""
     match error:
         case UnicodeDecodeError():
             return "it is not UTF-8"

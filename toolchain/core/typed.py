@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 Kind = TypeVar("Kind")
-_PLAIN = {str, int, bool}  # types whose values need no further check
+_PLAIN = {str, int, bool}  # a value of exactly this type needs no other check
 _NAMES = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",
     dict: "a table", Mapping: "a table", type(None): "null",
@@ -21,7 +21,7 @@ _NAMES = {
 
 
 class TypedError(ValueError):
-    """A value has the wrong type.
+    """A value has the wrong type, or a key is unknown, missing or repeated.
 
     Args:
         where: the keys that lead to the value, such as `source.3.patches`; empty for the whole document.
@@ -86,7 +86,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             return _read(kind, value, where)
         except TypedError as error:
             failures.append(error)
-    # The error that is deepest in the value is from the type that fits best.
+    # The error deepest in the value comes from the type that fits the value best.
     raise max(failures, key=lambda error: len(error.where))
 
 

@@ -9,7 +9,7 @@ _FREE = 256 << 20
 class UnpackBudget:
     """A shared budget of unpacked bytes: 256 MiB plus 200 times the size of the compressed files.
 
-    Real files are far below this limit: code objects compress to a tenth of their size, and the bundles in ROCm's
+    Real files stay far below this limit: code objects compress to a tenth of their size, and the bundles in ROCm's
     libraries to a thirtieth. All files share the budget, because many small decompression bombs are as harmful as one.
     """
 
@@ -22,7 +22,7 @@ class UnpackBudget:
         self._left += _RATIO * packed
 
     def takes(self, unpacked: int) -> bool:
-        """Take bytes from the budget; return False, and take nothing, if too few are left."""
+        """Return whether the budget has enough bytes left, and deduct them if so."""
         if unpacked > self._left:
             return False
         self._left -= unpacked

@@ -23,7 +23,7 @@ T = TypeVar("T")
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP statuses of temporary failures
 LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
-PROGRESS = 64 << 10  # bytes of progress after which earlier failures no longer count
+PROGRESS = 64 << 10  # bytes of progress after which earlier failures are forgotten
 LONGEST_ASKED = 120.0  # seconds; the limit for a server's Retry-After
 # The pattern is stricter than Python's int(), which accepts digits of other scripts and fails for thousands of digits.
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -58,13 +58,13 @@ def whole_body(response: requests.Response, most: int) -> bytes | None:
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
     """Return a session that retries GET and HEAD requests when a server is busy or a connection fails.
 
-    The session does not retry when a connection breaks in the middle of a body; `Retries` is for that. It raises a
+    The session does not retry when a connection breaks in the middle of a body; use `Retries` for that. It raises a
     `pace.TooSlowError` for slow responses, and refuses redirects from https to http.
 
     Args:
         attempts: how often a request is retried.
-        backoff: the seconds before the first retry, which are doubled for each further one.
-        netrc: whether hosts, including those of redirects, get the login that ~/.netrc has for them.
+        backoff: the seconds before the first retry; each later wait is twice as long, up to `LONGEST_BACKOFF`.
+        netrc: whether each host, including the host of a redirect, is sent the login for it in ~/.netrc.
     """
     import requests  # noqa: PLC0415 - a plan uses no network and must be quick
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
@@ -73,7 +73,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     from toolchain.core.pace import Adapter  # noqa: PLC0415
 
     class Bounded(Retry):
-        """Obeys the Retry-After of a server up to a limit."""
+        """A retry policy that obeys a server's Retry-After header, but waits at most `LONGEST_ASKED` seconds."""
 
         def __repr__(self) -> str:  # urllib3 logs `Retrying (%r) after …`
             return f"{self.total} more"
@@ -81,14 +81,15 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
             header = response.headers.get("Retry-After", "")
             seconds: float | None = header_number(header)
-            # The header may be a date, which urllib3 parses. A text of digits only is never a date.
+            # The header may be a date, which urllib3 parses. A text of only digits is never a date, so an invalid
+            # number is ignored.
             if seconds is None and not header.strip().isnumeric():
                 with contextlib.suppress(ValueError, OverflowError, HTTPError):
                     seconds = super().get_retry_after(response)
             return None if seconds is None else min(seconds, LONGEST_ASKED)
 
     class WithoutNetrc(requests.Session):
-        """Sends no login from ~/.netrc to the host of a redirect, unlike requests."""
+        """A session that, unlike the one of requests, sends no login from ~/.netrc to the host of a redirect."""
 
         def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
             headers = prepared_request.headers
@@ -153,11 +154,11 @@ class Retries:
 
     Args:
         attempts: how many consecutive failures are tolerated.
-        backoff: the seconds before the second attempt, which are doubled for each further one up to `LONGEST_BACKOFF`.
+        backoff: the seconds before the second attempt; each later wait is twice as long, up to `LONGEST_BACKOFF`.
         name: the name of the server, for the log.
         pause: a function that waits a number of seconds.
         failures: the number of consecutive failures without progress.
-        furthest: the largest position that was reached, in bytes.
+        furthest: the position, in bytes, at which the failures were last reset.
     """
 
     attempts: int
@@ -168,7 +169,7 @@ class Retries:
     furthest: int = 0
 
     def run(self, once: Callable[[], T]) -> T:
-        """Call `once` until it raises no TryAgainError, and return its result; after too many failures, raise."""
+        """Call `once` until it raises no TryAgainError, and return its result; give up after too many failures."""
         while True:
             try:
                 return once()
@@ -176,7 +177,7 @@ class Retries:
                 self.failed(failure)
 
     def failed(self, failure: TryAgainError) -> None:
-        """Count a failure and wait before the next attempt; raise the failure's problem if there were too many."""
+        """Count a failure and wait before the next attempt; after too many failures, raise the failure's problem."""
         self.failures += 1
         if self.failures > self.attempts:
             # The cause is dropped, because errors of HTTP libraries contain the whole request with its tokens.
@@ -188,7 +189,7 @@ class Retries:
         self.pause(seconds)
 
     def reached(self, position: int) -> None:
-        """Reset the number of failures if the position is at least `PROGRESS` bytes beyond the furthest one so far.
+        """Reset the number of failures if the position is at least `PROGRESS` bytes beyond that of the last reset.
 
         A server that sends a single byte before each failure makes no progress in this sense.
         """

@@ -1,4 +1,4 @@
-"""Reading of untrusted zip archives: all entries are checked before one is read, and reading needs limited memory."""
+"""Reading of untrusted zip archives: the list of entries is checked before any is read, and the memory is limited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
 _HEADER = struct.Struct("<4s2xHH16xHH")
 _ENCRYPTED = 0x2041  # flags: encrypted, strong encryption, masked header
 _AGAIN = "download it again, or create it again without encryption and with the method `deflate` or `stored`"
-# The errors of reading an entry of a damaged archive. Opening an archive may raise further ones.
+# The errors that reading an entry of a damaged archive raises. Opening such an archive may also raise other errors.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 
 
@@ -35,14 +35,14 @@ class _ContradictionError(zipfile.BadZipFile):
 class _Zip(zipfile.ZipFile):
     """A zip archive that refuses entries whose header contradicts the list of entries."""
 
-    ends: dict[int, int]  # the offset of the next entry, by the offset of an entry
+    ends: dict[int, int]  # the offset where each entry must end, by the offset where it begins
 
     def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
         row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
         self._require_room(row)
         try:
             return super().open(row, mode, pwd, force_zip64=force_zip64)
-        except (ValueError, RuntimeError) as error:  # the header has another encoding, or is encrypted
+        except (ValueError, RuntimeError) as error:  # the header is encrypted or has another encoding
             raise _ContradictionError(f"the header of {row.filename} contradicts the list of entries") from error
 
     def _require_room(self, row: zipfile.ZipInfo) -> None:
@@ -61,12 +61,12 @@ class _Zip(zipfile.ZipFile):
 
 
 def dist_info(wheel: Path) -> str:
-    """Return the name of a wheel's own `.dist-info/` folder. A wheel may hold those of vendored projects too."""
+    """Return the name of a wheel's own `.dist-info/` folder; the wheel may also contain those of vendored projects."""
     return "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
 
 
 def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]:
-    """Open a wheel as `open_zip` does, and refuse names that differ only in case, which not all systems allow."""
+    """Open a wheel as `open_zip` does, and refuse names that differ only in case, which some systems confuse."""
     return open_zip(path, path.name, kind="wheel", ignore_case=True)
 
 
@@ -103,12 +103,12 @@ def open_zip(
 
 
 def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
-    """Return a file of an open archive; reading it raises a SourceError if it is damaged."""
+    """Return an entry of an open archive; reading it raises a SourceError if it is damaged."""
     return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", _Entry(archive, row)))
 
 
 class _Entry(io.RawIOBase):
-    """A stream of the content of an entry, which checks the CRC at the end."""
+    """A stream of an entry's content, which raises a SourceError if the entry is damaged."""
 
     def __init__(self, archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> None:
         self._name = row.filename
@@ -144,7 +144,7 @@ def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
 
 
 def _damage(error: Exception) -> str:
-    """Return text that explains why an archive or an entry cannot be read."""
+    """Return the reason why an archive or an entry cannot be read, for the error that reading it raised."""
     match error:
         case _ContradictionError():
             return str(error)
@@ -159,7 +159,7 @@ def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
-    """Raise if the list of entries is missing or too large, because zipfile reads the whole list into memory."""
+    """Raise an error if the list of entries is missing or too large, because zipfile reads all of it into memory."""
     size = stream.seek(0, 2)
     stream.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - (1 << 16)))
     tail = stream.read()
@@ -202,7 +202,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
             why = f"it has the compression method {row.compress_type}; only `deflate` and `stored` are supported"
             raise HostileInputError("zip-unusual", f"{name} has the entry {row.filename}", why=why, fix=_AGAIN)
         form = stat.S_IFMT(row.external_attr >> 16)
-        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # created on Unix
+        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # 3: created on Unix
             raise HostileInputError("zip-link", f"{name} contains a link or a device: {row.filename}", fix=_AGAIN)
         total += row.file_size
         if total > LIMIT_BYTES:
@@ -213,7 +213,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
 
 
 def _check_places(archive: _Zip, name: str) -> None:
-    """Raise if entries overlap, because a small archive could then unpack to a huge number of bytes."""
+    """Raise an error if entries overlap, because a small archive could then unpack to a huge number of bytes."""
     ordered = sorted(archive.filelist, key=lambda row: row.header_offset)
     starts = [*(row.header_offset for row in ordered), archive.start_dir]
     archive.ends = {}

@@ -1,1 +1,1 @@
-"""The options of an invocation, and the request that holds their values."""
+"""The options of an invocation, and the request that contains their values."""

@@ -1,4 +1,4 @@
-"""Declarations of options, from which the command line, environment, file, records, locks and documentation derive.
+"""Declarations of options, which the command line, environment, file, records, locks and documentation are made from.
 
 An option of a build is a field of `request.model.Request` that is made by `option(...)`. `declared` returns all options
 of a class.
@@ -19,7 +19,7 @@ Keep = Literal["never", "changed", "always"]
 Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
 PANELS: tuple[Panel, ...] = get_args(Panel)
 """The panels, in the order in which `--help` shows them."""
-# The Python type of each kind of value on the command line.
+# The Python type that Typer converts each kind of value to.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
     "path": Path,
@@ -31,28 +31,32 @@ class Option:
     """The declaration of an option.
 
     Args:
-        name: the name without the two dashes. It is also the key in toolchain.toml, and names the environment variable.
+        name: the name without the two dashes. It is also the key in toolchain.toml, and determines the environment
+            variable.
         kind: the kind of its value; `commas` is one comma-separated text, `names` and `pairs` can be repeated.
         help: the help text, one or two sentences.
         panel: the panel of the help that lists the option.
         short: the letter of its short form; empty if it has none.
         least, most: the smallest and the largest valid number.
-        explicit: whether a user who gives the default value requests something else than a user who gives none.
-        negated: whether the command line also has the form `--no-NAME`.
+        explicit: whether giving the default value requests something other than giving no value.
+        negated: whether the command line also accepts the form `--no-NAME`.
         of: the valid names of a pair; empty if all are valid.
-        place: the part of a value in a file that is a path: all of it, or the text after `NAME=` or `oci:`.
-        is_path: tells whether that part is a path, for an option whose value can be something else.
-        environment, file: whether the environment, or toolchain.toml, can set the option.
-        found: whether a toolchain.toml in the current folder can set it without `--config`. Such an option must not
-            decide whose code, keys, paths or registries are used; a text with `known` values must be one of them.
+        place: which part of a value in a file is a path: all of it, or the text after `NAME=` or `oci:`; empty for
+            none.
+        is_path: a function that returns whether that part is a path, for an option whose value can be something else.
+        environment: whether an environment variable can set the option.
+        file: whether toolchain.toml can set the option.
+        found: whether a toolchain.toml in the current folder can set the option without `--config`. Such an option must
+            not decide whose code, keys, paths or registries are used; a text option with `known` values can be set only
+            to one of them.
         never_empty: whether an empty environment variable is an error, because the option decides which signatures are
             accepted or made.
         campaign: whether only the verbs of kernel campaigns have the option.
-        is_input: whether the built content depends on it, so that records and provenance contain its value.
-        lock: when a lock file contains the value: never, always, or if it is not the default.
-        known: returns the values that shell completion offers.
+        is_input: whether the built content depends on the option, so that records and provenance contain its value.
+        lock: when a lock file contains the value: never, always, or only if it differs from the default.
+        known: a function that returns the values that shell completion offers.
         closed: whether values other than the known ones are refused.
-        read: converts a value from the command line to the value of the field.
+        read: a function that converts a value from the command line to the value of the field.
         field: the field of the request that the option sets; empty for an option of a single verb.
         default: the value of that field if the option is not given.
     """
@@ -95,18 +99,18 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Return the option as the command line has it, such as `--base`."""
+        """Return the option as users write it on the command line, such as `--base`."""
         return f"--{self.name}"
 
     @property
     def given_default(self) -> Any:
-        """Return the default in the form of the command line; None if it has no such form."""
+        """Return the default as the command line would give it; None if it cannot be given."""
         if self.kind == "commas":
             return ",".join(self.default) if self.default else None
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default
 
     def value(self, given: Any) -> Any:
-        """Convert a value from the command line to the field's value; raise for an unknown value of a closed option."""
+        """Convert a value from the command line to the field's value; raise an error if the value is not accepted."""
         if given is None:
             return self.default
         if self.read is not None:
@@ -125,7 +129,7 @@ class Option:
         return tuple(given) if self.kind == "names" else given
 
     def words(self, value: Any) -> list[str]:
-        """Return the words of a command line that set the option to a value from a lock or record."""
+        """Return the command-line words that set the option to a value from a lock or record."""
         if self.kind == "flag":
             return [self.flag if value else f"--no-{self.name}"]
         if isinstance(value, Mapping):
@@ -138,7 +142,7 @@ class Option:
         return [word for text in texts for word in (self.flag, text)]
 
     def below(self, folder: Path, text: str) -> str:
-        """Return a value from a file in `folder`, with a relative path in it joined to that folder."""
+        """Return a value from a file in `folder`; a relative path in the value is joined to that folder."""
         before, rest = "", text
         if self.place == "pair":
             name, sign, rest = text.partition("=")
@@ -149,7 +153,7 @@ class Option:
             return text
         if not rest or rest.startswith(("/", "~")) or (self.is_path is not None and not self.is_path(rest)):
             return text
-        # `os.path.join` keeps a trailing slash.
+        # Unlike `Path`, `os.path.join` keeps a trailing slash.
         return text if folder == Path() else before + os.path.join(folder, rest)  # noqa: PTH118
 
 
@@ -179,7 +183,7 @@ def declared(kind: Any) -> tuple[Option, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Return a field's value in types that JSON and TOML have; values of other types become text."""
+    """Return a field's value as types that JSON and TOML support; values of other types become text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The options of an invocation, which `cli.build_options` reads from command line, environment, file and defaults."""
+"""The options of an invocation. `cli.build_options` reads them from command line, environment, file and defaults."""
 
 from __future__ import annotations
 
@@ -51,44 +51,45 @@ class HeldLock(Protocol):
     """A lock that restricts the inputs of a request; `pipeline.lockfile.Lock` implements it."""
 
     def source(self, name: str) -> HeldSource | None:
-        """Return the source or wheel with this name; None if the lock has none."""
+        """Return the source or wheel with this name; None if the lock does not list it."""
 
 
 DEFAULT_BASE = BaseRef(recipe="debian13")
-DEFAULT_GLIBC = "2.31"  # llvm-config/floors.toml
-_LONGEST = 10**9  # seconds; the timers of Python allow about ten times that
+DEFAULT_GLIBC = "2.31"  # a floor in llvm-config/floors.toml
+_LONGEST = 10**9  # seconds; the timers of Python allow only about ten times as many
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The resolved options of an invocation. Each field that is made by `option(...)` declares an option.
+    """The resolved options of an invocation. Each field made by `option(...)` declares an option.
 
     Args:
         base: a recipe (`debian13`) or a local image.
-        glibc: the glibc of the oldest system that the LLVM layer supports (`catalog.floors`); empty for a layer that
-            is bound to `base`.
+        glibc: the glibc version of the oldest system that the LLVM layer supports (`catalog.floors`); empty for a layer
+            that works only on `base`.
         arch: the OCI architectures, sorted.
-        sources: the sources that replace the default ones, by name.
+        sources: the user's sources, by the name of the default source that each replaces.
         patches: the patch files of each source, in the order in which they are applied.
-        gpus: LLVM's names of the GPUs (`gfx942`), sorted.
-        rocm: major versions of ROCm, in the order of the data; empty for the default.
-        allow_binary, drop_binary: the names or paths of prebuilt inputs that are accepted, and that are removed.
-        wheels: the stages of wheels that are built on Triton, in the order of the data; empty for all.
+        gpus: LLVM's names for the GPUs (such as `gfx942`), sorted.
+        rocm: the major versions of ROCm, in the order of data/hip.toml; empty for the default ones.
+        allow_binary: the names or paths of prebuilt inputs that are accepted.
+        drop_binary: the names or paths of prebuilt inputs that are removed.
+        wheels: the stages of the wheels to build on Triton, in the order of data/wheels.toml; empty for all.
         calls: the user's calls for a Triton cache, as JSON; None for the built-in calls.
-        pythons: the Python versions (`3.13`) to build wheels for; empty for the Python of the base.
+        pythons: the Python versions (such as `3.13`) to build wheels for; empty for the Python of the base.
         jobs: the number of compile jobs; 0 for as many as cores and memory allow.
-        runner: the program that starts the containers of checks and kernels. It is not part of the input digest,
-            because the bytes are the same.
+        runner: the program that starts containers for checks and kernels. It is not part of the input digest, because
+            it does not affect the built bytes.
         mirrors: URL prefixes and their replacements. They are not part of the input digest, because sources are
             identified by digests.
-        shard: the number of this part and the number of parts.
+        shard: the number of the part to build, and the number of parts.
         lock: the lock of `--locked` or `--lock-file`; inputs that it does not contain are refused.
         check: the number of kernels whose results are checked: 0 for all, None for none. It is not part of the input
             digest.
-        kernel_key: the key that signs new results in the kernel store, and that reused results must be signed with.
-        shards: the kernel stores that must contain all kernels; nothing is compiled.
-        variation: changed conditions of the build that its bytes must not depend on (`reproduce --vary`).
-        looked_up: the sources that one plan has looked up already.
+        kernel_key: the key that signs new results in the kernel store, and that must have signed reused results.
+        shards: the kernel stores to take all kernels from, without compiling any; empty for a normal build.
+        variation: changed build conditions that the built bytes must not depend on (`reproduce --vary`).
+        looked_up: the sources that the current plan has already looked up; None if they are not remembered.
     """
 
     base: BaseRef = option(
@@ -267,7 +268,7 @@ class Request:
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
-        """Return a source as `sources.resolve.locate` does; within one plan, look each source up only once."""
+        """Return a source as `sources.resolve.locate` does, but look it up only once within a plan."""
         from toolchain.sources.resolve import locate  # noqa: PLC0415 - `--help` does not need it
 
         known = {} if self.looked_up is None else self.looked_up
@@ -295,8 +296,8 @@ def option_named(name: str) -> Option:
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
     """Return the command that builds a stage with the options in `words`.
 
-    This is `kernels run` if the options include some of kernel campaigns and the stage has campaigns; for other stages,
-    these options are omitted.
+    The command is `kernels run` if the stage has kernel campaigns and `words` contain options for them. For a stage
+    without campaigns, those options are omitted.
     """
     campaign = {option.flag: option for option in options() if option.campaign}
     if campaign.keys().isdisjoint(words):

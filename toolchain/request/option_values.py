@@ -1,4 +1,4 @@
-"""Conversion and checks of option values that are more than plain text."""
+"""Conversion and checks of option values that have a structure, such as lists, pairs or paths."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 SOURCES = source_names()
 PARTS = ("tablegen", "mlir-tblgen", "support")  # the parts of LLVM that `toolchain.stages.llvm_subset` builds
-_LARGEST_LIST = 16 << 20  # bytes of a list of calls
+_LARGEST_LIST = 16 << 20  # bytes; the limit for the file of `--calls`
 
 
 def is_triton_path(text: str) -> bool:
-    """Return whether the value of `--triton` is a path, which is any text other than a version or a commit."""
+    """Return whether the value of `--triton` is a path: any text that is neither a version nor a commit."""
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
@@ -38,7 +38,7 @@ def known_tritons() -> Iterable[str]:
 
 
 def arches(text: str) -> tuple[str, ...]:
-    """Parse `--arch` into sorted OCI architectures; raise if one is unknown."""
+    """Parse `--arch` into sorted OCI architectures; raise an UnsupportedError if one is unknown."""
     names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
     for name in names:
         machine_of(name)
@@ -48,7 +48,7 @@ def arches(text: str) -> tuple[str, ...]:
 
 
 def gpus(text: str) -> tuple[str, ...]:
-    """Parse `--gpu` into LLVM's names of the GPUs, sorted."""
+    """Parse `--gpu` into LLVM's names for the GPUs, sorted."""
     names = parse_gpus(text)
     if not names:
         raise ConfigError(
@@ -63,7 +63,7 @@ def pythons(text: str) -> tuple[str, ...]:
 
 
 def is_calls_file(text: str) -> bool:
-    """Return whether the value of `--calls` is a path; records contain the calls as a JSON list instead."""
+    """Return whether the value of `--calls` is a path rather than the JSON list that records contain."""
     return not text.lstrip().startswith("[")
 
 
@@ -71,7 +71,7 @@ def calls(text: str) -> str:
     """Return the list of calls as JSON, so that records, locks and `reproduce` do not need the user's file.
 
     Args:
-        text: the path of a TOML file with `[[call]]` tables, or the JSON that this function returned for it.
+        text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier.
     """
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
@@ -95,7 +95,7 @@ def calls(text: str) -> str:
 
 
 def kernel_store(given: Path) -> Path:
-    """Return the folder of a kernel store; raise if the value is an `oci:` reference."""
+    """Return the folder of a kernel store; raise a ConfigError if the value is an `oci:` reference."""
     if str(given).startswith("oci:"):
         raise ConfigError(
             "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="give a folder"
@@ -104,7 +104,7 @@ def kernel_store(given: Path) -> Path:
 
 
 def scheduler(text: str) -> str:
-    """Return the address of a Dask scheduler; raise if its form or its protocol is not accepted."""
+    """Return the address of a Dask scheduler; raise an error if its form or protocol is not accepted."""
     from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls do not need it
 
     return check_address(text.strip())
@@ -121,7 +121,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def is_path(text: str) -> bool:
-    """Return whether the text after `NAME=` in `--source` is a path; False for an invalid text, which fails later."""
+    """Return whether the text after `NAME=` in `--source` is a path; False for invalid text, which is refused later."""
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - only values from files need it
 
     try:
@@ -131,7 +131,7 @@ def is_path(text: str) -> bool:
 
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
-    """Parse the values of `--source` into sources by name; raise if a name is given twice."""
+    """Parse the values of `--source` into sources by name; raise a ConfigError if a name is given twice."""
     from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls do not need it
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
@@ -177,7 +177,7 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
 
 
 def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Parse the values of `--mirror` into URL prefixes and their replacements."""
+    """Parse the values of `--mirror` into pairs of a URL prefix and its replacement."""
     from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - it loads the HTTP library
 
     return parse_mirrors(values)
