@@ -36,13 +36,13 @@ for prefix; do :; done
 say() { echo "@case $1 $2 $(tail -n 1 /tmp/said)"; }
 run() { name=$1; shift; sh /contract/check.sh --quick "$@" >/tmp/said 2>/tmp/errors; say "$name" $?; }
 cp -rs "$prefix" /tmp/farm
-run untouched --until configure /tmp/farm
+run untouched --until paths /tmp/farm
 for file in $TAKEN; do
   mv "/tmp/farm/$file" /tmp/taken
   run "$file" --until configure /tmp/farm
   mv /tmp/taken "/tmp/farm/$file"
 done
-run restored --until configure /tmp/farm
+run restored --until paths /tmp/farm
 """
 # What the packages allow on top: they are ours to break.
 BREAK = """
