@@ -49,13 +49,13 @@ class Generation:
         return self.layout == "library"
 
     def kernels(self, gpus: Sequence[str]) -> int | None:
-        """Return how many kernels the generator plans for these GPUs; None if any of them was not counted."""
+        """Return how many kernels the generator plans for the GPUs; None if the kernels of one were not counted."""
         if any(gpu not in self.counted for gpu in gpus):
             return None
         return sum(self.counted[gpu] for gpu in gpus)
 
     def words_of(self, gpus: Sequence[str]) -> tuple[str, ...]:
-        """Return the names that AOTriton's own build uses for these GPUs."""
+        """Return the names that AOTriton's own build uses for the GPUs."""
         named = {gpu: word for word, gpu in self.words.items()}
         return tuple(named.get(gpu, gpu) for gpu in gpus)
 
@@ -117,7 +117,7 @@ def databases_of(release: str) -> tuple[Database, ...]:
 
 
 def foreign_compilers() -> tuple[str, ...]:
-    """Return the compilers other than Triton that any AOTriton release uses for kernels, sorted."""
+    """Return the compilers other than Triton that some AOTriton release uses for kernels, sorted."""
     return tuple(sorted({name for row in _rows()[0] for name in row.foreign}))
 
 
@@ -125,8 +125,8 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     """Raise an error if kernels need a compiler that cannot be built, or if `without` names one that none needs.
 
     Args:
-        what: the release or source tree with the kernels, for messages.
-        has: the compilers other than Triton that its kernels need.
+        what: the name of the release or source tree with the kernels, for messages.
+        has: the compilers other than Triton that the kernels need.
         without: the compilers whose kernels the user skips.
     """
     if missing := [name for name in has if name not in without]:

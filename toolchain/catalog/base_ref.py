@@ -16,8 +16,8 @@ class BaseRef:
     """The base image that builds run in, as given by `--base`.
 
     Args:
-        recipe: the name of a recipe, which may be unknown; empty for a local image.
-        image: a local image; None for a recipe.
+        recipe: the name of a recipe, even if no such recipe exists; empty for a local image.
+        image: the reference to a local image; None for a recipe.
         text: the value as the user wrote it.
     """
 

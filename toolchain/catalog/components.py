@@ -68,7 +68,7 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
     Args:
         version: a Triton version (`3.7.1`, `v3.7`) or a full commit.
-        arch: the OCI architecture that Triton will run on, which decides the host code generator that it links.
+        arch: the OCI architecture that Triton will run on, which decides the host code generator that Triton links.
         features: the features (see `features_of`) to add to those of the version.
     """
     data = _data()
@@ -136,7 +136,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
 
     Args:
         llvm: the major version of the LLVM.
-        where: what to call the LLVM in messages.
+        where: the name of the LLVM in messages.
     """
     own = needs.llvm
     if not is_near(needs, llvm):
@@ -204,7 +204,7 @@ def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, 
 
     Args:
         files: the files of the LLVM, as paths below its prefix.
-        where: what to call the LLVM in messages.
+        where: the name of the LLVM in messages.
     """
     missing = missing_in(files, needs)
     if not missing:

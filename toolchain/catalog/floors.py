@@ -38,7 +38,7 @@ class Floor:
 
 
 def load_floors() -> dict[str, Floor]:
-    """Return all floors by their glibc version, in the order of the file."""
+    """Return all floors by their glibc version, in the order of `DATA`."""
     source = root() / DATA
     rows = read_toml(source).items()
     return {name: typed_row(Floor, {**row, "glibc": name}, name, source) for name, row in rows}

@@ -47,7 +47,7 @@ class CodegenPin:
     """The LLVM that Triton uses to generate code for one kind of GPU (`catalog.codegen`).
 
     Args:
-        target: LLVM's name of the code generator, such as `AMDGPU`.
+        target: LLVM's name for the code generator, such as `AMDGPU`.
         llvm: the commit of LLVM.
         build: the build number of the library, which changes with the library's own sources.
         repository: a repository that contains the commit; empty if it becomes known only when the source is fetched.
@@ -78,7 +78,7 @@ class TritonRelease:
         llvm: the commit of LLVM; empty if unknown.
         llvm_version: the version of the LLVM in the release's wheel, such as `17.0.0git`; empty if it was not read.
         backends: whether its tree contains the AMD and NVIDIA backends.
-        warnings: decisions that the user should know, such as the patch release that was chosen for `3.7`.
+        warnings: decisions that the user should know about, such as the patch release that was chosen for `3.7`.
     """
 
     version: str = ""
@@ -122,7 +122,7 @@ class AotritonRelease:
     """An AOTriton release, from a row of aotriton/releases.toml, which documents the fields.
 
     Args:
-        date: the date of the release, such as `2024-03-18`, or only its month.
+        date: the date of the release, such as `2024-03-18`, or only the month.
         commit: the commit of AOTriton; empty if unknown.
         triton: the commit of the Triton that AOTriton includes; empty if unknown.
         llvm: the commit of the LLVM that this Triton pins; empty if unknown.

@@ -53,7 +53,7 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
 
 
 def newest_patch(version: str) -> TritonRelease:
-    """Return the release with a version; without a patch number (`3.3`), the newest patch release.
+    """Return the Triton release for a version; for one without a patch number (`3.3`), the newest patch release.
 
     Unlike `triton_release`, this does not prefer a verified pin, and the LLVM of the release may be unknown.
     """

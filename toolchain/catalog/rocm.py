@@ -56,7 +56,7 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class Stub:
-    """A stub library, which is linked in place of the real one.
+    """A stub library, which AOTriton's library is linked with in place of the real one.
 
     Args:
         name: the name of its folder, such as `rocm6`.
@@ -84,12 +84,12 @@ def _rows(kind: str, row_type: type[Any]) -> tuple[Any, ...]:
 
 
 def rocms() -> tuple[Rocm, ...]:
-    """Return all versions of ROCm, in the order of the file."""
+    """Return all versions of ROCm, in the order of data/hip.toml."""
     return _rows("rocm", Rocm)
 
 
 def headers() -> tuple[Headers, ...]:
-    """Return all sets of headers, in the order of the file."""
+    """Return all sets of headers, in the order of data/hip.toml."""
     return _rows("headers", Headers)
 
 
@@ -113,7 +113,7 @@ def rocm_of(text: str) -> Rocm:
 
 
 def parse_rocms(text: str) -> tuple[str, ...]:
-    """Parse the text of `--rocm` into major versions, in the order of the file."""
+    """Parse the text of `--rocm` into major versions, in the order of data/hip.toml."""
     majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
     if not majors:
         raise ConfigError("option-empty", f"--rocm {text!r} names no ROCm", fix="use e.g. --rocm 6,7, or omit it")
@@ -121,13 +121,13 @@ def parse_rocms(text: str) -> tuple[str, ...]:
 
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
-    """Return the headers that objects for these ROCm versions are compiled with, in the order of the file."""
+    """Return the headers that objects for some ROCm versions are compiled with, in the order of data/hip.toml."""
     wanted = {rocm_of(major).headers for major in majors}
     return tuple(row for row in headers() if row.name in wanted)
 
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
-    """Return the stub libraries for these ROCm versions, those of HIP first."""
+    """Return the stub libraries for some ROCm versions, the HIP ones first."""
     functions = _rows("function", Functions)
     hip = [
         (rocm, tuple((row.node, row.names) for row in functions if rocm.headers in row.headers))

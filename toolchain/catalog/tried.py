@@ -23,7 +23,7 @@ class Tried:
 
 @memoize
 def tried() -> tuple[Tried, ...]:
-    """Return all rows, in the order of the file."""
+    """Return all rows of data/tried.toml, in their order."""
     rows = load("tried")["tried"]
     return tuple(Tried(**{"as_" if key == "as" else key: value for key, value in row.items()}) for row in rows)
 
@@ -32,12 +32,13 @@ def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "")
     """Return whether a combination was built and checked as a whole.
 
     Args:
-        what, of, as_: the values of these fields in data/tried.toml.
+        what, of, as_: the values of the fields `what`, `of` and `as` in data/tried.toml.
         llvm: the LLVM that a wheel is built on.
         triton: the Triton whose required parts an LLVM contains.
     """
     combination = (what, of, as_, llvm, triton)
-    # For an LLVM, `part` says that only a part of it was tested. For a wheel, it only lists the Python versions.
+    # In the row of an LLVM, `part` says that only a part was tested. In the row of a wheel, it only lists Python
+    # versions.
     return any(
         combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()

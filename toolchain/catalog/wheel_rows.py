@@ -60,7 +60,7 @@ class TorchRow:
 
 @memoize
 def wheel_rows() -> tuple[WheelRow, ...]:
-    """Return the tables of all wheels, in the order of the file."""
+    """Return the tables of all wheels, in the order of data/wheels.toml."""
     return tuple(
         typed_row(WheelRow, {**row, "name": name}, name, _FILE) for name, row in load("wheels")["wheels"].items()
     )

@@ -71,7 +71,7 @@ def build(
 ) -> None:
     """Build a stage and the stages it depends on. Finished images are reused.
 
-    `kernels run` has the options of kernel campaigns, such as --limit.
+    For options of kernel campaigns, such as --limit, use `kernels run`.
     """
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     if archive is not None:

@@ -40,7 +40,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
         from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
-        enter()  # builds leave folders that belong to subordinate ids
+        enter()  # only the namespace can read the folders that builds leave
     size = disk_bytes(where.root)
     if json_:
         console.data({"cache": str(where.root), "bytes": size})

@@ -41,7 +41,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json")))
             raise typer.Exit(failure.code) from error
-        except EOFError as error:  # Typer would print only "Aborted."
+        except EOFError as error:  # without this, Typer would print only "Aborted."
             raise RuntimeError("a file ends early") from error
         except (KeyboardInterrupt, Terminated) as stop:
             console.note(f"stopped; finished and unfinished work is kept. To continue: {console.command()}")
@@ -57,7 +57,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
         if why := _no_space(error):
             full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # name the file
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # both name the file
             return full
         error = error.__cause__
     return None

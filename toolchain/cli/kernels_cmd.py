@@ -12,7 +12,7 @@ from toolchain.core.errors import ConfigError
 
 
 def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """Show each kernel campaign: progress, speed, workers, slow and failed kernels."""
+    """Show each kernel campaign: its progress, speed and workers, and its slow and failed kernels."""
     rows = _read(cache_of(cache).work)
     if json_:
         console.data({"campaigns": rows})

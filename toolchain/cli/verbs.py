@@ -143,7 +143,7 @@ def _above(ctx: Any) -> str:
 
 
 class _NotInstalledError(typer.BadParameter):
-    """The package of a verb is not installed."""
+    """The package that provides a verb is not installed."""
 
     def format_message(self) -> str:
         """Return the message, which names the package to install."""

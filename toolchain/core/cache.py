@@ -40,7 +40,7 @@ class Cache:
         return self.root / "records"
 
     def record(self, input_digest: str) -> Path:
-        """Return the path of the record of the finished stage with an input digest."""
+        """Return the path of a finished stage's record, which is named after the stage's input digest."""
         return self.records / f"{input_digest.removeprefix('sha256:')}.json"
 
     def package_list(self, stage: str, base: str, arch: str) -> Path:
@@ -72,7 +72,7 @@ class Cache:
 
     @property
     def engine(self) -> Path:
-        """Return the storage of the container engine, which is separate from the user's own."""
+        """Return the storage folder of the container engine, which contains none of the user's own images."""
         return self.root / "engine"
 
     @property

@@ -48,7 +48,7 @@ def sha256_file(path: Path | os.PathLike[str]) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bool = False) -> None:
-    """Write `content` to a temporary file, flush it to disk, and rename it to `path`.
+    """Write `content` to a temporary file, flush the file to disk, and rename it to `path`.
 
     Args:
         check: whether to read the file back and compare it, which fails if another process replaces the file meanwhile.

@@ -6,7 +6,7 @@ from toolchain.core.errors import HostileInputError
 
 LONGEST_PART = 255  # bytes in one part of a path; the limit of common file systems
 LONGEST_PATH = 4095  # bytes in a path; the limit of Linux
-MOST = 1_000_000  # files in an archive
+MOST = 1_000_000  # the most files that an archive may contain
 _AGAIN = "download it again, or ask its author for an archive with plain names"
 
 

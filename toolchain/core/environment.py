@@ -56,7 +56,7 @@ def search_path() -> str:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a program: `PATH`, `INHERITED`, `FIXED`, and then `extra`."""
+    """Return the environment for a program: `PATH`, `INHERITED` and `FIXED`, and `extra`, which overrides them."""
     return {"PATH": search_path(), **inherited(files=INHERITED), **FIXED, **(extra or {})}
 
 

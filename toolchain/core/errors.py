@@ -52,7 +52,7 @@ class ToolchainError(Exception):
 
     @property
     def to_do(self) -> str:
-        """Return the fix, followed by the further lines."""
+        """Return the fix, followed by the lines in `further`."""
         return "\n".join(filter(None, (self.fix, *self.further)))
 
     def as_json(self) -> dict[str, object]:
@@ -133,7 +133,7 @@ class UnreachableError(ToolchainError, code=18, title="Unreachable"):
 class HostileInputError(
     ToolchainError, code=19, title="Hostile input", advice="do not use it; download it again from its author"
 ):
-    """An archive, tree or file from outside could write outside its folder or harm this machine."""
+    """An untrusted archive, tree or file could write outside its folder or harm this machine."""
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):

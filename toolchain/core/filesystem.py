@@ -1,4 +1,4 @@
-"""Safe access to files in folders that others can write to, where links, pipes and devices may have been planted."""
+"""Safe access to files in folders that other users can write to, who may have planted links, pipes or devices there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _LARGEST_BUILT = 16 << 20  # bytes
 _BUILD = "check what the sources do during the build; the log shows what was built"
-_LONGEST_NAME = 200  # bytes of the final name in a temporary name, which may have 255 in all
+_LONGEST_NAME = 200  # bytes of the final name that a temporary name contains; its own limit is 255
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
@@ -57,7 +57,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
-    """Return the content of a regular file; raise an OSError if it has more than `limit` bytes.
+    """Return the content of a regular file; raise an OSError if it is larger than `limit` bytes.
 
     Files other than regular ones are refused as by `open_regular`. Memory is allocated for the size of the file, not
     for the limit.

@@ -30,7 +30,7 @@ class TooSlowError(UnreachableError):
 
 
 class Pace:
-    """Measures the speed of one transfer."""
+    """Measures the speed of one transfer, and ends the transfer if it is too slow."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host

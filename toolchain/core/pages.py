@@ -11,8 +11,8 @@ _TOP = Path(__file__).parents[2]
 def page(name: str) -> str:
     """Return a location of a page such as `docs/costs.md#anchor` that the user can open.
 
-    In a checkout, this is the path of the page. An installed wheel contains no pages, so this is a URL below the
-    project URL `Documentation` of the wheel, or a text that refers to the source repository if there is no such URL.
+    In a checkout, the location is the path of the page. An installed wheel contains no pages, so the location is a URL
+    below the wheel's project URL `Documentation` or, if there is none, text that refers to the source repository.
     """
     if (_TOP / name.partition("#")[0]).is_file():
         return name

@@ -1,7 +1,7 @@
 """Plugins: Python distributions that add verbs, the check of kernels, and the inspection of wheels.
 
 A plugin is an entry point in the group `toolchain.plugins` that refers to a `Plugin` object. Plugins are looked up only
-when they are needed, because the import of `importlib.metadata` takes 30 ms.
+when they are needed, because importing `importlib.metadata` takes 30 ms.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def hook(name: Hook, user: str) -> Any:
     """Return the object that a plugin provides for a hook; raise a ConfigError if no plugin provides one.
 
     Args:
-        user: the feature that needs the plugin, for the message.
+        user: the feature that needs the plugin, for the error message.
     """
     for plugin in plugins():
         if function := getattr(plugin, name):

@@ -32,7 +32,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 40
 # A program's output is kept in memory, which a hostile program could fill without these limits.
 _LONGEST_LINE = 64 << 10  # characters; a longer line is read in pieces
-_LARGEST_OUTPUT = 256 << 20  # characters; the limit of captured output
+_LARGEST_OUTPUT = 256 << 20  # characters; the limit for captured output
 _LAST_LINES = 5.0  # seconds to wait for the last lines after a program has ended
 
 
@@ -56,7 +56,7 @@ def _signal(number: int) -> str:
 
 
 class RunOptions(TypedDict, total=False):
-    """Options for running a program on this machine or in a container.
+    """Options for running a program on the host or in a container.
 
     Every option is None or False by default, except `check`, which is True.
 
@@ -115,7 +115,7 @@ def python(*words: str) -> list[str]:
 
 
 def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the words of a command line as text, and log them; raise if the program is not installed.
+    """Return the words of a command line as text, and log them; raise an EngineError if the program is missing.
 
     A `Path` becomes absolute, because the program starts in a folder other than the caller's.
     """

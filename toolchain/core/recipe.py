@@ -30,7 +30,7 @@ class Recipe:
         cache_key: the id of the cache for the build tree, instead of `toolchain-<name>-tree`. A build continues in the
             tree that a killed build with the same key has left.
         compiler_cache: the key that is appended to the id of the compiler cache; empty for a build without one.
-        network: whether the build may use a network, which only base and fetch do.
+        network: whether the build may use a network, which only the build of a base needs.
         steps: the relative duration of each `@step` that the script announces, for estimating the remaining time.
         ninja: for each `@step` that runs ninja, the mean seconds of one ninja step on one core, as
             `engine.estimate.cost` estimates them.

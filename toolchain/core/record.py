@@ -156,7 +156,7 @@ class Record:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Convert a JSON value to a record; raise an OtherVersionError for another version, or another RecordError."""
+        """Convert a JSON value to a record; raise a RecordError if it is invalid or has another version."""
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
             raise OtherVersionError(f"it is a record of version {version}, but this tool reads version {VERSION}")
