@@ -1,4 +1,4 @@
-"""Check before the import of a bundle that it contains exactly what its lock names."""
+"""Check that a bundle contains exactly what its lock names, before the bundle is imported."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DO_NOT = "do not use this bundle, and ask its author for a new export"
 
 
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
-    """Raise an error if the lock of a bundle contradicts an existing lock.
+    """Raise LockedError if the lock of a bundle contradicts an existing lock.
 
     Args:
-        own: the existing lock, which must name the digest of each tree.
+        own: the existing lock, which must contain the digest of each tree.
         lock: the lock of the bundle.
-        what: the title of the error.
+        what: what happened, for the error.
     """
     problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):
@@ -47,7 +47,8 @@ def require_fitting(lock: Lock) -> None:
     """Raise UnsupportedError if a base or sysroot in a bundle is for a build on another kind of machine."""
     here = this_machine()
     for base in lock.bases:
-        # A base is for this machine. A sysroot is for cross builds to another one, unless it is that of an old system.
+        # A base must have the architecture of this machine. A sysroot must have another one, because it is for cross
+        # builds, unless it is the sysroot of an old system, which is for portable builds.
         of_here = base.arch == here
         if (base.stage == "base" and not of_here) or (base.stage == "sysroot" and of_here and not base.old):
             raise UnsupportedError(
@@ -61,7 +62,8 @@ def require_fitting(lock: Lock) -> None:
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
     """Return the record of a base or sysroot; raise HostileInputError if it contradicts the lock.
 
-    Only the facts about the layer are kept, because the provenance and SBOM of later builds repeat them.
+    Of the record's facts, only the number of packages and the facts about the layer are kept, because the provenance
+    and the SBOM of later builds repeat all facts, and the others were not checked.
 
     Args:
         value: the JSON of the record.
@@ -121,12 +123,12 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
 
 
 def is_file(source: LockedSource) -> bool:
-    """Return whether a source is a file; otherwise it is a tree."""
+    """Return whether a locked source is a single file; otherwise it is a tree."""
     return source.digest.startswith("sha256:") and bool(source.file)
 
 
 def _expected(lock: Lock) -> set[tuple[str, str, str]]:
-    """Return kind, name and digest of each entry that a bundle must have; unknown digests are empty."""
+    """Return the kind, the name and the digest of each entry that a bundle must contain; unknown digests are empty."""
     expected: set[tuple[str, str, str]] = set()
     for source in lock.sources:
         plain = is_file(source)

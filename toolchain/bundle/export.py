@@ -46,8 +46,8 @@ class Entry:
 
     Args:
         kind: `lock` for the lock of the bundle; `file` for a source that is a file; `tree` for the tar of a source
-            tree; `patch` for a patch of a source; `base` for the package list of a base or sysroot; `record` for its
-            record; `blob` for its manifest, config or layer.
+            tree; `patch` for a patch to a source; `base` for the package list of a base or sysroot, `record` for its
+            record, and `blob` for its manifest, its config or one of its layers.
         name: the name of the source, base or sysroot that the entry belongs to.
         title: the file name.
         blob: the digest and size of the layer.
@@ -126,7 +126,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     Args:
         request: the request of the build.
         target: the target of the build.
-        dest: the reference of the bundle, without a digest.
+        dest: the reference under which the bundle is published; it must not contain a digest.
     """
     if dest.digest:
         raise ConfigError(
@@ -155,10 +155,10 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 
 
 def _old_systems(request: Request) -> list[PlanRow]:
-    """Return the sysroots of old systems, against which portable builds are compiled on this machine.
+    """Return the plan's rows for the sysroots of old systems, against which portable builds are compiled.
 
-    Like a base, they come from package mirrors. If they are not built, a note is printed and they are left out, because
-    other builds need only the base.
+    A bundle must contain them, because they are made from package mirrors. If they are not built, a note is printed and
+    the result is empty, because other builds need only the base.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:
@@ -197,7 +197,7 @@ class _Packer:
     entries: list[Entry] = field(default_factory=list)
 
     def sorted(self) -> list[Entry]:
-        """Return the entries in the order of the manifest: the lock, then small kinds before large ones, by name."""
+        """Return the entries in the order of the manifest: the lock first, and kinds of small entries before large."""
         order = ("lock", "base", "record", "patch", "file", "tree", "blob")
         return sorted(
             self.entries, key=lambda entry: (order.index(entry.kind), entry.name, entry.title, entry.blob.digest)
@@ -222,7 +222,7 @@ class _Packer:
             self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
 
     def base(self, base: LockedBase, row: PlanRow) -> None:
-        """Add the image, record and package list of a finished base or sysroot; a user's base has only an image."""
+        """Add the image, the record and the package list of a base or sysroot; for a user's base, only the image."""
         cache = self.request.cache
         if base.state == "image":
             layout = Layout(row.planned.details.root)
@@ -244,7 +244,7 @@ class _Packer:
         self.content("base", base.owner, packages.name, canonical(strict_json.read(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
-        """Add the manifest, config and layers of an image."""
+        """Add the manifest, the config and the layers of an image."""
         for part in (manifest, *layout.children(manifest)):
             plain = part.digest.removeprefix("sha256:")
             self.file("blob", name, plain, layout.blob(part.digest), part.digest, of=part.media_type)
@@ -254,11 +254,11 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
 
     def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
-        """Add a file without hashing it; an import checks the digest."""
+        """Add a file without hashing it, because an import checks the digest."""
         blob = Descriptor(media.LAYER, digest, self.layout.link(path, digest).stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:
-        # An image may have the same layer twice, but equal entries are listed once.
+        # An image may contain the same layer twice, but equal entries are listed once.
         layers = [entry.descriptor() for entry in dict.fromkeys(self.sorted())]
         return self.layout.put_artifact(TYPE, layers, annotations=standard_annotations(f"toolchain bundle: {target}"))

@@ -49,7 +49,7 @@ from toolchain.sources.unpack import unpack_tar
 
 @dataclass(frozen=True)
 class ImportedEntry:
-    """An entry, and whether it is new in the cache."""
+    """An imported entry, and whether the cache lacked it before."""
 
     entry: Entry
     new: bool
@@ -87,10 +87,10 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     not stored.
 
     Args:
-        ref: the reference of the bundle.
+        ref: a reference to the bundle.
         cache: the cache to fill.
-        lock_path: the path of the lock. An existing lock must agree with the bundle; otherwise the lock of the bundle
-            is written there after everything else.
+        lock_path: the path of the user's lock. If the lock exists, it must agree with the bundle; if not, the lock of
+            the bundle is written there after everything else.
     """
     with open_place(ref) as place:
         manifest, content = place.manifest()
@@ -181,7 +181,7 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Raise HostileInputError unless the blobs of an image are exactly those in its manifest."""
+        """Raise HostileInputError unless the bundle contains exactly the blobs that each image's manifest names."""
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # checked by `require_whole`
@@ -332,7 +332,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
-    """Return the command that builds from the bundle, with the paths of its local sources and patches in the cache."""
+    """Return the command that builds from the bundle; it names local sources, patches and bases in the cache."""
     instead: dict[str, Any] = {}
     stored = {source.name: str(source.spec) for source in lock.sources if source.kind == "local"}
     if stored:

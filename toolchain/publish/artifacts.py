@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeliveredFiles:
-    """The published plain files of an image, which are one artifact."""
+    """The published plain files of an image, which form one artifact."""
 
     refs: tuple[str, ...]
     digest: str
@@ -60,12 +60,12 @@ def deliver_files(
     *,
     signer: Signer | Keyless | None,
 ) -> DeliveredFiles | None:
-    """Publish archives, wheels and reports of an image as an artifact whose subject is the index of the image.
+    """Publish the archives, wheels and reports of an image as an artifact whose subject is the index of the image.
 
     Args:
         made: the facts of the image for each architecture.
         index: the index, which was stored in `place` before.
-        refs: the references of the artifact, each with a tag.
+        refs: the references under which the artifact is published, each with a tag.
         signer: the signer of a provenance that names each file; None for no provenance.
 
     Returns:
@@ -117,7 +117,7 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
     """Download the wheels of reused images into the store, from the artifacts of these images.
 
     Each wheel is compared with the digest in the signed facts of its image, so the artifact needs no signature. If the
-    wheels of an image are not available, a note is printed, and writing its plain files will fail.
+    wheels of an image are not available, a note is printed, and writing the image's plain files fails later.
     """
     for stage in built:
         wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in stage.facts.get("wheels", ())}

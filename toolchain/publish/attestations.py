@@ -1,4 +1,4 @@
-"""Make SBOMs and provenance of finished images, sign them, and attach them to the published images."""
+"""Make SBOMs and provenance for finished images, sign them, and attach them to the published images."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class AttachedEvidence:
     """The SBOMs and attestations that were attached to an image.
 
     Args:
-        kinds: the kinds of documents, such as `provenance`.
-        signed_by: the id of the key, or the identity; empty if they are not signed.
-        how: how they are listed (see `place.Attached`); `none` if nothing was sent.
+        kinds: the kinds of the documents, such as `provenance`.
+        signed_by: the id of the key, or the identity; empty if the documents are not signed.
+        how: where the documents are listed (see `place.Attached`); `none` if nothing was sent.
         pushed_bytes: the number of bytes that were sent or written.
-        tags: cosign's tags that point to them too.
+        tags: cosign's tags that also point to the documents.
     """
 
     kinds: tuple[str, ...]
@@ -75,7 +75,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
     require_below(record, dependencies)
     base = next((dependency for dependency in (record, *dependencies) if dependency.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
-    # The resolved list is preferred, because it has digests and also exists for RPM bases.
+    # The resolved list is preferred, because it contains digests and also exists for RPM bases.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
     for dependency in (record, *dependencies):
         if dependency.stage in _COMPILED_IN:
@@ -92,7 +92,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """Return the resolved packages of a stage; empty if the list changed since the stage was built."""
+    """Return the resolved packages of a stage; empty if the list is missing or changed since the stage was built."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -105,7 +105,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot. Each names its distribution, to distinguish it from the base's packages."""
+    """Return the packages of a sysroot, each with its distribution, to distinguish it from packages of the base."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -119,7 +119,7 @@ def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# For each stage, the function that returns the packages whose code the stage compiles or copies into its image.
+# For each stage that compiles or copies the code of packages into its image, a function that returns the packages.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
@@ -140,7 +140,7 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
 
 
 def sboms(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> list[tuple[Format, dict[str, Any]]]:
-    """Return the SBOM of an image in each format."""
+    """Return the SBOM of an image as an SPDX and as a CycloneDX document, each with its format."""
     from toolchain.trust.cyclonedx import cyclonedx  # noqa: PLC0415 - importing its library takes 0.15 seconds
 
     config, *layers = layout.children(manifest)
@@ -174,8 +174,8 @@ def attach_evidence(
     """Make the SBOMs and the provenance of an image, and attach them to its manifest and its index.
 
     With a signer, each document is attached in a signed envelope. Without a signer, only the SBOMs are attached,
-    because an unsigned provenance proves nothing. With a key, the envelopes and a signature of the image are also
-    stored under cosign's tags, and as Sigstore bundles if `signer.bundles` is set.
+    because unsigned provenance proves nothing. With a key, the envelopes and a signature of the image are also stored
+    under cosign's tags, and attached as Sigstore bundles if `signer.bundles` is set.
 
     Args:
         layout: a layout that contains the image.
@@ -211,7 +211,7 @@ def attach_to_files(
 ) -> AttachedEvidence:
     """Sign the provenance of published plain files, and attach it to their artifact; do nothing without a signer.
 
-    Each file is a subject of the provenance, so that it can be found by the digest of the file.
+    Each file is a subject of the provenance, so that the provenance can be found by the digest of a file.
 
     Args:
         made_by: the facts of the image for each architecture, with its files.

@@ -1,4 +1,4 @@
-"""Make the lines of a Containerfile that copy the content of an image."""
+"""Make the lines of a Containerfile that use an image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("triton-cache", re.compile(rf"({CACHE})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
-# The prefix of an LLVM that only generates code of a GPU. Triton cannot be built with it.
+# Matches the prefix of an LLVM that only generates code for a GPU, with which Triton cannot be built.
 _FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(codegen.llvm)}-[^/]*$" for codegen in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
@@ -88,10 +88,10 @@ class _Content:
 
 
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
-    """Return the lines that use an image or index.
+    """Return the lines of a Containerfile that use an image or index.
 
     Args:
-        layout: the layout that contains it.
+        layout: the layout that contains the image or index.
         top: the image or index.
         where: the reference by which consumers get the image.
         name: the name of an image in a layout folder; empty to use its title or tag.
@@ -110,7 +110,7 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
     mount = labels.get(CACHE_MOUNT, "")
     content = replace(content, mount=mount if re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", mount) else "")
-    if content.kind == "llvm" and labels.get(PARTIAL):  # a part of LLVM may contain CMake packages
+    if content.kind == "llvm" and labels.get(PARTIAL):  # a part of LLVM may look like a whole LLVM
         content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, top, by_name)

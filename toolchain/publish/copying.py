@@ -39,7 +39,7 @@ class Copied:
         platforms: the number of images in the index.
         attached: the number of attached artifacts, and of signatures and attestations under cosign's tags.
         pushed_bytes: the number of bytes that were sent or written.
-        skipped_bytes: the number of bytes that existed in the destination.
+        skipped_bytes: the number of bytes that the destination already had.
     """
 
     image: str
@@ -64,8 +64,8 @@ class _Everything:
         top: the index or manifest.
         images: the images in the index.
         name: the name of the image in the destination.
-        tags: the tags of the destination, each with its target, which is the image or its plain files. The empty tag
-            means `latest`.
+        tags: the tags to set in the destination, each with its target, which is the image or the artifact with its
+            plain files. The empty tag means `latest`.
         artifacts: the attached artifacts, by the digest of their subject.
         tagged: the layers under cosign's tags.
     """
@@ -120,7 +120,7 @@ def _named(source: Target) -> list[Target]:
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
-    """Download an image with everything that is attached to it into a layout, and check its digests."""
+    """Download an image, and everything that is attached to it, into a layout, and check all digests."""
     top = place.fetch(layout)
     _require_intact(place, layout, top, "before the copy")
     found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])
@@ -149,7 +149,7 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Download the layers under cosign's tags for a digest into a layout."""
+    """Download the layers under cosign's tags for a digest into a layout, and return them."""
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:
@@ -161,7 +161,7 @@ def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[
 
 
 def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
-    """Set `name` and `tags` of an image from its reference and tags in the source."""
+    """Set the name and the tags of an image in the destination from its reference and its tags in the source."""
     ref, top, layout = place.ref, found.top, found.layout
     files = {artifact.digest: artifact for artifact in found.artifacts.get(top.digest, ())}
     if ref.path is None:
@@ -242,7 +242,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if a digest or the attached SBOM is wrong; signatures need a key and are not checked."""
+    """Raise UntrustedError if a digest or the attached SBOM is wrong; signatures are not checked without a key."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

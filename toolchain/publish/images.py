@@ -61,10 +61,11 @@ def deliver(
 
     Args:
         records: the records of the images.
-        dest: the namespace or folder.
+        dest: the namespace or folder to which the images are published.
         compression: the compression of the published layers.
-        signer: the signer of SBOM and provenance; None attaches only the SBOM (see `attestations.attach_evidence`).
-        files: also publish archives, wheels and reports.
+        signer: the signer of the SBOMs and the provenance; with None, only the SBOMs are attached (see
+            `attestations.attach_evidence`).
+        files: whether to publish archives, wheels and reports too.
     """
     stages = {record.stage for record in records}
     if files and not FORMS.keys() & stages:
@@ -100,8 +101,8 @@ def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
     """Return the tags of an index: the moving tag, and a tag for each input digest.
 
     The moving tag is empty, which means `latest`. With zstd it is `zstd`, because some engines cannot read zstd layers.
-    An index of several architectures has a tag of their joint digest, and a tag of the input digest of each, by which a
-    plan for this architecture finds the image (`reuse.reference`).
+    An index for several architectures has a tag for their joint digest, and a tag for the input digest of each
+    architecture, by which a plan for only that architecture finds the image (`reuse.reference`).
     """
     digests = {record.arch: record.input_digest for record in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()

@@ -36,7 +36,7 @@ def packing(text: str) -> Packing:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A layer to publish, and the compressor of its blob, such as `gzip/zlib-1.2.13/9`; empty if unknown."""
+    """A layer to publish, and the compressor of its blob, such as `gzip/zlib-1.2.13/9`, or an empty text if unknown."""
 
     layer: LayerBlob
     compressor: str
@@ -51,15 +51,15 @@ class PackedImage:
 
     @property
     def compressors(self) -> dict[str, str]:
-        """Return the compressor of each blob by the blob's digest; blobs of unknown compressors are left out."""
+        """Return the compressor of each blob whose compressor is known, by the blob's digest."""
         return {layer.layer.descriptor.digest: layer.compressor for layer in self.layers if layer.compressor}
 
 
 def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
     """Return a finished image with its layers in the requested compression.
 
-    Uncompressed layers and the topmost layer, which is the layer of the stage, are compressed. Other layers that are
-    already compressed, such as those of a user's base, are not changed.
+    Uncompressed layers are compressed, and the topmost layer, which the stage made, is compressed again if it has
+    another compression. Other compressed layers, such as those of a user's base, are not changed.
     """
     layout = Layout(cache.images).ensure()
     top = layout.resolve(record.manifest)
@@ -72,7 +72,7 @@ def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
 
 
 def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None) -> PackedLayer:
-    """Return a layer in the requested compression; the blob of an earlier call is used if the layout still has it.
+    """Return a layer in the requested compression; reuse the blob of an earlier call if the layout still has it.
 
     Args:
         record: the record of the stage that made the layer; None for the layers below.
@@ -102,7 +102,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
 
 @contextlib.contextmanager
 def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[Layer]:
-    """Yield the tar of a layer: the blob if it is not compressed, otherwise a temporary file of `size` bytes."""
+    """Yield the tar of a layer: the blob if it is not compressed, otherwise a temporary file of about `size` bytes."""
     blob = layout.blob(layer.descriptor.digest)
     if layer.descriptor.media_type in PLAIN:
         yield Layer(layer.diff_id, layer.descriptor.size, blob)

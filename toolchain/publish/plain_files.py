@@ -34,7 +34,7 @@ from toolchain.stages.base import label_of
 from toolchain.stages.wheels import in_store
 
 _Write = Callable[[Cache, Record, Path], list[Path]]
-# The architectures in the names of LLVM's archives, if they differ from OCI's names.
+# The names of architectures in the file names of LLVM's archives, where they differ from OCI's names.
 _ARCH = {"amd64": "x64"}
 
 
@@ -71,7 +71,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the plain files of all stages that have some; existing files with the right content are kept.
+    """Write the plain files of all stages that have some; archives that already exist unchanged are kept.
 
     Returns:
         The paths of the files, in the order of the stages.
@@ -82,7 +82,7 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 
 
 def no_plain_form(option: str, verb: str) -> ConfigError:
-    """Return the error for an option that needs plain files, if no stage of the request has some."""
+    """Return the error for an option that needs plain files when no requested stage has any."""
     return ConfigError(
         "option-not-for-stage",
         f"{option} is only for {', '.join(FORMS)}",
@@ -92,7 +92,7 @@ def no_plain_form(option: str, verb: str) -> ConfigError:
 
 
 def _packed_once(write: _Write) -> _Write:
-    """Decorate `write` to skip an image whose files are in the folder already, because packing LLVM takes a minute."""
+    """Decorate `write` to skip an image whose files already are in the folder, because packing LLVM takes a minute."""
 
     @functools.wraps(write)
     def again(cache: Cache, record: Record, folder: Path) -> list[Path]:
@@ -124,14 +124,14 @@ def _tree(cache: Cache, record: Record) -> Iterator[Path]:
 
 
 def _platform(cache: Cache, record: Record) -> str:
-    """Return the architecture of an image from its config."""
+    """Return the architecture that the config of an image names."""
     layout = Layout(cache.images)
     return platform_of(layout.read_json(layout.children(layout.resolve(record.manifest))[0])).arch
 
 
 @_packed_once
 def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the prefix of an LLVM as `llvm-<id>-<base>-<arch>.tar.gz`, whose top folder has the same name."""
+    """Write the prefix of an LLVM image as `llvm-<id>-<base>-<arch>.tar.gz`, with a top folder of the same name."""
     stem = record.image.replace("llvm-triton-", "llvm-", 1)
     arch = _platform(cache, record)
     out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
@@ -142,7 +142,7 @@ def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the wheels that the stage built; wheels from the Python index are left out."""
+    """Write the wheels that the stage built, but not wheels that it took from the Python index."""
     written = []
     for wheel in record.facts.get("wheels", ()):
         kept = in_store(cache, wheel["digest"])
@@ -173,12 +173,12 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
 def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """Write an archive of the AOTriton library, and an archive of each pack of kernels.
 
-    The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. A library for several
-    ROCm versions becomes an archive for each of them, named
-    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. The name contains the base or the glibc floor,
-    but not `manylinux`, because manylinux compatibility is not checked. It also shows whether the build is partial,
-    whether a pack lacks GPUs of its family, and how many kernels are known to be bad. A build without a commit has
-    `tree<12>`, a digest of the source, instead of `<git12>`.
+    The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. For several ROCm
+    versions, an archive is written for each version, named
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. A name contains the base or the glibc floor, but
+    not `manylinux`, because manylinux compatibility is not checked. Names also show whether the build is partial,
+    whether a pack lacks GPUs of its family, and how many kernels are known to be bad. If the commit is unknown,
+    `tree<12>` with digits of the source's digest replaces `<git12>`.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
@@ -189,7 +189,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     bad = int(kernels["failed"]) + int(kernels["timed_out"])
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     inside = "" if facts["packs"] else ("-partial" if part else "") + (f"-knownbad{bad}" if bad else "")
-    # The library supports only the GPUs in its name. In old releases, the kernels are in the library.
+    # The library supports only the GPUs in its name. In old releases, the library also contains their kernels.
     tail = f"-{gpus}{inside}-shared.tar.gz"
     runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
     if rocms := facts.get("rocm", {}):
@@ -216,13 +216,13 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _at_commit(record: Record) -> bool:
-    """Return whether the commit of the AOTriton source is known; it is not for a checkout or an unknown archive."""
+    """Return whether the commit of the AOTriton source is known, which it is not for a checkout or unknown archive."""
     source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 
 
 def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
-    """Return the paths in the prefix that do not belong to a pack, as patterns to exclude."""
+    """Return the paths in the prefix that do not belong to the given pack, as patterns to exclude."""
     images = prefix / "lib/aotriton.images"
     kept = {images.parent, images, images / pack}
     beside = (path for folder in (prefix, images.parent, images) for path in folder.iterdir() if path not in kept)

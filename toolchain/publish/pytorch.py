@@ -1,8 +1,8 @@
 """Find out which AOTriton a PyTorch source tree requires, and check archives or an installed prefix against it.
 
-PyTorch's `cmake/External/aotriton.cmake` names a release, the archive of a runtime for each ROCm, and the archive of
-images (compiled kernels) for each pack of GPUs, with their SHA-256. Up to PyTorch 2.6, the file
-`.ci/docker/aotriton_version.txt` names archives with both runtime and images.
+PyTorch's `cmake/External/aotriton.cmake` names a release, the archive of a runtime for each ROCm version, and the
+archive of images (compiled kernels) for each pack of GPUs, each with its SHA-256. Up to PyTorch 2.6, the file
+`.ci/docker/aotriton_version.txt` names archives that contain both the runtime and the images.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Wanted:
 
     Args:
         release: the release of AOTriton, as URLs contain it.
-        commit: the commit that PyTorch builds if it has no archive.
+        commit: the commit that PyTorch builds if it has no archive; empty if it names no commit.
         archives: the runtimes in the order of the file, then the images.
         url: the URL of the folder with the archives, which ends with a slash.
         fixed_url: whether PyTorch ignores the variable `URL_VARIABLE`.
@@ -138,9 +138,9 @@ def _number(rocm: str) -> tuple[int, ...]:
 
 
 def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dict[str, str]:
-    """Return the pack of each GPU of a release, such as `amd-gfx110x`.
+    """Return the name of the pack for each GPU that a release supports, such as `amd-gfx110x`.
 
-    A pack is empty if the kernels of the GPU are in the library.
+    The name is empty if the library itself contains the kernels for the GPU.
 
     Args:
         release: the release of AOTriton.
@@ -166,7 +166,7 @@ def read_pytorch(path: Path) -> Wanted:
     text = _text(cmake)
     values: dict[str, list[str]] = {}
     for match in _SET.finditer(text):
-        # Only the first value counts, because the file replaces values in sanitizer builds.
+        # Only the first value of a variable is used, because the file replaces the values in sanitizer builds.
         values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
     text = _COMMENT.sub("", text)
     if "SHA256_LIST" in values:
@@ -289,7 +289,7 @@ def _of_version_file(text: str, path: Path) -> Wanted:
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
-    """Return the SHA-256 (64 hexadecimal digits) of each archive in a folder or its subfolder RELEASE, by name."""
+    """Return the SHA-256 (64 hexadecimal digits) of each archive in a folder or its subfolder RELEASE, by file name."""
     digests = {}
     for archive in archives:
         for place in (folder / wanted.release / archive.name, folder / archive.name):
@@ -300,7 +300,7 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
 
 
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
-    """Raise ContractError if PyTorch cannot use an installed AOTriton, because PyTorch itself does not check it.
+    """Raise ContractError if PyTorch cannot use an installed AOTriton, because PyTorch itself does not check this.
 
     Args:
         gpus: the GPUs that need images.
@@ -355,7 +355,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return the fault if a library links to another HIP than that of the ROCm version; empty if it does not."""
+    """Return the fault if a library links to a different HIP than the ROCm version has; empty if there is no fault."""
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - few calls need it
 
     soname = rocm_of(rocm).soname

@@ -23,14 +23,14 @@ ATTEMPTS = 5  # connections per file; each one resumes the download
 BACKOFF = 2.0  # seconds before the first retry; each further retry waits twice as long
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
-_PIECE = 1 << 16  # bytes read at once, which is the most that a broken connection loses
+_PIECE = 1 << 16  # bytes read at once; a broken connection loses at most this many
 
 
 def archive_name(url: str) -> str:
     """Return the last part of a URL's path as a valid file name."""
     path = PurePosixPath(unquote(urlsplit(url).path))
     name = re.sub(r"[\x00-\x1f\x7f]", "_", path.name)
-    if path.parent.name in {"tar.gz", "tarball"}:  # such URLs of GitHub end with a commit, without a suffix
+    if path.parent.name in {"tar.gz", "tarball"}:  # GitHub's URLs of this form end with a commit or tag
         name += ".tar.gz"
     if len(encoded := name.encode()) > 255:
         name = encoded[-200:].decode(errors="replace")  # keep the end, because the suffix names the format
@@ -85,7 +85,7 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 class _Download:
-    """A download of one file, which is resumed on a new connection when one breaks."""
+    """A download of one file that continues on a new connection when a connection breaks."""
 
     def __init__(self, url: str, partial: Path, name: str, limit_bytes: int) -> None:
         self.url = url
@@ -96,7 +96,7 @@ class _Download:
         self.etag = ""
 
     def run(self) -> None:
-        """Download the file, and retry until it has the size that the server announced."""
+        """Download the file over at most `ATTEMPTS` connections, each of which continues where the last one broke."""
         with session() as client:
             Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 
@@ -203,7 +203,7 @@ def _looks_like_page(path: Path, content_type: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a transfer failed, which only the text of the exception says."""
+    """Return why a transfer failed, judged by the text of the exception, because its type does not tell the cause."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
     text = str(error).lower()

@@ -1,4 +1,4 @@
-"""Find which of several repositories has a commit, and remember it for later plans."""
+"""Find out which of several repositories has a commit, and remember that repository for later plans."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from toolchain.sources.store import Store
 
 
 def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
-    """Return the URL of the repository from which a commit was fetched before; empty if it was not fetched.
+    """Return the URL of the repository from which a commit was fetched before; empty if no such repository is known.
 
     Args:
-        parts: the names under which the store may have a part of the tree (`Part.name`).
+        repositories: the URLs of the repositories that may have the commit.
+        parts: the names (`Part.name`) of the parts of the tree to look for in the store.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(commit, cache).read_bytes())
@@ -36,14 +37,14 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
 def first_holder(
     name: str, commit: str, repositories: Sequence[str], fetch: Callable[[str], Path], *, cache: Cache
 ) -> tuple[str, Path]:
-    """Fetch a commit from the first repository that has it, and return the repository's URL and the tree.
+    """Fetch a commit from the first repository that has it; return the URL of the repository and the tree's folder.
 
-    The URL is remembered for `holder_of`. If no repository has the commit and one of them did not answer, the error is
-    UnreachableError, because that repository may have the commit.
+    The URL is remembered for `holder_of`. If no repository has the commit, SourceError is raised, or UnreachableError
+    if one of the repositories did not answer, because that repository may have the commit.
 
     Args:
         name: the name of the source, for messages.
-        fetch: fetches the tree from a URL, and returns its folder.
+        fetch: a function that fetches the tree from a URL and returns the tree's folder.
     """
     silent: UnreachableError | None = None
     failures: list[str] = []

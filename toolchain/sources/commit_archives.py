@@ -1,4 +1,4 @@
-"""Look up archives of commits whose SHA-256 is known; data/archives.toml describes the fields."""
+"""Look up the archives of commits in data/archives.toml, which lists the SHA-256 of each and describes its fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CommitArchive:
 
     @property
     def digest(self) -> str:
-        """Return `sha256:<hex>`."""
+        """Return the digest of the archive, `sha256:<hex>`."""
         return f"sha256:{self.sha256}"
 
 
@@ -31,7 +31,7 @@ def commit_archives() -> tuple[CommitArchive, ...]:
 
 
 def archive_of(commit: str) -> CommitArchive | None:
-    """Return the archive of a commit, or None if data/archives.toml has none."""
+    """Return the archive of a commit, or None if data/archives.toml does not list one."""
     return next((row for row in commit_archives() if row.commit == commit), None)
 
 

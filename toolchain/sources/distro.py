@@ -42,7 +42,7 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
     """Return a package as data/distro.toml or an earlier fetch describes it; None if neither does.
 
     Args:
-        suite: the suite of the earlier fetch, if `version` is empty; empty for any suite.
+        suite: the suite that the earlier fetch must have used if `version` is empty; empty to accept any suite.
     """
     return _row(package, version) or _noted(package, version, cache, suite)
 
@@ -50,17 +50,18 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
 def known_distro(
     name: str, package: str, version: str, *, cache: Cache, suite: str = "", held: tuple[str, str] = ("", "")
 ) -> Source:
-    """Return a source package with what data/distro.toml, a lock or an earlier fetch says about it.
+    """Return a source package with the version and digest from data/distro.toml, a lock or an earlier fetch.
 
-    Nothing is read from the network. A suite whose name resembles a Debian suite is refused as a misspelling; every
-    other unknown name may be a suite of the machine's mirrors.
+    The network is not used. SourceError is raised for an unknown suite whose name resembles that of a Debian suite,
+    because the name is probably misspelled. Any other unknown name is accepted, because the machine's mirrors may have
+    such a suite.
 
     Args:
         name: the name of the source, such as `llvm`.
-        version: the upstream version; if empty, the default of data/distro.toml, or the version in the first suite
-            that has the package.
+        version: the upstream version. If it is empty, the default in data/distro.toml is used, or the version in the
+            first suite that has the package.
         suite: the only suite to look in; empty for all suites.
-        held: ref and digest of the source in a lock. They have priority over an earlier fetch, but not over
+        held: the ref and the digest of the source in a lock. They have priority over an earlier fetch, but not over
             data/distro.toml.
     """
     known = load("distro")["suites"]
@@ -92,7 +93,7 @@ def known_distro(
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """Fetch the upstream tarball of a source package by apt, or from a mirror in data/distro.toml.
+    """Fetch the upstream tarball of a source package with apt, or from a mirror in data/distro.toml.
 
     Returns:
         The source with its version and digest, and the path of the tarball in the store.
@@ -116,7 +117,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """Fetch a package by apt; return its row in the index, and its file."""
+    """Fetch the tarball of a package with apt; return the row of the package in the index and the tarball's path."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:
@@ -142,16 +143,16 @@ def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
 def _first(
     indexes: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
 ) -> tuple[Package, Path]:
-    """Download the package from the first suite that has it; return its row in the index, and its file.
+    """Download a package from the first suite that has it; return its row in the index and the tarball's path.
 
     Args:
-        version: the upstream version; empty for the newest version of the first suite that has the package.
-        digest: the digest that the index must name; None if it is not known.
-        bound: whether the digest is known, so that an expired index is accepted (see `Suite.update`).
+        version: the upstream version; empty for the newest version in the first suite that has the package.
+        digest: the digest that the index must list; None if it is not known.
+        bound: whether the digest is known and trusted, so that an expired index is accepted (see `Suite.update`).
     """
     listed: list[str] = []
     failures: dict[str, SourceError | UnreachableError] = {}
-    silent: set[str] = set()  # sites that did not answer are not asked again
+    silent: set[str] = set()  # the sites that did not answer, and are not asked again
     for suite in indexes:
         if suite.mirror.site in silent:
             continue
@@ -212,7 +213,7 @@ def _noted(package: str, version: str, cache: Cache, suite: str = "") -> Package
 
 
 def _agree(package: Package, digest: str | None) -> None:
-    """Raise DigestError if the digest in the index differs from the known one."""
+    """Raise DigestError if the digest in the index differs from the known digest."""
     if digest not in (None, f"sha256:{package.sha256}"):
         raise DigestError(
             "package-digest-mismatch",

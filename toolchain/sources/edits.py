@@ -1,7 +1,8 @@
 """Read and apply edit files, which replace lines of a source tree by number.
 
-An edit file is TOML. Its keys `source`, `commit` and `llvm` name the source and the LLVM that it is for, and each
-`[[edit]]` replaces lines of a file. An edit file has only the new lines, while a patch also repeats lines of the tree.
+An edit file is written in TOML. Its keys `source`, `commit` and `llvm` name the commit and the LLVM releases that it
+applies to, and each `[[edit]]` replaces lines of one file. An edit file contains only the new lines, while a patch also
+repeats lines of the tree.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SUFFIX = ".toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Lines of a file that are replaced by a text.
+    """A replacement of some lines of a file.
 
     Args:
         file: the path relative to the tree.
@@ -48,7 +49,7 @@ class EditFile:
         path: the path of the edit file.
         source: the name of the source, e.g. `triton`.
         commit: the commit of the source that the edits apply to.
-        llvm: the LLVM releases that need the edits, as a prefix: `22.1` means all releases of 22.1.
+        llvm: the prefix of the LLVM releases that need the edits: `22.1` stands for all releases of 22.1.
         edits: the edits, in the order of the file.
     """
 
@@ -77,14 +78,20 @@ class EditFile:
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:
-        """Return path, expected digest and actual digest of each file that differs; a missing file has no digest."""
+        """Return the path, the expected digest and the actual digest of each file that differs.
+
+        The actual digest is empty if the file is missing or is a link.
+        """
         wanted = {edit.file: edit.sha256 for edit in self.edits}
         here = {file: _digest(tree / file) for file in wanted}
         return [(file, digest, here[file]) for file, digest in wanted.items() if here[file] != f"sha256:{digest}"]
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a regular file; empty for a link, because writing through it would change another file."""
+    """Return the digest of a regular file; empty if the file is missing or is a link.
+
+    Links are refused, because writing through a link would change another file.
+    """
     return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
 
 

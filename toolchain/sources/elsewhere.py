@@ -35,14 +35,14 @@ class Wanted:
 
     @property
     def description(self) -> str:
-        """Return name, size and digest of the file for messages."""
+        """Return the name, the size and the digest of the file, for messages."""
         return f"expected: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
     def advice(self) -> str:
-        """Return advice on how to provide the file, in a bundle or by `--source` if that can name it."""
+        """Return advice on how to provide the file: in a bundle, or with `--source` if that option accepts it."""
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
-        if self.source.startswith("wheel-"):  # --source cannot name these wheels
+        if self.source.startswith("wheel-"):  # --source does not accept these names
             return bundle
         return f"get the file in another way and give it by --source {self.source}=PATH/{self.file}\nor {bundle}"
 
@@ -50,11 +50,11 @@ class Wanted:
 def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, *, offline: bool) -> Path:
     """Return a file from the store, from its origin, or from the first mirror that has it.
 
-    If the origin sends a file with a wrong digest, no mirror is tried. If no place has the file, the error is
-    UnreachableError if one of them did not answer, or if `offline` is set.
+    If the origin sends a file with a wrong digest, DigestError is raised and no mirror is tried. If the file cannot be
+    found, UnreachableError is raised if a server did not answer or `offline` is set, and SourceError otherwise.
 
     Args:
-        fetch: returns the file from the store or the origin.
+        fetch: a function that returns the file from the store or from its origin.
     """
     try:
         return fetch()

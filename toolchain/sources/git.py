@@ -23,14 +23,14 @@ from toolchain.sources.store import Store
 from toolchain.sources.unpack import unpack_tar
 
 _SHA = re.compile(r"[0-9a-f]{40}")
-# Parts of git's messages in the C locale: the repository lacks the commit, does not exist, or refuses access.
+# Parts of git's messages in the C locale for a missing commit, a missing repository and refused access.
 _ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
 _NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
 _REFUSED = ("authentication", "could not read username", "permission denied", "returned error: 403")
 
 
 def git_digest(repository: str, sha: str) -> str:
-    """Return the digest of a commit: `git:<40 hex>@<repository>`."""
+    """Return the digest of a source at a commit, `git:<40 hex>@<repository>`."""
     return f"git:{sha}@{repository}"
 
 
@@ -44,7 +44,7 @@ def fetch_git(
     verify: bool = False,
     mirrors: Mirrors = (),
 ) -> Path:
-    """Return the tree of a commit in the store, after fetching it if the store lacks it.
+    """Return the path of a commit's tree in the store, after fetching the tree if the store lacks it.
 
     git verifies each object against its hash, so the commit's hash covers every byte of the tree. Submodules are not
     fetched.
@@ -53,8 +53,8 @@ def fetch_git(
         repository_url: an https or ssh URL, or file:// or an absolute path for a local repository.
         sha: the commit, as 40 hexadecimal digits.
         part: the part of the tree to take.
-        verify: read every file of a tree that the store has (see `Store.tree`).
-        mirrors: replacements of URL prefixes. The tree's digest still names `repository_url`.
+        verify: read every file of a tree that the store already has (see `Store.tree`).
+        mirrors: replacements for URL prefixes. The tree's digest still names `repository_url`.
     """
     if not _SHA.fullmatch(sha):
         raise SourceError(
@@ -77,7 +77,7 @@ def fetch_git(
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
-    """Ask a repository for the commit of a tag; an annotated tag gives the commit that it points to."""
+    """Ask a repository which commit a tag points to, directly or by an annotated tag, and return the commit's hash."""
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)
@@ -132,7 +132,10 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
-    """Return a tar of the commit's tree by `git archive`, which applies `export-ignore` and `eol` attributes."""
+    """Fetch a commit, and return the path of a tar of its tree.
+
+    The tar is made by `git archive`, which applies the attributes `export-ignore` and `eol`.
+    """
     archive = scratch / f"commit {sha}"  # `unpack_tar` shows this name in its errors
     try:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])

@@ -19,7 +19,7 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 
 
 def check_local(name: str, spec: SourceSpec) -> None:
-    """Raise SourceError if a local path does not exist or cannot be a source; other kinds are not checked."""
+    """Raise SourceError if a local path does not exist or cannot be a source; other kinds of sources are accepted."""
     path = spec.path
     if path is None or path.is_dir():
         return
@@ -49,7 +49,7 @@ def check_tree_form(source: Source, what: str) -> None:
     """Raise SourceError for a source that is neither a tree nor a tar archive.
 
     Args:
-        what: the expected project in the message, such as `LLVM`.
+        what: the name of the expected project for the message, such as `LLVM`.
     """
     file = source.path if source.path is not None and source.path.is_file() else None
     if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
@@ -68,19 +68,19 @@ def _not_a_source(path: Path) -> str:
         return "" if head == _ZIP else "it has the name of a wheel, but is not a ZIP archive"
     if path.name.endswith(".deb"):
         return "" if head == _AR[:4] else "it has the name of a Debian package, but is not one"
-    if path.name.endswith(".sqlite3"):  # the reader of the database refuses an empty file
+    if path.name.endswith(".sqlite3"):  # an empty file is accepted, because the reader of the database refuses it
         return "" if head in {b"", _SQLITE} else "it has the name of an SQLite database, but is not one"
     if not TAR.search(path.name):
         return "its name does not end like that of a tar archive or a wheel"
     if head == _ZSTD:
-        return ""  # Python's tarfile cannot read zstd
+        return ""  # the content is not checked, because Python's tarfile reads zstd only since Python 3.14
     import tarfile  # noqa: PLC0415 - few invocations have a local file as a source
 
     return "" if tarfile.is_tarfile(path) else "it has the name of a tar archive, but is not one"
 
 
 def _meant(name: str, text: str) -> str:
-    """Return a suggestion for an invalid path."""
+    """Return advice on what to write instead of a path that does not exist."""
     if _VERSION.fullmatch(text):
         return _version_of(name, text.lstrip("vV"))
     prefix, sign, rest = text.partition(":")
@@ -94,7 +94,7 @@ def _meant(name: str, text: str) -> str:
 
 
 def _version_of(name: str, plain: str) -> str:
-    """Return a suggestion for a version of the source `name`."""
+    """Return advice on how to request a version of the source `name`, because a plain version is read as a path."""
     match name:
         case "triton":
             return f"to build Triton {plain}: --triton {plain}; to use its wheel: --source triton=pypi:{plain}"

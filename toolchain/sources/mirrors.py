@@ -22,10 +22,10 @@ _COMPONENTS = {"main", "contrib", "non-free", "non-free-firmware", "restricted",
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """An archive and suite that apt is configured to use.
+    """A suite of a package archive that apt is configured to use.
 
     Args:
-        site: the base URL, which must not be logged or recorded.
+        site: the base URL of the archive, which must not be logged or recorded, because the mirror may be private.
         suite: the suite, e.g. `bookworm-security`.
         components: the components, e.g. `("main",)`.
         keyring: the path of the keyring, or a whole armoured key; empty for apt's default keys.
@@ -38,7 +38,7 @@ class Mirror:
 
     @property
     def security(self) -> bool:
-        """Return whether the suite belongs to the security archive, which has no other suites."""
+        """Return whether the suite belongs to the security archive, which contains only such suites."""
         return self.suite.endswith("-security") or "/updates" in self.suite
 
 
@@ -112,10 +112,13 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
 def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:
     """Return the suites to search for a source package: the hints, the configured suites, then Debian's other suites.
 
-    A suite whose name ends with `-security` is searched in the security archive, any other suite in the main archive.
-    Debian's other suites are left out if the machine has another distribution.
+    A suite that is not configured is searched in the security archive if its name ends with `-security`, and in the
+    first archive otherwise. Debian's other suites are included only if a configured suite is one of Debian's, because
+    the archives of other distributions do not contain them.
 
     Args:
+        mirrors: the configured suites.
+        hints: the suites to search first.
         known: Debian's suites, in the order of the search.
     """
     security = next((mirror for mirror in mirrors if mirror.security), None)

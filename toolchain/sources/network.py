@@ -1,4 +1,4 @@
-"""Check URLs of sources, replace them by mirrors, and make the HTTP session for them."""
+"""Check the URLs of sources, replace their prefixes by mirrors, and create the HTTP session that downloads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|ses
 
 
 def refuse_offline(what: str, *, offline: bool) -> None:
-    """Raise UnreachableError if `offline` is set; `what` is the missing file or commit."""
+    """Raise UnreachableError if `offline` is set.
+
+    Args:
+        what: the name of the missing file or commit, for the message.
+    """
     if offline:
         raise UnreachableError(
             "offline-missing",
@@ -34,7 +38,8 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     """Return a URL with its scheme in lower case; raise SourceError unless it is https, or http to a loopback address.
 
     Args:
-        plain_allowed: False refuses all http URLs, because https must not redirect to http.
+        plain_allowed: whether http is accepted; False for a redirect from https, because https must not redirect to
+            http.
     """
     refuse_credentials(url)
     url = check_address(url)
@@ -69,7 +74,7 @@ def git_protocol(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """Return a URL with its scheme in lower case; raise SourceError if its host or port is invalid."""
+    """Return a URL with its scheme in lower case; raise SourceError for an invalid host or port, or for a space."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
@@ -96,7 +101,7 @@ def check_address(url: str) -> str:
 
 
 def refuse_credentials(url: str) -> None:
-    """Raise SourceError for a URL with a password or token, because URLs are logged and recorded.
+    """Raise SourceError for a URL that contains credentials, because URLs are logged and recorded.
 
     The message does not repeat the secret.
     """
@@ -128,7 +133,7 @@ Mirrors = tuple[tuple[str, str], ...]
 
 
 def parse_mirrors(values: Sequence[str]) -> Mirrors:
-    """Parse the `URL=URL` values of `--mirror` to pairs of a URL prefix and its replacement."""
+    """Parse the `URL=URL` values of `--mirror` into pairs of a URL prefix and its replacement."""
     pairs: list[tuple[str, str]] = []
     for value in values:
         match = _MIRROR.fullmatch(value)
@@ -150,7 +155,7 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
 
 
 def mirrored(url: str, mirrors: Mirrors) -> str:
-    """Replace the longest matching prefix of a URL by its mirror; a URL without a mirror is returned unchanged.
+    """Return a URL with the longest matching prefix replaced by its mirror; a URL without a mirror is unchanged.
 
     A prefix matches only whole components of the path.
     """

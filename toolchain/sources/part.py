@@ -12,8 +12,8 @@ class Part:
     """A part of a source tree.
 
     Args:
-        taken: the form in locks: names of the top folder that belong to the part, and with the prefix `!` names that
-            are excluded from each of these; empty for the whole tree.
+        taken: the part in the form that locks contain: the names in the top folder that belong to the part, and, with
+            the prefix `!`, the names that are excluded from each of these folders; empty for the whole tree.
     """
 
     taken: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Part:
 
     @cached_property
     def only(self) -> frozenset[str]:
-        """Return the names of the top folder that belong to the part; empty for all of them."""
+        """Return the names in the top folder that belong to the part; empty for all names."""
         return frozenset(name for name in self.taken if not name.startswith("!"))
 
     @cached_property

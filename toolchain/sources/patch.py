@@ -21,7 +21,7 @@ _MEMORY = 2 << 30
 
 
 def listed(patches: Sequence[Path]) -> list[dict[str, str]]:
-    """Return `name` and `digest` of each patch file, as plans and records contain them."""
+    """Return the `name` and the `digest` of each patch file, in the form that plans and records contain."""
     return [{"name": patch.name, "digest": sha256_file(patch)} for patch in patches]
 
 
@@ -39,9 +39,9 @@ def copy_tree(source: Path, dest: Path) -> None:
 
 
 def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
-    """Copy `tree` to `dest`, which is missing or empty, and apply the patches in their order.
+    """Copy `tree` to `dest`, which must be missing or empty, and apply the patches to the copy in the given order.
 
-    Edit files (`sources.edits`) are applied by this tool, other patches by `git apply`.
+    Edit files (`sources.edits`) are applied by this tool, and other patches by `git apply`.
     """
     for patch in patches:
         check_patch(patch)
@@ -57,7 +57,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
         if patch.suffix == EDITS:
             apply_edits(read_edits(patch), dest)
             continue
-        # The user's git attributes could change line endings.
+        # The user's git attributes are ignored, because they could change line endings.
         argv: list[str | os.PathLike[str]] = ["prlimit", f"--as={_MEMORY}", "git"]
         argv += ["-c", "core.attributesFile=/dev/null", "apply", "-p1", "--whitespace=nowarn"]
         for mode in (["--check"], []):
@@ -82,7 +82,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 
 
 def check_patch(patch: Path) -> None:
-    """Raise PatchError if a patch file is unreadable, empty, too large, or names a path outside of the tree."""
+    """Raise PatchError if a patch file is unreadable, empty, too large, or names a path outside the tree."""
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
     except OSError as error:
@@ -122,7 +122,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Return every path in a patch, as it is written there (`a/sub/file`)."""
+    """Return every path that a patch names, with the prefix that it has there (`a/sub/file`)."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]
@@ -134,7 +134,7 @@ def _names(content: bytes) -> list[str]:
 
 
 def _unquote(raw: bytes) -> str:
-    """Decode a path, which git quotes with C escapes if it has special characters."""
+    """Decode a path in a patch; git quotes a path that contains special characters like a string in C."""
     if raw.startswith(b'"') and raw.endswith(b'"') and len(raw) > 1:
         raw = raw[1:-1]
         raw = re.sub(rb"\\([0-7]{1,3})", lambda m: bytes([int(m[1], 8) & 255]), raw)

@@ -1,6 +1,6 @@
 """Run pip to download wheels, isolated from the current folder and from most `PIP_*` variables.
 
-pip reads its configuration files as usual: the pip.conf of the machine, of the user, and of this Python. They belong to
+pip reads the configuration files of the machine, of the user and of this Python as usual, because these files belong to
 root or to the caller. pip also gets the variables in `KEPT` and `KEPT_FILES`. The options in `DOWNLOAD` override both,
 so no configuration can make pip build a source distribution, which would run the distribution's code.
 """
@@ -37,14 +37,14 @@ KEPT_FILES: Mapping[str, str] = {
 }
 """The variables with a path that are passed to pip, and the meaning of each.
 
-Other variables are dropped, because `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start further programs, `PIP_REQUIREMENT`
+Other variables are dropped, because `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start other programs, `PIP_REQUIREMENT`
 and `PIP_EDITABLE` add other projects, and `PIP_NO_BINARY` requests source distributions.
 """
 
 DOWNLOAD = (
     "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
 )  # fmt: skip
-"""The options of `pip download`, which allow only wheels because pip would build a source distribution."""
+"""The arguments of `pip download`. Only wheels are allowed, because pip would run the code of a source distribution."""
 
 
 def pip(*words: str) -> str:
@@ -74,7 +74,7 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
 
 
 def index_url() -> str:
-    """Return the URL of the index that pip is configured to use, from the text of its `--help`."""
+    """Return the URL of the index that pip is configured to use, which `pip download --help` prints."""
     try:
         text = pip("download", "--help")
     except CommandError as error:

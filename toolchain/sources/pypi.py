@@ -1,4 +1,4 @@
-"""Fetch files of the Python index by name and SHA-256, from the index that pip is configured to use."""
+"""Fetch files by name and SHA-256 from the Python index that pip is configured to use."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
-# The Python version for a `py3` wheel. pip would read 3 as 3.0, which is older than the minimum of many wheels.
+# The Python version to request for a `py3` wheel. pip would read 3 as 3.0, which is older than many wheels require.
 _ANY_PYTHON = "3.13"
-# CPython versions in the order in which `download_wheel` tries them, and minor versions of the wheels' glibc.
+# The CPython versions in the order in which `download_wheel` tries them, and the minor versions of glibc 2 whose
+# manylinux wheels it accepts.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
 _GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PypiFile:
-    """A row of data/pypi.toml: a file of a release."""
+    """A row of data/pypi.toml, which describes a file of a release."""
 
     project: str
     version: str
@@ -50,7 +51,7 @@ def known_files() -> tuple[PypiFile, ...]:
 
 
 def pypi_row(project: str, version: str) -> PypiFile:
-    """Return the file of a project and version; raise SourceError if data/pypi.toml does not have it.
+    """Return the row for a project and version; raise SourceError if data/pypi.toml does not contain one.
 
     Args:
         version: the version; empty for the project's default version.
@@ -74,7 +75,7 @@ def python_of_wheel(file: str) -> tuple[str, bool]:
 
     Returns:
         `("3.13", False)` for a wheel with the ABI of CPython 3.13; `("3.12", True)` for a wheel with the stable ABI of
-            3.12, or for a wheel without machine code.
+            3.12; `("3.0", True)` for a wheel with the tags `py3-none`.
     """
     match = _wheel_name(file)
     first = match["python"].rpartition(".")[2]
@@ -93,7 +94,7 @@ def _wheel_name(file: str) -> re.Match[str]:
 
 
 def known_pypi(name: str, project: str, version: str) -> Source:
-    """Return a file of data/pypi.toml as a source, without using the network."""
+    """Return a file in data/pypi.toml as a source, without using the network."""
     row = pypi_row(project, version)
     return Source(
         name=name,
@@ -129,7 +130,9 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
 
 
 def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
-    """Download a wheel of unknown digest into a folder, for the newest CPython for which the index has one.
+    """Download a wheel whose digest is unknown into a folder, and return its path.
+
+    The wheel is for the newest CPython in `_PYTHONS` for which the index has a wheel.
 
     Args:
         machine: the architecture in platform tags, such as `x86_64`.
@@ -145,7 +148,7 @@ def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Pa
             break
         except CommandError as error:
             problem = pip_error(what, error)
-            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or "has no pip" in problem.what:
+            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or problem.id == "pip-missing":
                 raise problem from error
     came = sorted(folder.glob("*.whl"))
     if len(came) != 1:

@@ -39,13 +39,14 @@ from toolchain.sources.unpack import unpack_tar
 
 
 def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] = ("", "")) -> Source:
-    """Return a source with what is known about it without a network.
+    """Return a source with everything that is known about it without using the network.
 
-    A local folder is hashed, with a stat cache. A local file whose digest is in the tables of packages, wheels or
-    archives becomes that source. The digest is None if only a fetch can find it out.
+    A local folder is hashed, with the help of a stat cache. A local file whose digest is listed in data/distro.toml,
+    data/pypi.toml or data/archives.toml becomes the source that the row describes. The digest of the source is None if
+    it can be found out only by fetching the source.
 
     Args:
-        held: ref and digest of the source in a lock (see `known_distro`).
+        held: the ref and the digest of the source in a lock (see `known_distro`).
     """
     match spec.kind:
         case "local":
@@ -116,7 +117,7 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
-    """Return the known package, wheel or archive with this digest, or None."""
+    """Return the package, wheel or archive in the data files that has the digest, or None."""
     plain = digest.removeprefix("sha256:")
     for package in known_packages():
         if package.sha256 == plain:
@@ -134,7 +135,7 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
     return cache.store / "stat" / f"{hashlib.sha256(bytes(path.resolve())).hexdigest()[:24]}.json"
 
 
-# This source stays a tar archive, because AOTriton's build unpacks its tuning database.
+# The source that stays a tar archive, because AOTriton's build unpacks its tuning database itself.
 _PACKED = "aotriton-database"
 
 
@@ -143,7 +144,7 @@ def part_of(name: str, *, tests: bool = False) -> Part:
     """Return the part of a source that builds use: some folders of a large monorepo, or the whole tree.
 
     Args:
-        tests: include the folders that only the tests of the source read.
+        tests: whether the part includes the folders that only the source's own tests read.
     """
     for row in load("trees").values():
         if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
@@ -163,14 +164,14 @@ def fetch_source(
 ) -> FetchedSource:
     """Fetch a source into the store, apply the patches to a copy, and return the source with its path.
 
-    The returned digest does not cover the patches, because these are separate inputs of a build.
+    The returned digest does not cover the patches, because patches are separate inputs of a build.
 
     Args:
         source: the source from `locate`.
-        patches: patch files, in the order of their application.
-        verify: read every file of a tree that the store has (see `Store.tree`).
-        mirrors: replacements of URL prefixes for git and archives.
-        tests: include the folders that only the tests of the source read.
+        patches: the patch files, in the order in which they are applied.
+        verify: read every file of a tree that the store already has (see `Store.tree`).
+        mirrors: replacements for URL prefixes, for git and archives.
+        tests: whether to include the folders that only the source's own tests read.
     """
     source.require_commit()
     part = part_of(source.name, tests=tests or bool(patches))
@@ -183,10 +184,10 @@ def fetch_source(
 
 
 def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool = False) -> bool:
-    """Return whether the store has a source, without reading its files; a local source always counts as stored.
+    """Return whether the store has a source, without reading its files; always True for a local source.
 
     Args:
-        tests, patched: whether the part includes tests, and whether patches are applied (see `fetch_source`).
+        tests, patched: whether the build needs the source's tests, and whether it applies patches (see `fetch_source`).
     """
     store, part = Store(cache.store), part_of(source.name, tests=tests or patched)
     if source.kind == "local" or source.path is not None:
@@ -223,7 +224,7 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
 
 
 def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, how: _How) -> FetchedSource:
-    """Fetch a commit from the first of several repositories that has it; return the source with this repository."""
+    """Fetch a commit from the first of several repositories that has it; return the source with that repository."""
 
     def fetch(url: str) -> Path:
         return _fetch_commit(replace(source, where=url, among=()), store, offline=offline, how=how)
@@ -234,7 +235,7 @@ def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, h
 
 
 def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> Path:
-    """Fetch a commit's tree by git; if git fails, the error recommends the commit's archive if one is known."""
+    """Fetch a commit's tree with git, and return its path; an error recommends the commit's archive if one is known."""
     try:
         return fetch_git(
             source.where, source.version, store, offline=offline, part=how.part, verify=how.verify, mirrors=how.mirrors
@@ -278,7 +279,7 @@ def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
-    """Store a snapshot of a user's file or folder, so that later edits do not affect the build."""
+    """Store a snapshot of a user's file or folder, so that later edits do not affect the build; return its path."""
     if source.path is None or source.digest is None:
         raise SourceError(
             "source-without-path", f"the source {source.name} has no path", fix=f"give --source {source.name}=PATH"
@@ -288,7 +289,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
     stored = top.resolve().is_relative_to(store.root.resolve())  # a tree from a bundle
-    # A bundle contains the tree with its tests if the tree is patched.
+    # A bundle for a build with patches contains the part with tests, so the store may have only that part.
     if stored and store.stored_tree(digest, part=how.part.name) is None:
         how = replace(how, part=part_of(source.name, tests=True))
 
@@ -335,7 +336,7 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
         except DigestError as error:
             if file.is_relative_to(store.root):
                 raise
-            # `add_file` removed the copy, so its advice about a removed file would be wrong here.
+            # `add_file` removed only the copy, so its advice, which mentions a removed file, would mislead the user.
             raise SourceError(
                 "source-changed", f"{file} changed while it was copied", fix="run the command again"
             ) from error
@@ -355,7 +356,7 @@ def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: 
                 copies.append(Path(folder) / f"{number}" / patch.name)
                 copies[-1].parent.mkdir()
                 copy_tree(patch.resolve(), copies[-1])
-                if sha256_file(copies[-1]) != digest:  # the name of the stored tree depends on it
+                if sha256_file(copies[-1]) != digest:  # the name of the stored tree depends on the digests
                     raise SourceError(
                         "source-changed", f"{patch} changed while it was copied", fix="run the command again"
                     )

@@ -41,7 +41,7 @@ MAGIC = {
     b"AKS2": "AOTriton kernel archive",
     b"\x03\x02\x23\x07": "SPIR-V",
 }
-# The first bytes of archives that `scan` cannot unpack. It reports them, because they may contain anything.
+# The first bytes of archives that `scan` cannot unpack. It reports these archives, because they may contain anything.
 SEALED = {
     b"\x28\xb5\x2f\xfd": "zstd file, not scanned",
     b"\x04\x22\x4d\x18": "LZ4 file, not scanned",
@@ -62,13 +62,14 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-# The signature at the end of a zip, and its largest distance from the end of the file, because a comment may follow.
+# The signature at the end of a zip file, and its largest distance from the end of the file: a comment of up to 64 KiB
+# may follow the signature.
 _ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
 # The largest number of bytes that are unpacked from a container, as a protection against decompression bombs.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
-# zipfile raises RuntimeError for a password or an unknown compression. The errors from ValueError on come from invalid
-# names and numbers.
+# zipfile raises RuntimeError for a password or an unknown compression. ValueError, OverflowError and struct.error come
+# from invalid names and numbers.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, OverflowError, struct.error),
     *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
@@ -97,12 +98,12 @@ class Finding:
         return self.path.partition("!")[0]
 
     def as_json(self) -> dict[str, str | int]:
-        """Return the finding as records contain it."""
+        """Return the finding in the form that records contain."""
         return asdict(self)
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:
-    """Return all binaries of a tree or a single file, sorted by path.
+    """Return all binaries in a tree or a single file, sorted by path.
 
     Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised for an unreadable archive, because it may
     contain anything.
@@ -167,11 +168,11 @@ def _kind(head: bytes) -> str:
 
 
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield path and kind of a binary, or of each binary in an archive.
+    """Yield the path and the kind of a stream that is a binary, or of each binary in a stream that is an archive.
 
     Args:
-        where: the path of the stream inside of its containers, such as `!MEMBER`; empty for the file itself.
-        depth: the number of nested archives that are still unpacked.
+        where: the path of the stream inside its containers, such as `!MEMBER`; empty for the file itself.
+        depth: the number of levels of nested archives that may still be unpacked.
     """
     head = stream.read(512)
     stream.seek(0)
@@ -191,7 +192,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
                     with file, _held(file) as held:
                         yield from _inside(held, f"{where}!{entry.name}", depth - 1)
             stream.seek(tar.offset)
-        # Some readers ignore the end mark or invalid headers, and would unpack this content.
+        # Some tar readers continue after the end mark or an invalid header, and would unpack this data.
         if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
             yield where, "tar with data after its end mark, not scanned"
     elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
@@ -228,7 +229,10 @@ def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
 
 
 def _held(stream: IO[bytes]) -> IO[bytes]:
-    """Copy a stream into a temporary file, which can be read more than once and from its end."""
+    """Copy a stream into a temporary file, which can be read more than once and from its end.
+
+    If the first bytes already show the kind of the stream, only they are copied, because nothing else is needed.
+    """
     head = stream.read(512)
     if _kind(head):
         return io.BytesIO(head)
@@ -248,7 +252,7 @@ def _is_container(head: bytes) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Return whether a block is a tar header; a header before POSIX has no magic bytes, so its checksum is compared."""
+    """Return whether a block is a tar header; one from before POSIX has no magic bytes, so its checksum is compared."""
     if head[257:262] == b"ustar":
         return True
     digits = head[148:156].strip(b" \0")

@@ -1,4 +1,4 @@
-"""Parse and print the specification of a source, as `--source NAME=SPEC` and locks contain it."""
+"""Parse and print the specification of a source, which `--source NAME=SPEC` and locks contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{1,40}")
 _BARE_VERSION = re.compile(r"\d+(\.\w+)+")
-_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # a lock has this form
+_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # from a bundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SourceSpec:
         version: the commit, `sha256:<hex>` or upstream version; empty for the default version, for a path, and for a
             tag whose commit is unknown.
         tag: the tag of the commit. Only tables of releases have tags, because users must name a commit.
-        suite: the only suite in which a package is searched; empty for all. It is ignored in comparisons.
+        suite: the only suite in which the package is looked up; empty for all suites. It is ignored in comparisons.
         text: the text from which the specification was parsed. It is ignored in comparisons.
     """
 
@@ -46,7 +46,7 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the text of the specification, which `parse_source_spec` can parse."""
+        """Return the specification as a text, which `parse_source_spec` can parse unless it names only a tag."""
         if self.text:
             return self.text
         match self.kind:
@@ -61,7 +61,7 @@ class SourceSpec:
 
     @property
     def wheel(self) -> bool:
-        """Return whether the source is a file of the Python index or a local wheel."""
+        """Return whether the source is a file from the Python index or a local wheel."""
         return self.kind == "pypi" or (self.kind == "local" and self.where.endswith(".whl"))
 
     @property
@@ -71,7 +71,7 @@ class SourceSpec:
 
 
 def users_path(text: str) -> Path:
-    """Expand `~` in a path that may not exist."""
+    """Return a path, which need not exist, with `~` expanded; raise SourceError if it cannot be examined."""
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -88,9 +88,9 @@ def users_path(text: str) -> Path:
 
 
 def ref_of(kind: Kind, where: str, version: str) -> str:
-    """Return the short text for a source in records, locks and messages, such as `pypi:PROJECT==VERSION`.
+    """Return the short text that stands for a source in records, locks and messages, e.g. `pypi:PROJECT==VERSION`.
 
-    For git the text is only the commit.
+    For a git source, the text is only the commit.
     """
     match kind:
         case "git":

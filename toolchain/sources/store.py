@@ -21,15 +21,15 @@ from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
-# Trees whose files this process has all read or written, and which it need not read again.
+# The trees of which this process has read or written every file, so that it need not verify them again.
 _READ: set[Path] = set()
 
 
 class Store:
-    """Files and unpacked trees by digest, in a folder that only its owner may enter.
+    """A folder of files and unpacked trees by digest, which only its owner may enter.
 
     `files/<hex>/<name>` is a file with its original name, because installers parse the name of a wheel. `trees/<key>/`
-    is a tree, `trees/<key>.json` contains its digest, and `trees/<key>.stat.json` is the stat cache of its check.
+    is a tree, `trees/<key>.json` contains its digest, and `trees/<key>.stat.json` caches the hashes of its files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,9 +44,9 @@ class Store:
         """Move a file into the store, and return its new path; remove the file if it has the wrong digest.
 
         Args:
-            path: the file, which must be on the file system of the store (e.g. in `partial`).
+            path: the file, which must be on the same file system as the store (e.g. in `partial`).
             digest: the expected digest.
-            name: the name in the store; the default is the present name.
+            name: the name in the store; the default is the current name.
         """
         if not _is_plain(path):
             raise SourceError(
@@ -81,10 +81,10 @@ class Store:
         return home / name
 
     def file(self, digest: str, *, verify: bool = False) -> Path | None:
-        """Return the stored file with this digest, or None.
+        """Return the path of the stored file with a digest; None if the store does not have it.
 
         Args:
-            verify: compare the content with the digest. If it differs, a warning is printed and None returned.
+            verify: compare the content with the digest. If they differ, a warning is printed and None is returned.
         """
         home = self._file_home(digest)
         # Links are skipped, because the target of a link could change.
@@ -107,20 +107,20 @@ class Store:
         brought: bool = False,
         take_brought: bool = False,
     ) -> Path:
-        """Return the folder of the tree with a source's digest, after unpacking it if it is missing or changed.
+        """Return the folder of a source's tree, after unpacking the tree if it is missing or was changed.
 
         Args:
             digest: the digest of the source (see `Source`).
             unpack: a function that writes the tree into an empty folder.
             part: the name of the part (`Part.name`) that `unpack` writes; empty for the whole source.
-            verify: read every file, but only once in a process. By default, files with unchanged size, times and inode
-                are trusted.
+            verify: read every file of a stored tree, but only once per process. By default, a file whose size, times
+                and inode are unchanged is trusted.
             brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
                 compared with the hash of its commit, or with the digest of the whole source if it is a part.
-            take_brought: accept a stored tree that came from a bundle; otherwise it is unpacked again.
+            take_brought: accept a stored tree that came from a bundle; otherwise the tree is unpacked again.
 
         Returns:
-            The folder. Its files have the mode 0644 or 0755, and the fixed timestamp of all layers.
+            The folder. Its files have the mode 0644 or 0755, and the fixed timestamp that files in all layers have.
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key
@@ -152,7 +152,7 @@ class Store:
             record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
             record |= {"brought": True} if brought else {}
             write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
-            # The files are not synced one by one: a file that a power failure truncated fails the check of its size.
+            # The files are not synced one by one, because a file that a power failure truncated fails the size check.
             partial.rename(path)
             _flush(path.parent)
             _READ.add(path)
@@ -171,7 +171,7 @@ class Store:
         return bool(self._sidecar(digest, part).get("brought"))
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
-        """Return the digest and size of a tree from when it was unpacked; None if they are not recorded."""
+        """Return the digest and the size that a tree had when it was unpacked; None if they are not recorded."""
         record = self._sidecar(digest, part)
         try:
             return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
@@ -229,7 +229,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Set the modification time to now, unless the store is read-only; the cache removes unused entries by age."""
+    """Set the modification time of a path to now, because the cache removes old entries; ignore a read-only store."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

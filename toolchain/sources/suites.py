@@ -1,4 +1,4 @@
-"""Read the source index of a distribution's suite by the machine's apt."""
+"""Read the source index of a distribution's suite with the machine's apt."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
 # apt's messages for a suite or file that the mirror does not have.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
-# The machine's apt.conf may name programs to run before and after an update. Only a configuration file can clear these
-# lists.
+# The machine's apt.conf may name programs that apt runs before and after an update. An option cannot clear these lists,
+# but a configuration file can.
 _NO_HOOKS = b"".join(
     f"#clear APT::Update::{name};\n".encode() for name in ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
 )
@@ -47,8 +47,8 @@ class Package:
         suites: the suites that have the package.
         mirrors: URLs of copies of the tarball.
         package_version: the version of the package, with the Debian revision.
-        brought: whether the row came from a bundle. It is replaced when the index can be read.
-        pool: the folder in the mirror, for the file of a binary package, which data/distro.toml names.
+        brought: whether the row came from a bundle. Such a row is replaced when the index can be read.
+        pool: the folder of the file on the mirror, for a binary package in data/distro.toml; otherwise empty.
     """
 
     name: str
@@ -69,7 +69,7 @@ class NoSuiteError(SourceError):
 
 
 class Suite:
-    """The source index of a suite, in a folder separate from that of the machine's apt."""
+    """The source index of a suite, in a folder of its own, so that the lists of the machine's apt are not changed."""
 
     def __init__(self, root: Path, mirror: Mirror) -> None:
         self.mirror = mirror
@@ -85,7 +85,7 @@ class Suite:
             *("-o", "Acquire::Retries=3"),
             # Without this option, apt only prints a warning if it cannot fetch an index.
             *("-o", "APT::Update::Error-Mode=any"),
-            # The user `_apt` may have no access to the cache.
+            # apt must not switch to the user `_apt`, who may have no access to the cache.
             *("-o", "APT::Sandbox::User=root"),
             *("-c", os.fspath(self.root / "no-hooks")),
         ]
@@ -100,7 +100,7 @@ class Suite:
 
         Args:
             bound: whether the digest of the package is known. If so, an expired index is accepted, because only the
-                URL is needed from it.
+                URL of the package is read from it.
         """
         folder = self._folders()
         mirror = self.mirror
@@ -147,7 +147,7 @@ class Suite:
         )
 
     def versions(self, names: Collection[str]) -> list[Package]:
-        """Return every version of the packages in the index, newest first."""
+        """Return every version of the named packages that the index lists, newest first."""
         try:
             text = self._run("apt-cache", "-q", "showsrc", "--only-source", *sorted(names))
         except CommandError:
@@ -241,7 +241,7 @@ class Suite:
 
 
 def _newest_first(packages: Collection[Package]) -> list[Package]:
-    """Sort packages by their Debian version, which dpkg compares."""
+    """Return packages sorted by Debian version, newest first; dpkg compares the versions."""
     return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
 
@@ -254,7 +254,7 @@ def _compare(first: Package, second: Package) -> int:
 
 
 def _worst(error: CommandError) -> str:
-    """Return the last lines of apt's output that report an error or a warning, without hosts."""
+    """Return the last errors and warnings in apt's output, or its last lines if there are none, without hosts."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
     # Messages may be published, so they must not name the machine's mirror.
     return _HOST.sub("<mirror>", re.sub(r" *\[IP: [^\]]*\]", "", "\n".join(lines[-6:])))

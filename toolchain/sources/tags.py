@@ -28,9 +28,10 @@ def remembered(repository: str, tag: str, cache: Cache) -> str:
 
 
 def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
-    """Return a source at a tag with its commit; the repository is asked if the commit or its tree is not stored.
+    """Return a source with the commit of its tag; a source without a tag is returned unchanged.
 
-    LockedError is raised if the tag points to another commit than the source names.
+    The repository is asked if the commit is unknown, or if its tree is not stored and `offline` is not set. LockedError
+    is raised if the tag no longer points to the commit that the source names.
     """
     store = Store(cache.store)
     known = source.digest is not None
@@ -44,7 +45,7 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
 
 
 def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
-    """Return a source at a tag with its commit, and remember the commit."""
+    """Return a source with the commit of its tag, and remember the commit."""
     if source.version != commit:
         console.note(f"{source.name}: tag {source.tag} of {source.where} is commit {commit}")
     if remembered(source.where, source.tag, cache) != commit:

@@ -26,8 +26,8 @@ LOG = logging.getLogger(__name__)
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
-_MAX_LINKS = 40  # the limit of Linux for links in a path
-_REPOSITORIES = {"distro": "debian"}  # for other kinds, the kind is the name
+_MAX_LINKS = 40  # the largest number of links that Linux follows in a path
+_REPOSITORIES = {"distro": "debian"}  # names in records for kinds whose repository is not named like the kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class Source:
         license: an SPDX expression; empty if the license is unknown.
         tag: the tag that was requested; empty if the request names no tag.
         commit: the commit of an archive, if data/archives.toml names it.
-        among: the repositories of which one has the commit, while that one is unknown; `where` is the first of them.
+        among: the repositories that may have the commit, until it is known which one does; `where` is the first.
         pending: a description of the tree or file that names the commit, while the full commit is unknown.
-        suite: the only suite in which a package is searched (see `SourceSpec`).
+        suite: the only suite in which a package is looked up (see `SourceSpec`).
     """
 
     name: str
@@ -67,9 +67,9 @@ class Source:
 
     @property
     def ref(self) -> str:
-        """Return the short text for records and messages, e.g. `distro:llvm-toolchain-22=22.1.8`.
+        """Return the short text that stands for the source in records, e.g. `distro:llvm-toolchain-22=22.1.8`.
 
-        For git it is the commit, or the tag while the commit is unknown.
+        For a git source, it is the commit, or the tag while the commit is unknown.
         """
         return ref_of(self.kind, self.where, self.version) or self.tag
 
@@ -82,8 +82,8 @@ class Source:
     def short_id(self) -> str:
         """Return a short id for names of images.
 
-        It is the first 8 digits of the commit, or the version of a package or wheel, or `tree` with the first 8 digits
-        of the digest.
+        It is the first 8 digits of the commit; the tag or `pending` while the commit is unknown; the version of a
+        package or wheel; or `tree` and the first 8 digits of the digest.
         """
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
@@ -201,7 +201,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     if stat_cache is not None and fresh != known:
         try:
             write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
-        except OSError as error:  # a full disk must not fail a plan
+        except OSError as error:  # a full disk must not make a plan fail
             LOG.warning(
                 "the hashes of the files in %s could not be cached, so the next plan computes them again: %s",
                 path,
@@ -215,7 +215,10 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
 
 def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
-    """Yield relative path, kind and entry of every file (`f`), link (`l`) and empty folder (`d`), in any order."""
+    """Yield the relative path, the kind and the directory entry of every file, link and empty folder, in any order.
+
+    The kinds are `f`, `l` and `d`. `.git` is skipped.
+    """
     todo: list[tuple[str, str, os.DirEntry[str] | None]] = [("", os.fspath(top), None)]
     while todo:
         prefix, folder, self_entry = todo.pop()
@@ -272,7 +275,7 @@ def require(tree: Path, *paths: str, what: str = "source") -> None:
     """Raise SourceError if a tree lacks one of the given files or folders.
 
     Args:
-        what: the project in the message, e.g. `LLVM`.
+        what: the name of the project for the message, e.g. `LLVM`.
     """
     missing = [path for path in paths if not (tree / path).exists()]
     if missing:
@@ -285,9 +288,9 @@ def require(tree: Path, *paths: str, what: str = "source") -> None:
 
 
 def normalise(tree: Path) -> None:
-    """Set all modes of a tree to 0644 or 0755, set all times to a fixed value, and remove `.git` folders.
+    """Set all modes in a tree to 0644 or 0755, set all times to a fixed value, and remove every `.git`.
 
-    Times are fixed because ninja and precompiled headers compare them. `.git` is removed because the digest does not
+    Times are fixed, because ninja and precompiled headers compare them. `.git` is removed, because the digest does not
     cover it.
     """
     stamp = (digest.EPOCH, digest.EPOCH)
@@ -302,7 +305,7 @@ def normalise(tree: Path) -> None:
                 os.utime(path, stamp, follow_symlinks=False)
                 continue
             mode = 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111 else 0o644
-            # Setting a mode changes the ctime, which would invalidate the stat cache.
+            # A mode that is right is not set again, because that would change the ctime and invalidate the stat cache.
             if stat.S_IMODE(info.st_mode) != mode:
                 os.chmod(path, mode)  # noqa: PTH101 - making a Path for each of 100,000 files takes seconds
             if info.st_mtime_ns != digest.EPOCH * 10**9:
@@ -322,11 +325,11 @@ _DO_NOT_USE = "do not use this source"
 
 
 def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
-    """Raise HostileInputError if a tree has a link that points out of the tree.
+    """Raise HostileInputError if a tree contains a link that points out of the tree or in a circle.
 
     Args:
-        what: the name of the tree in the message; the default is its path.
-        fix: the advice in the message.
+        what: the name of the tree for the message; the default is its path.
+        fix: the advice for the user.
     """
     links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
     check_link_map(links, what=what or str(tree), fix=fix)
@@ -337,8 +340,8 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
 
     Args:
         links: the target of each link, by the link's path relative to the top.
-        what: the name of the tree in the message.
-        fix: the advice in the message.
+        what: the name of the tree for the message.
+        fix: the advice for the user.
     """
     for path, target in links.items():
         if reason := _escape(path, target, links):
@@ -348,7 +351,7 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Return why a link is refused; empty if its target is inside of the tree."""
+    """Return why a link is refused; empty if its target is inside the tree."""
     at = path.split("/")[:-1]
     todo = [""]  # path components that are not resolved yet, in reverse order
     followed = 0

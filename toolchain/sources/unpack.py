@@ -29,7 +29,7 @@ LIMIT_BYTES = 16 << 30  # largest total size of the files, including those that 
 LIMIT_FILES = 1_000_000  # largest number of members
 _LIMIT_HEADER = 1 << 20  # largest size of an extended header or long name, which tarfile reads into memory
 _LIMIT_TRAILER = 64 << 20  # largest size of the padding after the end mark
-_WINDOW = 1 << 16  # a small buffer, because tarfile copies the rest of it at every header
+_WINDOW = 1 << 16  # bytes; the buffer is small, because tarfile copies the rest of it at every header
 _TOLD_EVERY = 64  # number of members after which the progress is reported
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -90,7 +90,7 @@ def _os_error(archive: Path, error: OSError) -> Exception:
 
 
 class _Unpacker:
-    """The state of unpacking an archive into a folder."""
+    """An archive that is being unpacked into a folder, and the members that were read so far."""
 
     def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
         self.archive = archive
@@ -109,7 +109,7 @@ class _Unpacker:
             size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
-                    # tarfile collects all members in this list, which would need much memory.
+                    # tarfile collects all members in this list, which is emptied to save memory.
                     cast("Any", tar).members = []
                     count += 1
                     total += member.size if member.isreg() else 0
@@ -272,7 +272,7 @@ class _Unpacker:
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(descriptor, view) :]
-            # Owner, setuid bit and times of the member are ignored; only its executable bit is used.
+            # The owner, the setuid bit and the times of the member are ignored; only its executable bit is used.
             os.fchmod(descriptor, 0o755 if member.mode & 0o111 else 0o644)
             os.utime(descriptor, (digest.EPOCH, digest.EPOCH))
         finally:
@@ -294,7 +294,7 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Return a stream of the decompressed archive; its magic bytes select the decompressor.
+    """Yield a stream of the decompressed archive; the first bytes of the archive select the decompressor.
 
     Args:
         archive: the path of the archive.
