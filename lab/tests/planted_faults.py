@@ -28,6 +28,7 @@ OTHERS = {
     "v_mul_f32": "v_add_f32", "v_cmp_gt_u32": "v_cmp_ge_u32", "v_fma_f32": "v_max3_f32", "v_rcp_f32": "v_sqrt_f32",
     "v_xor_b32": "v_and_b32", **dict(pair.split() for pair in _PAIRS), **dict(pair.split()[::-1] for pair in _PAIRS),
 }  # fmt: skip
+_SAME_TWICE = re.compile(r"^v_m(?:ax|in)_\S+ v\d+, (v\d+), \1$")
 _REGISTER, _OFFSET = re.compile(r"\bv(\d+)\b"), re.compile(r"offset\d?:(\d+)")
 
 
@@ -73,6 +74,8 @@ def _changed(kind: str, line: Line, name: str, draw: random.Random) -> str | Non
     if kind == "left out":
         return "s_nop 0" if not name.startswith("s_cbranch") else None
     if kind == "operation":
+        if _SAME_TWICE.search(text):
+            return None  # the larger of a number and itself is also the smaller one
         return text.replace(name, OTHERS[name], 1) if name in OTHERS and "::" not in text else None
     # The first register is the result.
     found = list(_REGISTER.finditer(text))[1:] if kind == "register" else list(_OFFSET.finditer(text))

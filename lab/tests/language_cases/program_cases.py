@@ -54,7 +54,7 @@ def _collatz(element: str) -> Make:
 
 
 def _branches(random: np.random.Generator) -> LanguageProblem:
-    n = 14
+    n = int(random.choice([14, 2]))  # with 2 the last loop has no round
     x = random.integers(-1000, 1000, (n, N)).astype(np.int32)
     rows, i = [], np.arange(N)
     for p in range(3):
@@ -99,7 +99,10 @@ def _random_numbers(_: np.random.Generator) -> LanguageProblem:
 def _softmax(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         n = 100 - int(random.integers(0, 6))
-        x = encode(random.standard_normal((3, n)) * [[1], [4], [60]], element)
+        numbers = random.standard_normal((3, n)) * 4
+        # Without the maximum of the whole row the exponential of this number is infinite.
+        numbers[1:, random.integers(0, n)] = 300
+        x = encode(numbers, element)
         weights = np.exp(decode(x, element) - decode(x, element).max(1, keepdims=True))
         values = {"x": x, "out": np.zeros((3, n), np.float32), "n": n}
         return LanguageProblem(values, {"out": Close(weights / weights.sum(1, keepdims=True), error, error)})
@@ -110,7 +113,8 @@ def _softmax(element: str, error: float) -> Make:
 def _layer_norm(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         n = 100 - int(random.integers(0, 6))
-        x = encode(random.standard_normal((3, n)) * 2 + 1, element)
+        # Of the second row the variance is less than epsilon.
+        x = encode(random.standard_normal((3, n)) * [[2], [1e-3], [2]] + [[1], [0], [1]], element)
         w, b = encode(random.standard_normal(n), element), encode(random.standard_normal(n), element)
         a = decode(x, element)
         centred = a - a.mean(1, keepdims=True)
