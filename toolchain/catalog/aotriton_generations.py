@@ -49,7 +49,7 @@ class Generation:
         return self.layout == "library"
 
     def kernels(self, gpus: Sequence[str]) -> int | None:
-        """Return how many kernels the generator plans for the GPUs; None if the kernels of one were not counted."""
+        """Return how many kernels the generator plans for the GPUs; None if they were not counted for one of them."""
         if any(gpu not in self.counted for gpu in gpus):
             return None
         return sum(self.counted[gpu] for gpu in gpus)
@@ -122,7 +122,7 @@ def foreign_compilers() -> tuple[str, ...]:
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
-    """Raise an error if kernels need a compiler that cannot be built, or if `without` names one that none needs.
+    """Raise an error if kernels need a compiler that cannot be built, or `without` names a compiler that none needs.
 
     Args:
         what: the name of the release or source tree with the kernels, for messages.

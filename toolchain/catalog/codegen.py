@@ -46,7 +46,7 @@ class Codegen:
 
 @memoize
 def codegens() -> tuple[Codegen, ...]:
-    """Return all tables of data/codegen.toml, in their order."""
+    """Return all tables of data/codegen.toml, in file order."""
     rows = load("codegen").items()
     return tuple(typed_row(Codegen, {**row, "name": name}, name, FOLDER / "codegen.toml") for name, row in rows)
 

@@ -57,7 +57,7 @@ class Cost:
 
 
 def costs() -> tuple[Cost, ...]:
-    """Return all rows of data/costs.toml, in their order."""
+    """Return all rows of data/costs.toml, in file order."""
     return tuple(typed_row(Cost, row, row["stage"], FOLDER / "costs.toml") for row in load("costs")["cost"])
 
 

@@ -47,8 +47,8 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     for part in re.split(r"[;,]", text):
         words = part.split()
         while words:
-            # Take the largest number of words that form a name, so that `Strix Halo` is one GPU and `gfx942 MI250` is
-            # two.
+            # Take the largest number of words that form a name, so that `Strix Halo` is read as one GPU and `gfx942
+            # MI250` as two.
             for count in range(min(_LONGEST, len(words)), 0, -1):
                 if gpu := _BY_KEY.get(_key("".join(words[:count]))):
                     gpus.add(gpu)

@@ -37,7 +37,7 @@ class Python:
 
 
 def load_pythons() -> dict[str, Python]:
-    """Return all tables of data/pythons.toml by version, in their order."""
+    """Return all tables of data/pythons.toml by version, in file order."""
     source = FOLDER / "pythons.toml"
     rows = load("pythons").items()
     return {version: typed_row(Python, {**row, "version": version}, version, source) for version, row in rows}

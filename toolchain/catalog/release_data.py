@@ -108,7 +108,7 @@ class TritonRelease:
 
     @property
     def title(self) -> str:
-        """Return the name of the release in messages."""
+        """Return the name that messages use for the release."""
         return f"Triton {self.version or self.commit}"
 
     @property
@@ -144,7 +144,7 @@ class AotritonRelease:
 
     @property
     def title(self) -> str:
-        """Return the name of the release in messages."""
+        """Return the name that messages use for the release."""
         return f"AOTriton {self.name}"
 
     @property
@@ -215,7 +215,7 @@ def triton_releases() -> tuple[TritonRelease, ...]:
 
 
 def first_with_codegen() -> tuple[int, ...]:
-    """Return the numbers in the first version of Triton that uses separate LLVMs for GPUs."""
+    """Return the first version of Triton that uses separate LLVMs for GPUs, as a tuple of numbers."""
     return numbers(read_toml(FOLDER / "triton.toml", error=PinError)["codegen-from"])
 
 

@@ -23,7 +23,7 @@ class Tried:
 
 @memoize
 def tried() -> tuple[Tried, ...]:
-    """Return all rows of data/tried.toml, in their order."""
+    """Return all rows of data/tried.toml, in file order."""
     rows = load("tried")["tried"]
     return tuple(Tried(**{"as_" if key == "as" else key: value for key, value in row.items()}) for row in rows)
 

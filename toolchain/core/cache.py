@@ -67,7 +67,7 @@ class Cache:
 
     @property
     def compiler_caches(self) -> Path:
-        """Return the folder with a JSON file for each compiler cache, which is touched whenever the cache is used."""
+        """Return the folder of JSON files that describe the compiler caches; using a cache touches its file."""
         return self.root / "compiler-caches"
 
     @property
@@ -112,9 +112,9 @@ class Cache:
     def make(self) -> None:
         """Create the folder with access only for its owner, and mark it as a cache of this tool.
 
-        The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `mark`, without which
-        `cache prune` removes nothing. A folder that already has other content gets no marks and keeps its permissions,
-        because other users may need that content; only this tool's own folders inside it become private.
+        The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `toolchain-cache`, without
+        which `cache prune` removes nothing. A folder that already has other content gets no marks and keeps its
+        permissions, because other users may need that content; only this tool's own folders inside it become private.
         """
         # Looking up a source may have created these folders already, so the cache is still new if it contains only
         # them.

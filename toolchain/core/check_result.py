@@ -1,4 +1,4 @@
-"""The result of a kernel check, as records and statements contain it. Plugins make the check itself."""
+"""The result of a kernel check, as records and statements contain it. Plugins run the check itself."""
 
 from __future__ import annotations
 

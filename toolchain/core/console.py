@@ -75,7 +75,7 @@ def warn(text: str) -> None:
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """Return a line that GitHub's runner shows as an annotation; outside a workflow, prefix the text by `otherwise`."""
+    """Return a line that GitHub's runner shows as an annotation; outside a workflow, put `otherwise` before it."""
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")

@@ -26,7 +26,7 @@ FIXED = {
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }
-"""The variables with the same value in every program, so that its messages and times do not depend on the user."""
+"""The variables that have the same value in every program, so that no message or time depends on the user."""
 
 NETWORK = {
     name: "the proxy, or the hosts that are reached without it"
@@ -66,7 +66,7 @@ def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[s
     Args:
         names: variables whose values are returned unchanged.
         files: variables that contain the path of a file or folder. Relative paths become absolute, because programs
-            start in another folder than the caller's.
+            start in a folder other than the caller's.
     """
     plain = {name: os.environ[name] for name in names if name in os.environ}
     return {**plain, **{name: str(Path(os.environ[name]).absolute()) for name in files if os.environ.get(name)}}

@@ -1,4 +1,4 @@
-"""Safe access to files in folders that other users can write to, who may have planted links, pipes or devices there."""
+"""Safe access to files in folders where untrusted users or builds may have planted links, pipes or devices."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 _CHUNK = 1 << 20
-_LARGEST_BUILT = 16 << 20  # bytes
+_LARGEST_BUILT = 16 << 20  # bytes; the limit for a text file that a build wrote
 _BUILD = "check what the sources do during the build; the log shows what was built"
-_LONGEST_NAME = 200  # bytes of the final name that a temporary name contains; its own limit is 255
+_LONGEST_NAME = 200  # bytes of the final name that a temporary name repeats; file systems allow 255 for a name
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:

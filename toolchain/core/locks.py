@@ -115,7 +115,7 @@ def kept(path: Path) -> Iterator[None]:
     """Hold a shared lock on a file or folder during the block, so that `free` does not report it as unused."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # without locks on this file system, `free` cannot notice the use
+        with contextlib.suppress(OSError):  # if the file system has no locks, `free` cannot notice this use
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -136,7 +136,7 @@ def free(path: Path) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             nobody = False
-        except OSError:  # without locks on this file system, a use cannot be noticed
+        except OSError:  # if the file system has no locks, assume that the path is unused
             pass
         yield nobody
 

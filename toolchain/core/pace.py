@@ -155,7 +155,7 @@ class Adapter(HTTPAdapter):
         _time(self.poolmanager)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Set up the check of certificates as requests does; raise a ConfigError if the authorities are missing."""
+        """Check certificates as requests does, but raise a ConfigError if the certificate authorities are missing."""
         try:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
         except OSError:

@@ -36,7 +36,8 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
 
     Raises:
         DocumentError: if a key occurs twice or differs from another only in case, if a number is not finite, if half of
-            a surrogate pair occurs, or if the document is too large or nested too deeply. It is a ValueError too.
+            a surrogate pair occurs, or if the document is too large or nested too deeply. A DocumentError is also a
+            ValueError.
     """
     if len(content) > limit:
         raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")

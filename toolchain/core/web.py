@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP statuses of temporary failures
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP status codes of temporary failures
 LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
 PROGRESS = 64 << 10  # bytes of progress after which earlier failures are forgotten

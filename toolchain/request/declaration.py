@@ -1,4 +1,4 @@
-"""Declarations of options, which the command line, environment, file, records, locks and documentation are made from.
+"""Declarations of options, which define the command line, environment, file, records, locks and documentation.
 
 An option of a build is a field of `request.model.Request` that is made by `option(...)`. `declared` returns all options
 of a class.
@@ -89,12 +89,12 @@ class Option:
 
     @property
     def parameter(self) -> str:
-        """Return the name of the verb's parameter."""
+        """Return the name of the option's parameter in the function of a verb."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """Return the name of the environment variable."""
+        """Return the name of the option's environment variable."""
         return f"TOOLCHAIN_{self.parameter.upper()}"
 
     @property
@@ -104,7 +104,7 @@ class Option:
 
     @property
     def given_default(self) -> Any:
-        """Return the default as the command line would give it; None if it cannot be given."""
+        """Return the default as the command line would give it; None if the command line cannot express it."""
         if self.kind == "commas":
             return ",".join(self.default) if self.default else None
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default

@@ -1,4 +1,4 @@
-"""The options of an invocation. `cli.build_options` reads them from command line, environment, file and defaults."""
+"""The options of an invocation, as a `Request` that `cli.build_options` makes from the values that the user gives."""
 
 from __future__ import annotations
 
