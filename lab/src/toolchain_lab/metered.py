@@ -1,4 +1,4 @@
-"""A stream that limits the number of reads and of bytes, because pyelftools follows any table of a malicious file."""
+"""A stream that limits the numbers of reads and of bytes; pyelftools follows all tables, even in a malicious file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TIMES = 4
 def metered(stream: BinaryIO, *, reads: int = _MOST_READS) -> BinaryIO:
     """Return a stream that raises ValueError after too many reads or bytes.
 
-    The limits are far above what a valid file needs. In a malicious file tables can overlap or repeat, so that a small
-    file would be read for hours. The number of bytes is limited to 16 MiB and four times the size of the file.
+    The limits are far above what reading a valid file needs. In a malicious file, tables can overlap or repeat, so that
+    reading a small file could take hours. The limit for bytes is 16 MiB plus four times the size of the file.
 
     Args:
         stream: a seekable file. It stays open when the new stream is closed.
-        reads: the number of allowed reads.
+        reads: the maximum number of reads.
     """
     return cast("BinaryIO", _Metered(stream, reads))
 
@@ -39,7 +39,7 @@ class _Metered(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        # A read allocates all requested bytes, even if the file has fewer.
+        # The size is limited, because a read allocates all requested bytes even if the file is shorter.
         left = max(0, self._size - self._stream.tell())
         content = self._stream.read(left if size < 0 else min(size, left))
         self._reads -= 1

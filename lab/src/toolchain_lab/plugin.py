@@ -1,4 +1,4 @@
-"""The verbs and functions that this package registers with `toolchain`, by an entry point that names `PLUGIN`."""
+"""The verbs and functions that this package registers with `toolchain`, through an entry point that names `PLUGIN`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from toolchain_lab.emulator.messagepack import unpack
 
 _NOTE_METADATA = 32  # NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF
-_LARGEST_IMAGE = 32 << 20  # bytes of the loaded segments; those of a Triton kernel have less than one million
+_LARGEST_IMAGE = 32 << 20  # bytes; the loaded segments of a Triton kernel are below 1 MB
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 

@@ -1,1 +1,1 @@
-"""Analysis of the compiled kernels in files, archives and images: listing, comparison, audit, recompilation."""
+"""Analysis of the compiled kernels in files, archives and images: listing, comparison, audit and recompilation."""

@@ -1,4 +1,4 @@
-"""Audit compiled kernels of any origin: their GPUs, missing kernels, and the compilers that made them."""
+"""Audit compiled kernels of any origin: which GPUs they are for, which are missing, and which compilers made them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ class Audit:
     """The result of an audit of a place.
 
     Args:
-        what: the place.
-        missing: keys of kernels that the plan has and the place lacks.
+        what: the audited place, as the user named it.
+        missing: keys of kernels that the plan lists but the place lacks.
         empty: keys of kernels that AOTriton's loader treats as known bad.
-        damaged: the faults of files that cannot be read.
-        absent: requested GPUs that have no kernel.
-        unknown: requested GPUs that have no visible kernel, but may have some in a compressed bundle.
+        damaged: a description of the fault in each file that is damaged.
+        absent: requested GPUs for which the place has no kernel.
+        unknown: requested GPUs for which no kernel was found, but for which a compressed bundle may contain some.
         sealed: the number of compressed bundles that cannot be unpacked here.
-        uneven: kernels and functions that a GPU lacks and another GPU of the place has, which is a fault.
-        differing: such differences that may be intended, see `uneven.uneven`.
+        uneven: kernels and functions that exist for one GPU but not for another, where this is a fault.
+        differing: kernels and functions that exist for one GPU but not for another, where this may be intended; see
+            `uneven.uneven`.
         notes: a line for each kind of file that was skipped.
         partial: packs of AOTriton that are marked as lacking kernels.
-        prebuilt: files with the names of known prebuilt files, see data/prebuilt.toml.
-        rebuilt: whether a second compilation gave the same bytes, by the key of the kernel.
+        prebuilt: files that have the name of a known prebuilt file; see data/prebuilt.toml.
+        rebuilt: whether compiling a kernel again gave the same bytes, by the key of the kernel.
         images: digests of the images that were read; empty for files and folders.
     """
 
@@ -67,7 +68,8 @@ class Audit:
     def gpus(self) -> dict[str, dict[str, int]]:
         """Return the number of kernels by GPU and function, without empty kernels.
 
-        GPUs that only have code inside libraries have no functions, because that code is not listed by name.
+        A GPU for which only libraries contain code has an empty mapping, because code in libraries is not listed by
+        function.
         """
         counters: dict[str, Counter[str]] = {}
         for kernel in self.kernels:
@@ -80,11 +82,11 @@ class Audit:
 
     @property
     def glibc(self) -> str:
-        """The oldest glibc on which all libraries run; empty if no library needs a glibc."""
+        """The oldest version of glibc with which all libraries run; empty if no library needs glibc."""
         return newest(library.glibc for library in self.libraries if library.glibc)
 
     def problems(self, *, allow_empty: bool = False) -> list[str]:
-        """Return a line for each kind of fault."""
+        """Return a line for each kind of fault that was found."""
         wrong = [key for key, equal in self.rebuilt.items() if not equal]
         rows = [
             ("GPUs without a kernel", self.absent),
@@ -130,7 +132,7 @@ class Audit:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """Return the first three texts for a message, truncated, because names of kernels have hundreds of characters."""
+    """Return the first three texts for a message; they are truncated, because names of kernels can be very long."""
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 
@@ -138,12 +140,13 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     """Audit the files of a place without running any of them.
 
     Args:
-        what: the place, see `places.opened`.
-        gpus: the GPUs that must have kernels.
-        plan: the folder of AOTriton's generator, if all kernels that it plans for `gpus` must be present.
+        what: the place; see `places.opened`.
+        gpus: the GPUs for which there must be kernels.
+        plan: the folder that AOTriton's generator wrote, if all kernels that it plans for `gpus` must be present.
 
     Raises:
-        ConfigError: the place has neither code for a GPU nor a library, or the plan has none of these GPUs.
+        ConfigError: the place contains neither code for a GPU nor a library, or the plan lists no kernel for these
+            GPUs.
     """
     result = Audit(what=what)
 
@@ -182,7 +185,7 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
 
 
 def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> Iterator[StoredFile]:
-    """Yield the files; read libraries among them, and record known prebuilt files, in `result`."""
+    """Yield the files that are not libraries; add facts about libraries and known prebuilt files to `result`."""
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for file in files:
         folder, _, name = file.path.rpartition("/")
@@ -207,12 +210,12 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
     """Return the path of the code object of each kernel that AOTriton's generator plans, by key.
 
     Args:
-        folder: the plan's folder; the paths are below it.
-        gpus: the GPUs whose kernels are returned; all by default.
+        folder: the folder with the plan, to which the returned paths are relative.
+        gpus: the GPUs for which kernels are returned; if empty, those for all GPUs are returned.
 
     Raises:
-        SourceError: the folder holds no plan.
-        ConfigError: the plan has no kernel for these GPUs.
+        SourceError: the folder does not contain a plan.
+        ConfigError: the plan lists no kernel for these GPUs.
     """
     clusters, archives = read_packs(folder)
     by_path = {cluster.path: cluster for cluster in clusters}

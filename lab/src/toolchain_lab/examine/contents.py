@@ -1,4 +1,4 @@
-"""Find compiled kernels in files: code objects, bundles, packs, results of kernel stores, and their JSON files."""
+"""Find compiled kernels, and their JSON files, in code objects, bundles, packs and results of kernel stores."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ IMAGES = "aotriton.images/"
 _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _OBJECTS = (".hsaco", ".co")
-_LARGEST_PTX = 16 << 20  # bytes; kernels of large models have less than one million bytes
-_LARGEST_BESIDE = 1 << 20  # bytes of the JSON file next to a code object, which usually has a few thousand
+_LARGEST_PTX = 16 << 20  # bytes; kernels of large models are below 1 MB
+_LARGEST_BESIDE = 1 << 20  # bytes; the JSON file next to a code object is usually a few kilobytes
 _AGAIN = "get it again, or build it again"
-# A function of this type is called with the error of a damaged file. If it returns, the file is skipped.
+# A function that is called with the error for a damaged file. If the function returns, the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
 FAULTS = (KernelError, SourceError, HostileInputError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A code object, or a PTX file, in a place.
+    """A code object or a PTX file in a place.
 
     Args:
-        name: the path in the place; in a pack the path of the pack and the name inside.
-        file: the path of the file that contains it, followed by the name of the entry if that file is a .zip.
-        size: bytes of the content.
-        read: returns the content; it must be called before the next code object is taken.
-        shared: bytes of LDS that a launch adds, if the file has this number.
-        gpu: the GPU of a code object in a bundle.
-        stem: the path of its JSON file without the suffix; empty if it cannot have one.
-        launch: the JSON in a result of a kernel store.
-        inputs: the inputs of a result of a kernel store.
+        name: the path in the place; for an entry of a pack, the path of the pack followed by the name in it.
+        file: the path of the file that contains the code, followed by the name of the entry if that file is a .zip.
+        size: the size of the content in bytes.
+        read: a function that returns the content; it must be called before the iteration goes on to the next code
+            object.
+        shared: the number of bytes of LDS that a launch adds; None if the file does not record it.
+        gpu: the GPU that a bundle names for a code object; empty for other code objects.
+        stem: the path of the JSON file for the code, without the suffix; empty if there cannot be such a file.
+        launch: the launch data, if the code is from a result in a kernel store.
+        inputs: the compilation inputs, if the code is from a result in a kernel store.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class LaunchList:
-    """The launch values of the kernels of a pack."""
+    """The launch data for the kernels in the packs of a folder."""
 
     folder: str
     launches: Launches = field(repr=False)
@@ -94,7 +95,7 @@ class Pack:
     _budget: UnpackBudget = field(repr=False)
 
     def codes(self, on_fault: OnFault) -> Iterator[Code]:
-        """Return the code objects. Damaged entries are reported by `on_fault`, and the others are still returned."""
+        """Return the code objects. For damaged entries, `on_fault` is called, and the iteration continues."""
         self._budget.add(self._file.size)
         is_zip = self.path.endswith(".zip")
         codes = _zipped(self._file, self._budget, on_fault) if is_zip else _packed(self._file, self._budget)
@@ -102,7 +103,7 @@ class Pack:
 
 
 def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | Beside | LaunchList | Pack]:
-    """Yield the compiled code and the JSON in the files of a place, in the order of the files.
+    """Yield the compiled code and the JSON files of a place, in the order of its files.
 
     Args:
         on_fault: called with the error of a damaged file, which is then skipped.
@@ -134,7 +135,7 @@ def _items(file: StoredFile, budget: UnpackBudget) -> Iterator[Code | Beside | L
 
 
 def bundled(path: Path) -> Iterator[Code]:
-    """Yield the code objects of a file if it is a bundle, and nothing otherwise.
+    """Yield the code objects in a file if it is a bundle; for any other file, yield nothing.
 
     Raises:
         KernelError: the file is damaged, or cannot be read or unpacked.
@@ -151,7 +152,7 @@ def bundled(path: Path) -> Iterator[Code]:
 
 
 def _objects(file: StoredFile, stem: str, budget: UnpackBudget) -> Iterator[Code]:
-    """Yield the code object of a file, or the code objects of a bundle."""
+    """Yield the code object that a file is, or those that it contains if it is a bundle."""
     with file.open() as stream:
         if is_bundle(stream.read(MAGIC_BYTES)):
             yield from _of_bundle(file, stream, stem, budget)
@@ -186,13 +187,13 @@ def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudg
 
 def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
     if file.size > LARGEST_OBJECT:
-        return file.read(LARGEST_OBJECT)  # this raises the error for a file that is too large
+        return file.read(LARGEST_OBJECT)  # this raises an error, because the file is too large
     stream.seek(0)
     return stream.read(file.size)
 
 
 def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterator[Code]:
-    """Yield the kernels of the .aks2 files in a .zip; other entries are skipped."""
+    """Yield the kernels in the .aks2 files of a .zip; other entries are skipped."""
     with file.open() as stream:
         if stream.read(2) != b"PK":
             return
@@ -208,13 +209,13 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """Return the path of an entry of a .zip: its name, prefixed by the path of the .zip if it does not name a GPU."""
+    """Return the path for an entry of a .zip: its name, prefixed by the .zip's path if the name contains no GPU."""
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
 
 def _packed(file: StoredFile, budget: UnpackBudget) -> Iterator[Code]:
-    """Yield the kernels of an .aks2 file."""
+    """Yield the kernels in an .aks2 file."""
     try:
         with file.start() as stream, open_aks2(stream, file.size, budget) as kernels:
             for kernel in kernels:
@@ -237,7 +238,7 @@ def _beside(file: StoredFile, stem: str) -> Beside | None:
     raw = file.read(_LARGEST_BESIDE)
     try:
         content = strict_json.read(raw, file.path)
-    except (DocumentError, ValueError):  # the file belongs to something else
+    except (DocumentError, ValueError):  # such a file does not belong to a code object
         return None
     return Beside(stem, raw, content) if isinstance(content, dict) else None
 
@@ -273,12 +274,12 @@ def _result(file: StoredFile) -> Code:
 
 
 def key_of(path: str) -> str:
-    """Return the part of a path from the GPU on, which is the same in an image, a prefix and a build folder."""
+    """Return the part of a path that begins with the GPU; it is the same in an image, a prefix and a build folder."""
     parts_ = path.split("/")
     start = next((at for at, part in enumerate(parts_) if _GPU.fullmatch(part)), 0)
     return "/".join(parts_[start:]).removeprefix("amd-").removesuffix(".hsaco")
 
 
 def gpu_in(path: str) -> str:
-    """Return the GPU or the pack that a path names; empty if it names none."""
+    """Return the GPU, or the name of the pack, in a path; empty if it contains neither."""
     return next((part.removeprefix("amd-") for part in path.split("/") if _GPU.fullmatch(part)), "")

@@ -1,4 +1,4 @@
-"""Compare two collections of compiled kernels, and list the differences, beginning with the worst."""
+"""Compare two collections of compiled kernels, and list the differences, worst first."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel of A, of B or of both. An empty kernel, which AOTriton treats as known bad, has no facts.
+    """A kernel in A, in B or in both. Facts are None for an empty kernel, which AOTriton treats as known bad.
 
     Args:
-        files: digests of the code objects in A and B, without those that are missing.
+        files: the digests of the code objects in A and B; only one if the kernel is missing from the other place.
     """
 
     key: str
@@ -41,13 +41,13 @@ class Row:
 
     @property
     def lost_waves(self) -> int:
-        """The number of waves that no longer fit on a SIMD; negative if more waves fit."""
+        """The number of waves by which the occupancy is lower in B than in A; negative if it is higher."""
         before, after = (side and side.occupancy for side in (self.before, self.after))
         return before.waves - after.waves if before and after else 0
 
     @property
     def new_spills(self) -> int:
-        """The number of additional spilled registers; for PTX additional bytes of local memory."""
+        """The number of additional spilled registers in B; for PTX, the number of additional bytes of local memory."""
         if self.before is None or self.after is None:
             return 0
         if self.after.vgpr is None:
@@ -55,7 +55,7 @@ class Row:
         return self.after.spills - self.before.spills
 
     def changes(self) -> dict[str, tuple[int, int]]:
-        """Return the values of `NUMBERS` and the waves that differ, as (before, after)."""
+        """Return the differing numbers, as (before, after), by name: those in `NUMBERS`, and `waves`."""
         if self.before is None or self.after is None:
             return {}
         rows = {name: (getattr(self.before, name), getattr(self.after, name)) for name in NUMBERS}
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences between A and B, as rows that are sorted by `ranked`."""
+    """The differences between A and B, as rows in the order of `ranked`."""
 
     rows: tuple[Row, ...]
 
@@ -89,7 +89,7 @@ class Difference:
         return {status: counted[status] for status in STATUSES}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return a row for each GPU and function, with numbers of kernels by status, changed waves and new spills."""
+        """Return a row for each GPU and function: how many kernels have each status, other waves, or new spills."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -106,17 +106,17 @@ class Difference:
         ]
 
     def failing(self, condition: str) -> list[Row]:
-        """Return the rows for which a condition of `CONDITIONS` holds."""
+        """Return the rows for which the named condition in `CONDITIONS` holds."""
         return [row for row in self.rows if CONDITIONS[condition](row)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the difference as `kernels diff --json` prints it; kernels with the same bytes are only counted."""
+        """Return the difference as `kernels diff --json` prints it, which only counts kernels with the same bytes."""
         listed = [row.as_json() for row in self.rows if row.status != SAME]
         return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
 
 
 def ranked(rows: Iterable[Row]) -> Difference:
-    """Sort rows: lost waves come first, then new spills, more scratch memory and registers, and kernels only in A."""
+    """Sort rows, worst first: by lost waves, new spills, more scratch memory and registers, and kernels only in A."""
     return Difference(tuple(sorted(rows, key=_rank)))
 
 
@@ -127,7 +127,7 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     files.
 
     Raises:
-        ConfigError: the places have no kernel in common.
+        ConfigError: A and B have no kernel in common.
     """
     for by_launch in (False, True):
         before, after = _named(a, by_launch=by_launch), _named(b, by_launch=by_launch)
@@ -168,14 +168,14 @@ def _rank(row: Row) -> tuple[Any, ...]:
     more = [
         after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
     ]
-    # A kernel with new spills is among the worst even if it has more waves, because a lower limit of registers causes
-    # both.
+    # A kernel with new spills is among the worst even if more of its waves fit, because a lower limit on registers
+    # causes both.
     lost = row.lost_waves
     return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 
 
 def change_texts(row: Row) -> Iterator[str]:
-    """Yield the changes of a kernel as texts for display, such as `waves 5 -> 3`."""
+    """Yield the changes to a kernel as texts for display, such as `waves 5 -> 3`."""
     names = {"vgpr_spills": "VGPR spills", "sgpr_spills": "SGPR spills", "lds": "LDS"}
     first = ("waves", "vgpr_spills", "sgpr_spills")
     changes = row.changes()

@@ -1,4 +1,4 @@
-"""Read the facts of a compiled kernel from a code object or PTX: registers, spills, memory and code."""
+"""Read facts about a compiled kernel from a code object or from PTX: its registers, spills, memory and code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.emulator.codeobject import metadata_in
 from toolchain_lab.examine.occupancy import Occupancy, allocated, occupancy
 
-_RSRC1 = 48  # the offset of compute_pgm_rsrc1 in a kernel descriptor
+_RSRC1 = 48  # bytes; the offset of compute_pgm_rsrc1 in a kernel descriptor
 
-# PTX is read line by line, because patterns over several lines would take hours on a malicious file.
+# PTX is read line by line, because a pattern that spans several lines could take hours to match in a malicious file.
 _LONGEST_LINE = 1 << 16
 _TARGET = re.compile(r"\s*\.target\s+(\w+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -28,21 +28,21 @@ _SIZE = re.compile(r"\[(\d{1,9})\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about a compiled kernel. A value is None if the file does not have it, such as the registers of PTX.
+    """The facts about a compiled kernel. A value that the file does not state, such as the registers for PTX, is None.
 
     Args:
-        gpu: LLVM's name of the GPU; for PTX the target.
-        wave: the number of lanes of a wave.
-        threads: the largest number of threads of a workgroup.
-        vgpr: vector registers of a wave, including AGPRs.
+        gpu: LLVM's name for the GPU; for PTX, the target.
+        wave: the number of lanes in a wave.
+        threads: the largest number of threads in a workgroup.
+        vgpr: the number of vector registers that a wave uses, including AGPRs.
         vgpr_spills, sgpr_spills: the number of spilled registers.
-        lds: bytes of LDS of a workgroup, including the LDS of the launch if it is known.
-        scratch: bytes of scratch memory of a lane.
-        code: bytes of instructions; for PTX the number of instructions.
+        lds: the size of a workgroup's LDS in bytes, including the LDS that a launch adds if this is known.
+        scratch: the size of a lane's scratch memory in bytes.
+        code: the size of the instructions in bytes; for PTX, the number of instructions.
         digest: a digest of the instructions.
-        two_units: whether it runs in workgroup processor mode.
-        allocated: vector registers that its descriptor reserves, which limit the number of waves.
-        xnack: whether it can only be loaded if XNACK is on, as with the target `gfx90a:xnack+`.
+        two_units: whether the kernel runs in workgroup processor mode.
+        allocated: the number of vector registers that the kernel descriptor reserves, which limits the number of waves.
+        xnack: whether the kernel can only be loaded if XNACK is on, as for the target `gfx90a:xnack+`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Facts:
 
     @property
     def occupancy(self) -> Occupancy | None:
-        """The occupancy; None if the registers or the GPU are not known."""
+        """The occupancy of the kernel; None if its registers or its GPU are not known."""
         if self.vgpr is None:
             return None
         return occupancy(
@@ -86,14 +86,14 @@ class Facts:
 
 
 def read_object(content: bytes, where: str, *, shared: int | None = None) -> tuple[Facts, ...]:
-    """Return the kernels of a code object.
+    """Return the facts about each kernel in a code object.
 
     Args:
         where: the name of the file, for messages.
-        shared: bytes of LDS that a launch adds.
+        shared: the number of bytes of LDS that a launch adds.
 
     Raises:
-        KernelError: the code object is damaged, is for an unknown GPU, or has no kernel.
+        KernelError: the code object is damaged, is for an unknown GPU, or contains no kernel.
     """
     try:
         kernels = tuple(_kernels(ElfTables(content), len(content), shared or 0))
@@ -122,7 +122,7 @@ def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
         place, size = elf.symbols[name]
         left -= size
         if name in names or left < 0:
-            raise ValueError("its kernels overlap")  # because a malicious file could list a large kernel many times
+            raise ValueError("its kernels overlap")  # a malicious file could otherwise list a large kernel many times
         names.add(name)
         code = elf.loaded(place, size)
         descriptor, _ = elf.symbols[str(row.get(".symbol", f"{name}.kd"))]
@@ -158,10 +158,11 @@ def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int
 
 
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
-    """Return the kernels of a PTX file. They have no registers, because the driver allocates those later.
+    """Return the facts about each kernel in a PTX file. Registers are unknown, because the driver allocates them later.
 
     Raises:
-        KernelError: the file has no target, no complete kernel, or a line of more than 65,536 characters.
+        KernelError: the file names no target, contains no complete kernel, or contains a line of more than 65,536
+            characters.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():
@@ -208,7 +209,7 @@ class _Entry:
         self.closed = False
 
     def take(self, line: str) -> None:
-        """Read a line of the kernel, beginning with the line of its name."""
+        """Read the next line of the kernel; the first one contains the kernel's name."""
         self.closed = self.closed or "}" in line
         if not self.threads and (match := _THREADS.search(line)):
             self.threads = int(match[1])
@@ -221,7 +222,7 @@ class _Entry:
 
 
 def _space(line: str) -> tuple[str, int] | None:
-    """Return the state space of a declaration and its bytes; None for other lines."""
+    """Return the state space of a declaration and its size in bytes; None if the line is not a declaration."""
     if (match := _SPACE.search(line)) is None or (size := _SIZE.search(line, match.end())) is None:
         return None
     return match[1], int(size[1])

@@ -1,4 +1,4 @@
-"""Find kernels whose bytes differ but whose instructions are the same, apart from addresses of data."""
+"""Find kernels whose bytes differ, but whose instructions are the same apart from the addresses of data."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, r
 from toolchain_lab.examine.kernels import kernels_in
 from toolchain_lab.metered import metered
 
-# Code computes the address of data from the program counter, to which it adds the low and the high half of an offset.
+# To compute the address of data, code reads the program counter, and adds the low and the high half of an offset to it.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
 _ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
-_REACH = 8  # the largest number of instructions from the first to the last one of this computation
+_REACH = 8  # instructions; no such computation is longer
 
 
 def compare_instructions(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
-    """Compare the instructions of changed kernels whose code has the same size.
+    """Compare the instructions of those changed kernels whose code has the same size in A and B.
 
     Args:
-        places: the places A and B, which are read again.
+        places: the names of the places A and B, which are read again.
 
     Returns:
-        The difference, and the number of kernels that could not be compared because there is no disassembler.
+        The difference, in which kernels with the same instructions are marked, and the number of kernels that could not
+        be compared because there is no disassembler.
     """
     open_ = [row for row in difference.rows if _may_be_same(row)]
     if not open_:
@@ -53,7 +54,7 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
 
 
 def _may_be_same(row: Row) -> bool:
-    """Return whether a changed kernel may have the same instructions. PTX was already compared as text."""
+    """Return whether a changed kernel may have the same instructions; PTX cannot, because it is compared as text."""
     objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
     return row.status == CHANGED and objects and "code" not in row.changes()
 
@@ -67,11 +68,11 @@ def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
 
 
 def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> list[str]:
-    """Return the instructions of a kernel as text, without the addresses of data.
+    """Return the instructions of a kernel as texts, in which names replace the addresses of data.
 
     Raises:
         NotEmulatedError: the code object cannot be decoded.
-        LookupError: the code object has no such kernel.
+        LookupError: the code object does not contain the kernel.
     """
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - imported only if kernels differ
 
@@ -93,12 +94,12 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Replace the constant that an instruction adds to one half of the program counter by a name.
+    """Replace the constant that an instruction adds to one half of the program counter with a name.
 
     Args:
         at: the index of the instruction that reads the program counter.
-        register: the scalar register with the half.
-        name: the name of the half.
+        register: the scalar register that holds the half.
+        name: the name of the half, which replaces the constant.
     """
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:

@@ -1,7 +1,7 @@
-"""Find an interpreter and the Triton installed for it, without running either on the host.
+"""Find a Python interpreter and the Triton that is installed for it, without running either on the host.
 
-Triton is untrusted code. Therefore this module reads files to find the folder that the interpreter would import Triton
-from, and the interpreter itself only runs in namespaces.
+Triton is untrusted code. Therefore this module finds the folder from which the interpreter would import Triton by
+reading files, and the interpreter is only run in namespaces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolchain.core.errors import ConfigError, KernelError
 from toolchain.core.filesystem import read_regular
 from toolchain.engine import launcher
 
-_LARGEST = 1 << 20  # bytes of a .pth file, of pyvenv.cfg or of entry_points.txt
+_LARGEST = 1 << 20  # bytes; the limit for a .pth file, for pyvenv.cfg and for entry_points.txt
 _LIBRARIES = ("lib", "lib64")
 
 
@@ -27,10 +27,10 @@ class Interpreter:
     """A CPython on this machine.
 
     Args:
-        named: the path or name that the user gave.
-        file: the program itself, after links are resolved.
-        prefix: the folder of its installation, which has `bin` and `lib`.
-        environment: the folder of the virtual environment of the given path, if there is one.
+        named: the path or the name that the user gave.
+        file: the path of the program, with links resolved.
+        prefix: the folder in which it is installed, which contains `bin` and `lib`.
+        environment: the folder of the virtual environment that contains the given path; None if it is not in one.
     """
 
     named: str
@@ -39,22 +39,22 @@ class Interpreter:
     environment: Path | None = None
 
     def files(self) -> list[Path]:
-        """Return the files that the interpreter needs in addition to the system's folders such as `/usr`."""
+        """Return the paths that the interpreter needs in addition to system folders such as `/usr`."""
         if self.prefix.parts[1] in launcher.SYSTEM:
             return []
         return [self.file, *(folder for name in _LIBRARIES if (folder := self.prefix / name).is_dir())]
 
 
 def interpreter_at(named: str) -> Interpreter:
-    """Return the interpreter that the user names by a path or a name on `PATH`.
+    """Return the interpreter that the user names, by a path or by a name that is on `PATH`.
 
     Raises:
         EngineError: there is no such program.
-        KernelError: the program has no standard library.
+        KernelError: the program is not a Python interpreter, because there is no standard library next to it.
     """
     path = Path(process.which(named)).absolute()
     file = path.resolve()
-    # Python also looks for pyvenv.cfg in these two folders, without resolving links first.
+    # Like Python, look for pyvenv.cfg in these two folders without resolving links first.
     environment = next((at for at in (path.parent.parent, path.parent) if (at / "pyvenv.cfg").is_file()), None)
     prefix = file.parent.parent
     if file == Path(sys.executable).resolve():
@@ -74,16 +74,16 @@ def interpreter_at(named: str) -> Interpreter:
 
 
 def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
-    """Return the folders that make up the Triton of an interpreter, each with the name that it must have.
+    """Return the folders that make up the Triton of an interpreter, each with the name under which it must be visible.
 
-    They are the package `triton`, the metadata by which it finds its backends, and the libraries that were bundled with
-    it.
+    These are the package `triton`, the metadata through which it finds its backends, and the libraries that its wheel
+    bundles.
 
     Args:
         version: the interpreter's version, such as `3.12`.
 
     Raises:
-        ConfigError: the interpreter has no Triton.
+        ConfigError: Triton is not installed for the interpreter.
     """
     folders = list(_module_folders(interpreter, version))
     package = next((at / "triton" for at in folders if (at / "triton" / "__init__.py").is_file()), None)
@@ -105,7 +105,7 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
 
 
 def _module_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
-    """Yield the folders in which Python looks for modules, in order, each followed by the folders that it adds."""
+    """Yield the folders in which Python looks for modules, in order, each followed by those that its .pth files add."""
     for site in _site_folders(interpreter, version):
         if not site.is_dir():
             continue
@@ -130,7 +130,7 @@ def _site_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
 
 
 def _added(site: Path, file: Path) -> Iterator[Path]:
-    """Yield the folders that a .pth file names; its lines of code are ignored."""
+    """Yield the folders that a .pth file names; lines of code in it are ignored."""
     for line in _text(file).splitlines():
         if line.strip() and not line.startswith(("#", "import ", "import\t")):
             folder = site / line.strip()
@@ -139,7 +139,7 @@ def _added(site: Path, file: Path) -> Iterator[Path]:
 
 
 def _names_backends(info: Path) -> bool:
-    """Return whether installed metadata names backends of Triton, all of which are in Triton's package."""
+    """Return whether installed metadata names backends for Triton, all of which are in the package `triton`."""
     if not _text(info / "entry_points.txt"):
         return False
     named = [entry.value for entry in PathDistribution(info).entry_points if entry.group == "triton.backends"]

@@ -1,4 +1,4 @@
-"""List the compiled kernels of a place, which is a file, folder, archive, store or image, with facts about each."""
+"""List the compiled kernels in a place (a file, a folder, an archive, a store or an image), with facts about each."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ class Kernel:
     """A compiled kernel in a place.
 
     Args:
-        key: a name that is unique in the place, and the same in another place with the same kernels.
-        path: the path of its file in the place.
-        sha256: the SHA-256 of its file, in hex.
-        facts: the facts; None for an empty kernel, which AOTriton's loader treats as known bad.
-        launch: a digest of the compilation inputs in the JSON file next to it; empty if there is no such file.
-        content: the code object, if its digest is among those that the caller keeps.
-        packed: whether it is in a pack of AOTriton.
+        key: a name that is unique in the place, and is the same for the same kernel in another place.
+        path: the path of the kernel's file in the place.
+        sha256: the SHA-256 of the code object, in hex.
+        facts: the facts about the kernel; None if it is empty, which AOTriton's loader treats as known bad.
+        launch: a digest of the compilation inputs in the kernel's JSON; empty if there is no such JSON, or if it lacks
+            the inputs.
+        content: the bytes of the code object, if the caller asked for them; otherwise empty.
+        packed: whether the kernel is in a pack of AOTriton.
     """
 
     key: str
@@ -46,29 +47,29 @@ class Kernel:
 
     @property
     def gpu(self) -> str:
-        """LLVM's name of the GPU; for an empty kernel the GPU or the pack that its path names."""
+        """LLVM's name for the GPU; for an empty kernel, the GPU or the pack that its path names."""
         if self.facts is not None:
             return self.facts.gpu
         return gpu_in(self.key)
 
     @property
     def family(self) -> str:
-        """The name of the function; for an empty kernel the name of its folder."""
+        """The name of the kernel's function; for an empty kernel, the name of its folder."""
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 
 def kernels_in(
     what: str, cache: Cache, *, keep: Collection[str] = (), note: Callable[[str], None] | None = None
 ) -> list[Kernel]:
-    """Return the kernels of a place, sorted by key.
+    """Return the kernels in a place, sorted by key.
 
     Args:
-        what: the place, see `places.opened`.
-        keep: digests of the objects whose content is kept.
-        note: called with a line for each kind of file that was skipped.
+        what: the place; see `places.opened`.
+        keep: the digests of the code objects whose content should be kept.
+        note: a function that is called with a line for each kind of file that was skipped.
 
     Raises:
-        ConfigError: there is no such place, or it has no compiled kernel.
+        ConfigError: there is no such place, or it contains no compiled kernel.
         KernelError: a code object or a pack is damaged.
     """
     with opened(what, cache) as files:
@@ -93,10 +94,10 @@ def _refuse(error: ToolchainError) -> None:
 
 
 def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
-    """Yield the kernels among files.
+    """Yield the kernels in files.
 
     Args:
-        on_fault: called with the error of a damaged file, which is then skipped.
+        on_fault: a function that is called with the error for a damaged file, which is then skipped.
     """
     waiting: list[tuple[str, Kernel]] = []
     beside: dict[str, Mapping[str, Any]] = {}
@@ -106,10 +107,10 @@ def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collecti
         elif not isinstance(item, LaunchList):
             codes = item.codes(on_fault) if isinstance(item, Pack) else [item]
             for kernel in (kernel for code in codes for kernel in _sound(code, on_fault)):
-                if kernel.sha256 not in keep:  # because the contents of thousands of kernels would fill the memory
+                if kernel.sha256 not in keep:  # the contents of thousands of kernels would fill the memory
                     kernel = replace(kernel, content=b"")  # noqa: PLW2901
                 if isinstance(item, Code) and item.stem:
-                    waiting.append((item.stem, kernel))  # its JSON file may follow later
+                    waiting.append((item.stem, kernel))  # the JSON file may come after its kernel
                 else:
                     yield kernel
     for stem, kernel in waiting:
@@ -165,12 +166,12 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks them, as in Triton's own caches."""
+    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks them, as in a cache of Triton's."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 
 def _cached(kernel: Kernel, launch: Mapping[str, Any]) -> str:
-    """Return a key for a kernel of Triton's own cache, because the name of its folder differs with each Triton."""
+    """Return a key for a kernel; in Triton's own cache, it omits the folder, whose name differs for each Triton."""
     folder = kernel.key.rpartition("/")[0].rpartition("/")[2]
     if kernel.facts is None or not _CACHE_FOLDER.fullmatch(folder):
         return kernel.key
@@ -183,7 +184,7 @@ def _digest(value: Any) -> str:
 
 
 def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the kernels with unique keys, by appending numbers to repeated keys, which occur in Triton's caches."""
+    """Yield the kernels with unique keys: a number is appended to repeated keys, which occur in Triton's caches."""
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, []).append(kernel)

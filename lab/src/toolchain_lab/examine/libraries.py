@@ -1,4 +1,4 @@
-"""Read facts about a host library: its name, the libraries and the glibc that it needs, and the GPU code in it."""
+"""Read facts about a library for the host: its name, the libraries and the glibc that it needs, and its GPU code."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from toolchain_lab.metered import metered
 
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
-_MOST = 100_000  # the largest number of sections, dynamic tags and versions that are read
-_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # the largest library of PyTorch has about 100,000 entries
+_MOST = 100_000  # the limit for the number of sections, of dynamic tags and of versions
+_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # PyTorch's largest library has about 100,000 entries
 _CHUNK = 1 << 20
 _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """An ELF file for a host.
+    """An ELF file for the host, which is a library or a program.
 
     Args:
-        glibc: the oldest glibc that it runs on, from the symbol versions that it needs; empty if it needs no glibc.
-        targets: the GPUs of the code in it, such as `gfx942` or `sm_90`.
-        llvms: the revisions of the LLVMs in it, from texts in the library.
+        glibc: the oldest version of glibc with which it runs, from the symbol versions that it needs; empty if it does
+            not need glibc.
+        targets: the GPUs for which it contains code, such as `gfx942` or `sm_90`.
+        llvms: the revisions of the LLVMs that are linked into it, from texts in the file.
         sealed: the number of compressed bundles of AMD code whose GPUs are unknown, because they cannot be unpacked
             here.
-        fault: the fault of a damaged bundle in it; empty if all bundles are complete.
+        fault: a description of a damaged bundle in it; empty if all bundles are complete.
     """
 
     path: str
@@ -49,7 +50,7 @@ class Library:
 
 
 def read_library(file: StoredFile) -> Library | None:
-    """Read a library or program of a host; return None for other files and for damaged ELF files.
+    """Return the facts about a library or program for the host; None for other files and for damaged ELF files.
 
     Raises:
         HostileInputError: the file contains the revisions of more than 64 LLVMs.
@@ -98,7 +99,7 @@ class _Found:
         self.versions: set[str] = set()
         self.targets: set[str] = set()
         self._budget = UnpackBudget()
-        self._left = stream.seek(0, 2)  # the bytes that the remaining sections of device code may have
+        self._left = stream.seek(0, 2)  # bytes; the limit for the total size of the remaining sections of device code
         elf = ELFFile(metered(stream))
         self.machine = elf["e_machine"]
         if elf.num_sections() > _MOST:
@@ -143,18 +144,18 @@ class _Found:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """Return the highest version of glibc; empty if there are none."""
+    """Return the highest of some versions of glibc; empty if there are none."""
     return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
-    """Yield the architecture of each entry of CUDA's fat binaries in a section: `sm_90`, or `compute_90` for PTX.
+    """Yield the architecture of each entry in a section's CUDA fat binaries, such as `sm_90`, or `compute_90` for PTX.
 
     Args:
         start, size: the offset and the size of the section in bytes.
 
     Raises:
-        HostileInputError: the section has too many entries, or too many words between them.
+        HostileInputError: the section contains too many entries, or too many words between them.
     """
     place, last = start, start + size
     entries, words = _MOST_ENTRIES, _MOST_WORDS

@@ -1,4 +1,4 @@
-"""Compute the occupancy: the number of waves of a kernel that fit on a SIMD, by registers and by LDS."""
+"""Compute the occupancy of a kernel: how many of its waves fit on a SIMD, as limited by registers and by LDS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolchain.catalog.limits import Limits, limits_of
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The waves that fit on a SIMD: limited by registers only, as LLVM counts them, and limited by LDS only."""
+    """The number of waves that fit on a SIMD if only registers limit it, as LLVM counts, and if only LDS limits it."""
 
     registers: int
     lds: int
@@ -22,33 +22,34 @@ class Occupancy:
 def allocated(gpu: str, rsrc1: int, wave: int) -> int:
     """Return the number of vector registers that a kernel's descriptor reserves; 0 for an unknown GPU.
 
-    It may be more than the kernel uses. With `waves_per_eu` LLVM reserves more, so that fewer waves run at once.
+    This may be more than the kernel uses: with `waves_per_eu`, LLVM reserves more, so that fewer waves run at once.
 
     Args:
-        rsrc1: `compute_pgm_rsrc1` of the descriptor.
-        wave: lanes of a wave, 32 or 64.
+        rsrc1: the field `compute_pgm_rsrc1` of the kernel descriptor.
+        wave: the number of lanes in a wave, 32 or 64.
     """
     row = limits_of(gpu)
     return 0 if row is None else ((rsrc1 & 0x3F) + 1) * row.counted // _half(row, wave)
 
 
 def _half(row: Limits, wave: int) -> int:
-    """Return 2 if a wave is twice as wide as the limits assume, and otherwise 1."""
+    """Return 2 if a wave has twice as many lanes as the limits are stated for, and otherwise 1."""
     return 2 if row.sgprs == 0 and wave == 64 else 1
 
 
 def occupancy(
     gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
 ) -> Occupancy | None:
-    """Return the waves that fit on a SIMD; None for an unknown GPU.
+    """Return the number of waves that fit on a SIMD; None if the GPU is unknown.
 
     Args:
-        gpu: LLVM's name of the GPU.
-        vgpr: vector registers of a wave, including AGPRs: the used ones, or `allocated` if that is more.
-        sgpr: scalar registers of a wave.
-        lds: bytes of LDS of a workgroup.
-        wave: lanes of a wave, 32 or 64.
-        threads: threads of a workgroup.
+        gpu: LLVM's name for the GPU.
+        vgpr: the number of vector registers that a wave uses, including AGPRs, or that `allocated` returns if that is
+            more.
+        sgpr: the number of scalar registers that a wave uses.
+        lds: the size of a workgroup's LDS in bytes.
+        wave: the number of lanes in a wave, 32 or 64.
+        threads: the number of threads in a workgroup.
         two_units: whether the kernel runs in workgroup processor mode.
     """
     row = limits_of(gpu)

@@ -1,8 +1,8 @@
-"""Read Clang's offload bundles: code objects for several GPUs in one file or section, plain or compressed.
+"""Read Clang's offload bundles, which hold code objects for several GPUs in one file or section, plain or compressed.
 
-A plain bundle is a list of (offset, size, target) and the code objects. A compressed bundle (`CCOB`, versions 1 to 3)
-holds a plain bundle, compressed by zlib or zstd. A section holds the bundles of all object files of a library, on 4 KiB
-boundaries.
+A plain bundle consists of a list of (offset, size, target) and the code objects. A compressed bundle (`CCOB`, versions
+1 to 3) is a plain bundle that is compressed with zlib or zstd. A section contains the bundles of all object files that
+were linked into a library, aligned to 4 KiB.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from toolchain.kernels.result_store import LARGEST_OBJECT
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 MAGIC_BYTES = len(PLAIN)
 _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
-# The fields after the magic are the version, the method, the size of the bundle (not in version 1), the size of its
-# content, and a hash.
+# The header fields after the magic, by version: the version, the compression method, the size of the bundle (not in
+# version 1), the size of the unpacked content, and a hash.
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
-_MOST_BUNDLES = 100_000  # a library has a bundle for each object file that was linked into it
+_MOST_BUNDLES = 100_000  # a library contains one bundle per linked object file
 _LARGEST = 8 << 30
-_WINDOW = 27  # log2 of the largest zstd window that clang's compressor uses
+_WINDOW = 27  # log2 of the largest zstd window, in bytes, that Clang's compressor uses
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
 _FEW = 64
@@ -39,11 +39,11 @@ _AGAIN = "get the file again, or build it again"
 
 @dataclass(frozen=True)
 class Part:
-    """A code object of a bundle.
+    """A code object in a bundle.
 
     Args:
-        target: the target in the bundle, such as `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`.
-        size: bytes of the code object.
+        target: the target that the bundle names, such as `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`.
+        size: the size of the code object in bytes.
     """
 
     target: str
@@ -53,11 +53,11 @@ class Part:
 
     @property
     def gpu(self) -> str:
-        """LLVM's name of the GPU, without features; empty for a part that runs on the host."""
+        """LLVM's name for the GPU, without features; empty for a part that runs on the host."""
         return self.target[self.target.index("gfx") :].partition(":")[0] if "gfx" in self.target else ""
 
     def read(self) -> bytes:
-        """Return the code object. The caller must read it before it takes the next part."""
+        """Return the bytes of the code object. The caller must do so before it goes on to the next part."""
         if self.size > LARGEST_OBJECT:
             raise too_large(self.target, self.size, LARGEST_OBJECT)
         self._stream.seek(self._offset)
@@ -69,27 +69,27 @@ class Sealed:
     """A compressed bundle that cannot be unpacked here.
 
     Args:
-        why: the reason, for a message.
+        why: the reason why it cannot be unpacked, for a message.
     """
 
     why: str
 
 
 def is_bundle(head: bytes) -> bool:
-    """Return whether a file is a bundle; `head` has its first `MAGIC_BYTES` bytes."""
+    """Return whether a file is a bundle; `head` contains its first `MAGIC_BYTES` bytes."""
     return head.startswith((PLAIN, PACKED))
 
 
 def parts(
     stream: BinaryIO, size: int, where: str, *, start: int = 0, budget: UnpackBudget | None = None
 ) -> Iterator[Part | Sealed]:
-    """Yield the code objects of all bundles in a part of a file, one bundle after the other.
+    """Yield the code objects of all bundles in a range of a file, one bundle after the other.
 
     Args:
         stream: the file, which must be seekable.
-        size: bytes from `start`.
-        where: the name of the file, for messages.
-        budget: the limit of unpacked bytes that several calls share; by default this call has a limit of its own.
+        size: the size of the range in bytes, from `start`.
+        where: the name of the file, for error messages.
+        budget: a limit on unpacked bytes that several calls share; by default, this call gets a limit of its own.
 
     Raises:
         KernelError: a bundle is damaged.
@@ -116,9 +116,9 @@ def parts(
 
 
 def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
-    """Return the offset of the next byte that is not zero, or `end`."""
+    """Return the offset of the next byte that is not zero, or `end` if all bytes are zero."""
     stream.seek(at)
-    size = _FEW  # the first read is small, because usually there are no zeros to skip
+    size = _FEW  # the first read is small, because usually no zeros need to be skipped
     while at < end:
         piece = stream.read(min(size, end - at))
         size = min(4 * size, _CHUNK)
@@ -135,7 +135,7 @@ def _damaged(where: str, why: str) -> KernelError:
 
 
 def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part], int]:
-    """Return the parts of a plain bundle, and the size of the bundle in bytes."""
+    """Return the parts of a plain bundle, and the bundle's size in bytes."""
     stream.seek(at + MAGIC_BYTES)
     place = MAGIC_BYTES + _COUNT.size
     found: list[Part] = []
@@ -165,7 +165,7 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
 def _packed(
     stream: BinaryIO, at: int, size: int, where: str, budget: UnpackBudget
 ) -> Generator[Part | Sealed, None, int]:
-    """Yield the parts of a compressed bundle, and return the size of the bundle in bytes."""
+    """Yield the parts of a compressed bundle, and return the compressed bundle's size in bytes."""
     stream.seek(at + len(PACKED))
     head = stream.read(2)
     form = _HEADERS.get(int.from_bytes(head, "little"))
@@ -206,7 +206,7 @@ def _packed(
 
 
 def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: int) -> tuple[int, int]:
-    """Unpack a stream to its end, or until there are more than `most` bytes; return the bytes read and written."""
+    """Unpack a stream, at most until it gives more than `most` bytes; return how many bytes were read and written."""
     used, made = 0, 0
     while not unpack.eof and made <= most:
         piece = stream.read(min(_CHUNK, packed - used)) if unpack.needs_input else b""
@@ -220,10 +220,10 @@ def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: in
 
 
 def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a decompressor for a method, with the interface of zstd's decompressor, and the errors that it raises.
+    """Return a decompressor for a compression method, with the interface of zstd's, and the errors that it raises.
 
     Raises:
-        ImportError: the package for zstd is missing.
+        ImportError: the package for zstd is not installed.
     """
     if method == _ZLIB:
         return _Zlib(), (zlib.error,)
@@ -238,7 +238,7 @@ def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]
 
 
 class _Zlib:
-    """zlib's decompressor with the interface of zstd's decompressor."""
+    """An adapter that gives zlib's decompressor the interface of zstd's decompressor."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj()
@@ -257,7 +257,7 @@ class _Zlib:
         return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return the next bytes, at most `max_length`."""
+        """Return the next unpacked bytes, at most `max_length` of them."""
         piece = self._inner.decompress(self._left + data, max_length)
         self._left = self._inner.unconsumed_tail
         return piece

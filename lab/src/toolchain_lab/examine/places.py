@@ -1,4 +1,4 @@
-"""List the files of any place that may hold compiled kernels: folders, archives, wheels, single files, images."""
+"""List the files of any place that may contain compiled kernels: a folder, an archive, a wheel, a file or an image."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# Triton writes the files of a kernel to such a temporary folder, and renames it at the end.
+# The temporary folder to which Triton writes the files of a kernel before it renames the folder.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
-_LARGEST_HEADER = 1 << 20  # bytes of a long name
+_LARGEST_HEADER = 1 << 20  # bytes; the limit for a header, such as a long name, that tarfile reads into memory
 _AGAIN = "get it again from its publisher"
 
 
 class _Member(CheckedHeader):
-    """A header that raises an error if it is damaged, because tarfile mistakes it for the end of the archive."""
+    """A header that raises an error if it is damaged; tarfile would take it for the end of the archive."""
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
@@ -53,7 +53,7 @@ class _Member(CheckedHeader):
             if any(block):
                 raise tarfile.ReadError("a header is damaged") from error
             raise
-        # tarfile reads long names and attributes into memory.
+        # The size is limited, because tarfile reads long names and attributes into memory.
         if member.size < 0 or (member.size > _LARGEST_HEADER and member.type not in tarfile.REGULAR_TYPES):
             raise tarfile.ReadError(f"a header has an impossible size: {member.size} bytes")
         return member
@@ -63,8 +63,8 @@ class Files:
     """The files of a place, which can be iterated several times.
 
     Args:
-        start: starts an iteration, and adds the files that it skips to the notes.
-        images: digests of the images that hold the files; empty for files and folders.
+        start: a function that starts an iteration, and adds the files that are skipped to the notes.
+        images: the digests of the images that contain the files; empty if the place is not an image.
     """
 
     def __init__(self, start: Callable[[Notes], Iterator[StoredFile]], images: Sequence[str] = ()) -> None:
@@ -77,26 +77,26 @@ class Files:
         return self._start(self._notes)
 
     def notes(self) -> list[str]:
-        """Return a line for each kind of file that the last iteration skipped."""
+        """Return a line for each kind of file that the last iteration has skipped."""
         return self._notes.lines()
 
 
 class Notes:
-    """The files of a place that were skipped."""
+    """A record of the files of a place that were skipped."""
 
     def __init__(self) -> None:
         self._unfinished: set[str] = set()
         self._links: set[str] = set()
 
     def is_unfinished(self, path: str) -> bool:
-        """Return whether a file is in an unfinished folder of Triton's cache, and record that folder."""
+        """Return whether a file is in an unfinished folder of Triton's cache; if it is, record the folder."""
         found = _UNFINISHED.search(path)
         if found is not None:
             self._unfinished.add(path[: found.end()].rstrip("/"))
         return found is not None
 
     def link(self, path: str) -> None:
-        """Add a link that was not followed."""
+        """Record a link that was not followed."""
         self._links.add(path)
 
     def lines(self) -> list[str]:
@@ -116,14 +116,14 @@ class Notes:
 
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Files]:
-    """Yield the files of a place. Images are first checked against their digests, layer by layer, as by `verify`.
+    """Yield the files of a place, as a context manager. Images are first checked against their digests, as by `verify`.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
 
     Raises:
         ConfigError: there is no such place.
-        UntrustedError: the content of an image does not match its digests.
+        UntrustedError: the content of an image does not match the image's digests.
         SourceError, HostileInputError: the place cannot be read.
     """
     path = Path(what)
@@ -146,7 +146,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Convert errors of damaged files in the block to SourceError."""
+    """Convert errors that damaged files cause in the block to SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, *DAMAGED) as error:
@@ -161,11 +161,11 @@ def reading(what: str) -> Iterator[None]:
 
 
 def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:
-    """Yield the files of a folder, an archive or a wheel; for any other file yield this file.
+    """Yield the files in a folder, an archive or a wheel; for any other path, yield the file itself.
 
     Args:
         name: the name that decides the kind of the file.
-        notes: gets the files that are skipped.
+        notes: the record to which files that are skipped are added.
     """
     notes = notes or Notes()
     if path.is_dir():
@@ -177,7 +177,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
         with open_zip(path, name) as archive:
             yield from _zip_files(archive, notes)
     elif _TAR.fullmatch(name):
-        # The file is read without a buffer, because another program may read on from its offset.
+        # The file is read without a buffer, because another program may continue to read from the file's offset.
         with open_regular(path) as regular, decompressed(path, cast("Any", regular).raw) as stream:
             packed = os.fstat(regular.fileno()).st_size
             yield from _tar_files(_Budgeted(stream, UnpackBudget(packed), name), name, notes)
@@ -186,7 +186,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Return whether a .zip holds .aks2 files, by their names or contents."""
+    """Return whether a .zip is a pack, which contains .aks2 files or nothing; their names or contents tell."""
     with open_zip(path, name) as archive:
         rows = [row for row in archive.infolist() if not row.is_dir()]
         return not rows or any(
@@ -201,7 +201,7 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 
 
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
-    """Yield the files of a folder. Links are followed if they lead to files inside it; links to folders are skipped."""
+    """Yield the files in a folder. Links to files inside the folder are followed; links to folders are skipped."""
     real = root.resolve()
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -215,7 +215,7 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
 
 
 class _Budgeted:
-    """A stream of a decompressed archive, which raises an error if a small file unpacks to gigabytes."""
+    """A decompressed archive as a stream, which raises an error if a small archive unpacks to gigabytes."""
 
     def __init__(self, stream: Any, budget: UnpackBudget, name: str) -> None:
         self._stream, self._budget, self._name = stream, budget, name
@@ -237,7 +237,7 @@ def _tar_files(stream: Any, where: str, notes: Notes) -> Iterator[StoredFile]:
     names = EntryNames(where, printable=False)
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
         for member in tar:
-            cast("Any", tar).members = []  # tarfile would keep every member in memory
+            cast("Any", tar).members = []  # tarfile would otherwise keep every member in memory
             name = names.add(member.name, folder=member.isdir())
             if member.isreg() and not notes.is_unfinished(name):
                 yield StoredFile(name, member.size, partial(_content, tar, member))
@@ -248,7 +248,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
-    """Return the layout and the images of a name in the cache or of a reference, an image for each architecture.
+    """Return the images that a name in the cache or a reference stands for, one per architecture, and their layout.
 
     Raises:
         SourceError, ConfigError: there is no such image.
@@ -261,7 +261,7 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
     with open_place(parse(what)) as place:
         layout, named = place.images(scratch)
     images = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
-    # Duplicates are removed, because an image may have several tags.
+    # Duplicates are removed, because several tags may name the same image.
     return layout, list({image.digest: image for image in images}.values())
 
 

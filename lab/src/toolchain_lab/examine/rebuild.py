@@ -1,4 +1,4 @@
-"""Compile some kernels of a place again from their sources, and compare the bytes."""
+"""Compile some kernels of a place again from their source, and compare the bytes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def rebuild(
     seed: int,
     timeout: float,
 ) -> dict[str, bool]:
-    """Compile random kernels again, and return by key whether they have the same bytes.
+    """Compile randomly chosen kernels again, and return, by key, whether the bytes are the same.
 
     Args:
-        plan: the folder of AOTriton's generator; without it the JSON file of each object has the compilation inputs.
-        timeout: seconds for each kernel.
+        plan: the folder that AOTriton's generator wrote; if it is None, the compilation inputs are read from the JSON
+            file next to each code object.
+        timeout: the time limit for each kernel in seconds.
 
     Raises:
-        ConfigError: the compilation inputs of the kernels are unknown.
-        SourceError: the source lacks files of the kernels.
+        ConfigError: the compilation inputs of all the kernels are unknown.
+        SourceError: files of the kernels are missing from the source.
     """
     kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
     rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)
@@ -71,7 +72,7 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """Return the rules of a plan by their code objects; the plan may have been written at another path.
+    """Return the rules of a plan, by the path of their code object. The plan may have been written at another path.
 
     Raises:
         SourceError: the folder holds no plan, or the source lacks its kernels.
@@ -90,9 +91,9 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
 
 
 def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, Any] | None]:
-    """Return a function that takes a kernel's path in a pack and its bytes of LDS, and returns its launch values.
+    """Return a function that returns the launch values of a kernel, given its path in a pack and its LDS in bytes.
 
-    The function returns None for a kernel that is not in the plan.
+    The returned function returns None for a kernel that is not in the plan.
 
     Raises:
         SourceError: the folder holds no plan, or the source lacks its kernels.
@@ -107,7 +108,7 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
 
 
 def _planned(plan: Path, source: Path, audited: Audit) -> dict[str, Any]:
-    """Return the tasks of a plan by key. AOTriton compiles dots of float32 with IEEE precision."""
+    """Return the tasks of a plan, by key, with the precision for float32 dot products that AOTriton uses, IEEE."""
     rules = _rules(plan, source)
     keys = objects_of(plan, sorted(gpu for gpu in audited.gpus() if gpu.startswith("gfx")))
     return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

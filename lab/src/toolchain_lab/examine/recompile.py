@@ -1,4 +1,4 @@
-"""Compile single kernels again with another Triton, by the worker that also compiles campaigns."""
+"""Compile single kernels again with another Triton, by the same worker that compiles campaigns."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from toolchain_lab.examine.interpreter import Interpreter, interpreter_at, trito
 from toolchain_lab.examine.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
-_NEWEST = 20  # the search for a CPython ends before this minor version
-# The folders have these paths in the namespaces.
+_NEWEST = 20  # the search for a CPython 3.N ends before this N
+# The paths in the namespaces for compiled kernels, Triton's modules and the recipes.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 _MINOR = re.compile(r"\d+\.\d+")
-_SECONDS = 60.0  # the time limit for an interpreter to report its version
+_SECONDS = 60.0  # seconds; the time limit for an interpreter to report its version
 
 
 @dataclass(frozen=True)
 class Triton:
-    """A Triton and the Python that imports it.
+    """A Triton, and the Python interpreter that imports it.
 
     Args:
-        python: path or name of the interpreter.
-        wheel: the folder of an unpacked wheel; None if Triton is installed for the interpreter.
+        python: the path or the name of the interpreter.
+        wheel: the folder with Triton's unpacked wheel; None if Triton is installed for the interpreter.
     """
 
     python: str
@@ -51,14 +51,14 @@ class Triton:
 
 
 def triton_of_wheel(text: str, cache: Cache) -> Triton:
-    """Unpack a wheel in the cache, and return its Triton.
+    """Unpack a wheel of Triton into the cache, and return the Triton.
 
     Args:
-        text: a file, a version in the index, or `pypi:…`.
+        text: the wheel: a file, a version in the index, or `pypi:…`.
 
     Raises:
         SourceError, HostileInputError: there is no such wheel, or the wheel is damaged.
-        ConfigError: this machine has no CPython for which the wheel was built.
+        ConfigError: no CPython for which the wheel was built is installed.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
     with wheel_named(named, cache) as wheel, in_use(cache, make=True):
@@ -79,7 +79,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
 
 
 def _python(minors: Sequence[int]) -> str | None:
-    """Return a CPython of one of these minor versions; shims, which have no standard library, are skipped."""
+    """Return a CPython 3 with one of the given minor versions; shims, which lack a standard library, are skipped."""
     if sys.version_info[1] in minors:
         return sys.executable
     for python in filter(None, (process.find(f"python3.{minor}") for minor in minors)):
@@ -90,7 +90,7 @@ def _python(minors: Sequence[int]) -> str | None:
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
-    """Unpack a wheel so that the folder appears complete or not at all."""
+    """Unpack a wheel to a folder, which appears only when it is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="wheel-") as partial:
@@ -99,9 +99,9 @@ def _unpack(wheel: Path, folder: Path) -> None:
                 Path(partial).chmod(0o755)
                 Path(partial).rename(folder)
             except OSError:
-                if not folder.is_dir():  # otherwise another process has unpacked the wheel
+                if not folder.is_dir():  # if the folder exists, another process has unpacked the wheel
                     raise
-            Path(partial).mkdir(exist_ok=True)  # the end of the block removes this folder
+            Path(partial).mkdir(exist_ok=True)  # the end of the block removes this folder, so it must exist
     except OSError as error:
         raise ResourceError(
             "wheel-not-unpacked",
@@ -112,15 +112,15 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def rule_of(path: Path, source: Path) -> dict[str, Any]:
-    """Return the worker's rule from the JSON file next to a code object; the caller must add `out`.
+    """Return the rule for the worker from the JSON file next to a code object; the caller must add `out`.
 
     Args:
-        path: the path of the object or of the JSON file.
+        path: the path of the code object or of its JSON file.
         source: the root of the kernels' source, or a folder above it.
 
     Raises:
-        ConfigError: there is no such file, or it lacks the compilation inputs of the kernel.
-        SourceError: the source does not have the kernel's file, or has it in several folders.
+        ConfigError: there is no JSON file, or it lacks the compilation inputs of the kernel.
+        SourceError: the source does not contain the kernel's file, or contains it in several folders.
     """
     beside = path.with_suffix(".json")
     try:
@@ -172,17 +172,17 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
 def compile_rules(
     rules: Sequence[Mapping[str, Any]], triton: Triton, cache: Cache, *, timeout: float
 ) -> list[dict[str, Any]]:
-    """Compile rules one after the other, and return the `status`, `reason` and `seconds` of each, and `sha256` if done.
+    """Compile rules one after the other, and return the `status`, `reason`, `seconds` and, if done, `sha256` of each.
 
-    Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces without a network
-    and without the caller's files.
+    Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces, without access to a
+    network or to the user's files.
 
     Args:
-        timeout: seconds for all rules together.
+        timeout: the time limit for all rules together in seconds.
 
     Raises:
         KernelError: the worker does not start, dies, or gives an invalid answer.
-        ConfigError: the Python has no Triton.
+        ConfigError: Triton is not installed for the interpreter.
         EngineError: this machine cannot create the namespaces.
     """
     namespace.enter()
@@ -201,9 +201,9 @@ def compile_rules(
         roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
         show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
         tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
-        # Some kernels import PyTorch, which is replaced by the same stub as in campaigns.
+        # Some kernels import PyTorch, for which the same stub is used as in campaigns.
         environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}:{_RECIPES}/standin"]
-        # Campaigns also set Triton's default precision for dots of float32 by this variable.
+        # As in campaigns, this variable sets Triton's default precision for dot products of float32.
         environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
         words = ["env", *environment, str(python.file), f"{_RECIPES}/worker.py"]
         try:
@@ -223,10 +223,10 @@ def compile_rules(
 
 
 def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the worker's answers. They are checked, because Triton and the kernels' source can print anything.
+    """Return the worker's answers. They are checked, because untrusted code in the worker can print anything.
 
     Raises:
-        KernelError: the output does not have an answer to each rule.
+        KernelError: the output does not contain a valid answer to each rule.
     """
     lines = printed.splitlines()[1:]
     if len(lines) != len(rules):
@@ -247,10 +247,10 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, Any]:
-    """Copy the object of an answer and its JSON file, and return the answer with the digest of the object.
+    """Copy the code object and the JSON file that an answer reports, and return the answer with the object's digest.
 
     Raises:
-        KernelError: a file is missing, too large or not regular.
+        KernelError: one of the files is missing, too large or not a regular file.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     digests = {}
@@ -268,10 +268,10 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:
-    """Return the version of an interpreter, such as `3.12`; it runs in namespaces that show only its own files.
+    """Return the version of an interpreter, such as `3.12`. It is run in namespaces that contain only its own files.
 
     Raises:
-        KernelError: the program is not a Python.
+        KernelError: the program is not a Python interpreter.
     """
     words = ["env", str(python.file), "-I", "-S", "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
     done = process.run(view.command(words, settings, show=installed), capture=True, check=False, timeout=_SECONDS)
@@ -284,7 +284,7 @@ def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) ->
 
 
 def _task(rule: Mapping[str, Any], roots: Mapping[str, str], number: int) -> dict[str, Any]:
-    """Return the worker's task for a rule, with the paths that the worker sees."""
+    """Return the task for a rule, with the paths that the worker sees in the namespaces."""
     root = str(rule["root"])
     inside = {"root": roots[root], "source": f"{roots[root]}/{Path(rule['source']).relative_to(root)}"}
     plain = {name: value for name, value in rule.items() if name != "precision"}

@@ -1,6 +1,6 @@
-"""Find the revisions of the LLVMs in a library by texts in it, because LLVM compiles its revision into itself.
+"""Find the revisions of the LLVMs in a library from texts in it; the build of LLVM compiles its revision in.
 
-The 40 digits of a revision can come from several parts of LLVM and prove different things, see `KINDS`.
+The 40 digits of a revision can come from several parts of LLVM, and prove different things; see `KINDS`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from toolchain.core.errors import HostileInputError
 
-# The values describe the origin of each kind of text, and what the text proves.
+# The kinds of texts that contain a revision, with the origin of each kind and what such a text proves.
 KINDS = {
     "lld": "lld prints it with its version: this lld is linked in, and its source is from the repository in the text",
     "asm-printer": "LLVM's AsmPrinter writes it into file directives: this LLVM's code generator is linked in",
@@ -20,7 +20,7 @@ KINDS = {
     "codegen": "the build of a codegen library was given it: the text has LLVM's commit and the number of the build",
     "compiler": "a clang writes its version into its output: this clang compiled the file, and its LLVM is not in it",
 }
-# Texts of these kinds name the LLVM that is inside the library.
+# Texts of these kinds name an LLVM that is linked into the library.
 INSIDE = ("lld", "asm-printer", "symtab")
 
 _DIGITS = 40
@@ -31,7 +31,7 @@ _HEX = bytes(104 if chr(code) in "0123456789abcdef" else 120 if chr(code).isasci
 _RUN = b"h" * _DIGITS
 _VERSION = rb"(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+-]{0,24})"
 _URL = rb"(?P<repository>[!-'*-~]{1,200})"
-# These patterns match the bytes before the digits, and those after them.
+# For each kind of text, a pattern for the bytes before the digits, and one for the bytes after them.
 _FORMS = {
     "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
     "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
@@ -45,7 +45,7 @@ _FORMS = {
 }
 
 
-# LLVM's bitcode writer stores this name, so it is in each library that writes bitcode.
+# The name that LLVM's bitcode writer stores in bitcode. Each library that can write bitcode contains it.
 _WRITER = re.compile(rb"LLVM(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:git|-?rc[0-9])?)\0")
 _WRITER_LENGTH = 24
 
@@ -57,10 +57,10 @@ class Revision:
     Args:
         kind: a key of `KINDS`.
         revision: 40 hexadecimal digits.
-        version: LLVM's version, such as `23.0.0git`; empty if the text has none.
-        repository: the repository that LLVM's build was given; empty if the text has none.
-        build: the build number of a codegen library.
-        at: the offset of the digits in the file, at their first appearance.
+        version: LLVM's version, such as `23.0.0git`; empty if the text contains none.
+        repository: the repository of LLVM's source; empty if the text contains none.
+        build: the build number, for a codegen library; otherwise None.
+        at: the offset of the digits in the file where they first appear.
     """
 
     kind: str
@@ -72,10 +72,10 @@ class Revision:
 
 
 def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
-    """Return every revision that a file names, once each, in the order of their offsets.
+    """Return the revisions that a file names, each once, in the order of their offsets.
 
     Args:
-        pieces: the bytes of the file in order. Little more than one piece is in memory at a time.
+        pieces: the bytes of the file, in order. Little more than one piece is kept in memory at a time.
 
     Raises:
         HostileInputError: the file names more than 64 revisions.
@@ -86,7 +86,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
         held += piece
         for at in _runs(held, first=start == 0):
             if at + _DIGITS + _AFTER > len(held) and not last:
-                break  # the digits are found again with the next piece, which has the bytes after them
+                break  # the digits are found again with the next piece, which contains the bytes after them
             if (revision := _revision_at(held, at, start)) is not None:
                 by_content.setdefault(
                     (revision.kind, revision.revision, revision.version, revision.repository, revision.build), revision
@@ -101,9 +101,9 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
 
 
 class VersionText:
-    """Collects the versions of LLVM's bitcode writers in a library, such as `17.0.0git`.
+    """A collector for the versions of LLVM's bitcode writers in a library, such as `17.0.0git`.
 
-    A library has them even if LLVM was built without its revision.
+    A library contains them even if LLVM was built without its revision.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class VersionText:
         self._held = b""
 
     def watch(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the pieces unchanged, and read each of them."""
+        """Yield the pieces unchanged, and add the versions in them to `found`."""
         for piece in pieces:
             held = self._held + piece
             if len(self.found) <= _MOST:
@@ -121,7 +121,7 @@ class VersionText:
 
 
 def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:
-    """Yield each piece with False, and then an empty piece with True."""
+    """Yield each piece with False, and then an empty piece with True, which marks the end."""
     for piece in pieces:
         yield piece, False
     yield b"", True
@@ -131,7 +131,7 @@ def _runs(held: bytes, *, first: bool) -> Iterable[int]:
     """Yield the offsets of runs of exactly 40 hexadecimal digits, with no letter or digit next to them.
 
     Args:
-        first: whether the file begins here; otherwise a run at the start may be the end of a longer run.
+        first: whether `held` is the beginning of the file; if not, a run at its start may be the end of a longer run.
     """
     kinds = held.translate(_HEX)
     at = kinds.find(_RUN)
@@ -148,7 +148,7 @@ def _runs(held: bytes, *, first: bool) -> Iterable[int]:
 
 def _revision_at(held: bytes, at: int, start: int) -> Revision | None:
     before = held[max(0, at - _BEFORE) : at] if at or start else b"\0"
-    after = held[at + _DIGITS : at + _DIGITS + _AFTER] + b"\0"  # the end of a file ends a text
+    after = held[at + _DIGITS : at + _DIGITS + _AFTER] + b"\0"  # the end of the file also ends a text
     for kind, (form, end) in _FORMS.items():
         if (head := form.search(before)) and (tail := end.match(after)):
             groups = {**head.groupdict(), **tail.groupdict()}

@@ -1,4 +1,4 @@
-"""Sign an audit as an in-toto statement about the audited place."""
+"""Sign the result of an audit as an in-toto statement about the audited place."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from toolchain.trust.keys import Signer
 from toolchain_lab.examine.audit import Audit
 from toolchain_lab.examine.places import opened
 
-# The type of the predicate is a URN; docs/lab/audit.md describes it.
+# The type of the predicate, which docs/lab/audit.md describes.
 PREDICATE = "urn:toolchain:audit:v1"
 
 
 def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
-    """Return the in-toto statement of an audit, which omits the path of the audited place.
+    """Return the in-toto statement for an audit, without the path of the audited place.
 
     Args:
-        name, digests: the subjects of the statement.
-        result_json: the result as `audit --json` prints it.
+        name, digests: the name and the digests of the statement's subjects.
+        result_json: the result of the audit as `audit --json` prints it.
     """
     result = {key: value for key, value in result_json.items() if key not in {"what", "attested"}}
     return {
@@ -39,10 +39,10 @@ def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any
 
 
 def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer, scratch: Path) -> AttachedEvidence:
-    """Attach the signed statement to the audited images, in the registry or layout that their reference names.
+    """Attach the signed statement to the audited images, in the registry or layout that the images' reference names.
 
     Raises:
-        RegistryError, UnreachableError: see `Place.attach`.
+        RegistryError, UnreachableError: the statement cannot be attached; see `Place.attach`.
     """
     with open_place(parse(audited.what)) as place:
         statement = audit_statement("image", list(audited.images), result_json)
@@ -50,7 +50,7 @@ def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer,
 
 
 def signed_audit(audited: Audit, cache: Cache, result_json: Mapping[str, Any], signer: Signer) -> bytes:
-    """Return the signed statement, whose subject is the digest of a file, of a folder's list of files, or of images."""
+    """Return the signed statement. Its subject is a file, images, or the list of a folder's files and their digests."""
     path = Path(audited.what)
     if audited.images:
         digests, name = list(audited.images), "image"

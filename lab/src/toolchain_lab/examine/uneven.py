@@ -1,4 +1,4 @@
-"""Find kernels that one GPU of a place has and another GPU lacks."""
+"""Find kernels that a place contains for one GPU but not for another."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key
 
 @dataclass
 class Uneven:
-    """The kernels and functions that GPUs lack.
+    """The kernels and functions that are missing for a GPU but exist for another.
 
     Args:
-        missing: kernels and functions that the same campaign made for another GPU, which is a fault.
-        differing: kernels and functions that may differ by GPU on purpose, such as hand-written kernels, and functions
-            that no required GPU lacks.
+        missing: kernels and functions whose absence is a fault, because they seem to come from the same campaign.
+        differing: kernels and functions whose absence may be intended, such as those of hand-written kernels.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -28,14 +27,15 @@ class Uneven:
 
 
 def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
-    """Compare the GPUs of a place with each other.
+    """Compare the kernels that a place contains for each GPU with those for the other GPUs.
 
-    A missing kernel is a fault if the other kernels of its function are the same for both GPUs, and have JSON files
-    with their source. A missing function is a fault if its GPU is required, and the function has a source or is in a
-    pack. Other differences may be intended, because kernels are written or tuned for each GPU.
+    A missing kernel is a fault if all kernels of the function that the GPU has also exist for the other GPU, and if
+    they and the missing kernel have compilation inputs. A missing function is a fault if the GPU is in `required`, and
+    another GPU's kernels of the function have compilation inputs or are in a pack. Other differences may be intended,
+    because kernels may be written or tuned for each GPU.
 
     Args:
-        required: the requested GPUs; if there are none, all GPUs are compared.
+        required: the GPUs for which kernels are required; if there are none, all GPUs are compared.
     """
     by_gpu: dict[str, dict[str, dict[str, Kernel]]] = {gpu: {} for gpu in required}
     for kernel in kernels:
@@ -58,11 +58,11 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
 
 
 def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Iterator[tuple[str, bool]]:
-    """Yield the kernels of one function that other GPUs have, each with whether its absence is a fault."""
+    """Yield the kernels of a function that exist only for other GPUs, each with whether its absence is a fault."""
     lacking: dict[str, bool] = {}
     for other in others:
         if own.keys().isdisjoint(other):
-            continue  # without a common name the kernels cannot be compared
+            continue  # if no kernel is common to both GPUs, they cannot be compared
         same = own.keys() < other.keys() and all(kernel.launch for kernel in own.values())
         for variant in other.keys() - own.keys():
             lacking[variant] = lacking.get(variant, False) or (same and bool(other[variant].launch))

@@ -1,6 +1,6 @@
 """Find the LLVMs inside a wheel of Triton, and compare them with the pins in the data.
 
-The wheel is untrusted. Texts in it can reveal a mistake, but cannot prove that nobody tampered with the wheel.
+The wheel is untrusted: texts in it can reveal a mistake, but cannot prove that nobody has tampered with it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from toolchain.sources.store import Store
 from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
-# These verdicts contradict the data.
+# The verdicts that say that a wheel contradicts the data.
 WRONG: tuple[Verdict, ...] = ("other", "contradictory", "missing")
 
 _PROJECT = "triton"
 _CORE = re.compile(r"(?:.*/)?_C/libtriton(?:\.[\w-]+)*\.(?:so|pyd|dylib|dll)")
 _CODEGEN = re.compile(r"(?:.*/)?backends/(?P<name>\w+)/lib/(?:lib)?\w*codegen\w*\.(?:so|dylib|dll)")
 _BITCODE = re.compile(r"(?:.*/)?backends/\w+/lib/[^/]+\.(?:bc|ll)")
-# LLVM's names of code generators differ from Triton's names of backends.
+# LLVM's name for the code generator, by Triton's name for the backend.
 TARGETS = {"amd": "AMDGPU", "nvidia": "NVPTX"}
 _NAME = re.compile(
     r"(?P<project>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.+!_]+)(?:-[^-]+)?-(?P<tag>[^-]+-[^-]+-[^-]+)\.whl"
@@ -48,19 +48,19 @@ _MAX_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A file of the wheel that contains an LLVM or names a compiler, and its comparison with the pins.
+    """A file of a wheel that contains an LLVM or names a compiler, and the result of comparing it with the pins.
 
     Args:
-        file: its name in the wheel; empty if the wheel lacks a file that the data has.
-        part: `core`, LLVM's name of a GPU's code generator (`AMDGPU`), or `bitcode`.
-        revision: the revision of the LLVM inside; for a codegen library `COMMIT-BUILD`. It is empty if no text names a
-            revision, if several differ, and for bitcode, whose text names its compiler.
-        llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if there is none, or several
-            differ.
-        pin: the revision in the data; empty if the data has none.
-        pin_version: the major version in the data for `core`, such as `17`; empty if the data has none.
-        verdict: the result of the comparison; `not pinned` for bitcode, which only names its compiler.
-        also: other releases on record that are built with this LLVM.
+        file: the name of the file in the wheel; empty if the data lists a library that the wheel lacks.
+        part: `core`, LLVM's name for a GPU's code generator, such as `AMDGPU`, or `bitcode`.
+        revision: the revision of the LLVM inside, or `COMMIT-BUILD` for a codegen library. It is empty if no text names
+            a revision, if texts name different ones, and for bitcode, in which a text names the compiler.
+        llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if the file contains none, or
+            several.
+        pin: the pinned revision in the data; empty if the data contains none.
+        pin_version: for `core`, the pinned major version in the data, such as `17`; empty if the data contains none.
+        verdict: the result of the comparison; `not pinned` for bitcode, because it only names its compiler.
+        also: if the LLVM is not the pinned one, releases in the data that are built with it.
     """
 
     file: str
@@ -75,17 +75,17 @@ class Library:
     also: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row for `--json`; unknown values are null."""
+        """Return the fields as JSON values; unknown values are null."""
         return {**_known(dataclasses.asdict(self)), "told": [_known(dataclasses.asdict(one)) for one in self.told]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WheelLlvm:
-    """A wheel, and the LLVMs in it.
+    """A wheel of Triton, and the LLVMs in it.
 
     Args:
-        project, version: from its metadata, or else from its name; empty if neither has them.
-        tag: the tag in its name, such as `cp313-cp313-manylinux_2_28_x86_64`.
+        project, version: from the wheel's metadata, or else from its name; empty if neither states them.
+        tag: the tag in the wheel's name, such as `cp313-cp313-manylinux_2_28_x86_64`.
     """
 
     file: str
@@ -102,7 +102,7 @@ class WheelLlvm:
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the wheel for `--json`."""
+        """Return the fields as JSON values; unknown values are null."""
         plain = {"file": self.file, "bytes": self.bytes, "sha256": self.sha256}
         named = {"project": self.project or None, "version": self.version or None, "tag": self.tag or None}
         return {**plain, **named, "libraries": [library.as_json() for library in self.libraries]}
@@ -110,13 +110,13 @@ class WheelLlvm:
 
 @contextmanager
 def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
-    """Yield the wheel that a user names: a file, or a wheel of the index (`pypi:VERSION`, `pypi:PROJECT==VERSION`).
+    """Yield the wheel that a user names: a file, or one in the index (`pypi:VERSION`, `pypi:PROJECT==VERSION`).
 
-    A wheel whose digest is on record goes to the store; another wheel is deleted at the end of the block.
+    A downloaded wheel whose digest is on record is kept in the store; any other is deleted at the end of the block.
 
     Raises:
         SourceError: there is no such wheel.
-        DigestError: the digest of the index's wheel differs from the digest on record.
+        DigestError: the digest of the wheel in the index differs from the digest on record.
         UnreachableError: the index does not answer.
     """
     if not text.startswith("pypi:"):
@@ -139,7 +139,7 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield a member's content in pieces of bounded size. zipfile checks the CRC at the end."""
+    """Yield the content of a wheel's member in pieces of bounded size. At the end, zipfile checks the CRC."""
     with archive.open(member) as stream:
         while piece := stream.read(CHUNK):
             yield piece
@@ -150,7 +150,7 @@ def read_wheel(path: Path) -> WheelLlvm:
 
     Raises:
         SourceError: the file is not a wheel, or is damaged.
-        HostileInputError: the wheel has harmful content; see `open_wheel` and `revisions`.
+        HostileInputError: the content of the wheel is harmful; see `open_wheel` and `revisions`.
     """
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)
@@ -179,7 +179,7 @@ def _library(name: str, part: str, content: Iterable[bytes]) -> Library:
 
 
 def _part(name: str) -> str:
-    """Return which part of Triton a file is; empty for a file that holds no LLVM."""
+    """Return the part of Triton that a file is, as in `Library.part`; empty for a file that cannot contain an LLVM."""
     if _CORE.fullmatch(name):
         return "core"
     if match := _CODEGEN.fullmatch(name):
@@ -188,7 +188,7 @@ def _part(name: str) -> str:
 
 
 def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
-    """Return project and version from the metadata, or else from the file's name."""
+    """Return the project and the version from the wheel's metadata, or else from the file's name."""
     match = _NAME.fullmatch(file)
     metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:
@@ -237,7 +237,7 @@ def _compared(libraries: Sequence[Library], project: str, version: str) -> tuple
 
 
 def _major(row: TritonRelease | None) -> str:
-    """Return the major version of a release's LLVM from the data; empty if there is no release."""
+    """Return the major version of the LLVM that a release is built with; empty if there is no release."""
     if row is None:
         return ""
     return row.llvm_version.partition(".")[0] or str(needs_for(row.version).llvm)
@@ -252,7 +252,8 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
         clash = len(inside) > 1
         revision = "" if clash else next(iter(inside), "")
     else:
-        # The name that the build of the library was given takes precedence, but LLVM's text may contradict it.
+        # The revision that was given to the build of the library takes precedence, but LLVM's own text may contradict
+        # it.
         clash = len(named) > 1 or len(inside) > 1 or bool(named and inside - {text.partition("-")[0] for text in named})
         revision = "" if clash else next(iter(named or inside), "")
         pin = pin if named else pin.partition("-")[0]
@@ -274,7 +275,7 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
 
 
 def _on_record(llvm: str) -> tuple[str, ...]:
-    """Return at most three releases on record that are built with an LLVM."""
+    """Return the titles of at most three releases in the data that are built with an LLVM."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     titles = [row.title for row in rows if llvm and row.llvm == llvm]
     titles += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]
@@ -282,6 +283,6 @@ def _on_record(llvm: str) -> tuple[str, ...]:
 
 
 def repository_inside(library: Library) -> str:
-    """Return the repository of the LLVM inside, from lld's text; empty if there is none."""
+    """Return the repository of the LLVM in a library, from lld's text; empty if there is none, or several."""
     repositories = {revision.repository for revision in library.told if revision.kind in INSIDE and revision.repository}
     return next(iter(repositories)) if len(repositories) == 1 else ""

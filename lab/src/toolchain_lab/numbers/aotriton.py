@@ -1,7 +1,8 @@
-"""Cases for AOTriton's attention kernels: lengths that are not multiples of a block, grouped heads, bias, dropout.
+"""Cases for AOTriton's attention kernels, with lengths that do not fill blocks, grouped heads, bias and dropout.
 
-Each kernel runs on one sequence and, if it supports them, on packed sequences of different lengths with a window. If a
-kernel is compiled for padded heads, its heads are 8 columns narrower than their block.
+Each forward and backward kernel runs on one sequence, and unless it has a bias, also on packed sequences of different
+lengths, with a window if it is causal. If a kernel is compiled for padded heads, the heads are 8 columns narrower than
+the block.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from toolchain_lab.numbers.problem import Dropout, Problem, Shape, Triple
 
 Array = NDArray[Any]
 HEADS, KEY_HEADS = 2, 1
-# With these sizes the kernels end a window at the diagonal of the last query and key, or of the first ones.
+# With these window sizes, the kernels end a window at the diagonal through the last query and key, or through the first
+# ones.
 _LAST, _FIRST = -2147483646, -2147483647
 _DROPOUT = Dropout(probability=0.4, seed=0x1BADF00D12345678, offset=0x123456789)
 _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_output", "encoded_softmax")
@@ -30,13 +32,13 @@ _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_out
 
 @dataclass(frozen=True)
 class _Form:
-    """The compile-time arguments of a kernel.
+    """The properties of a kernel that its compile-time arguments and its types determine.
 
     Args:
-        block: the columns of a head in the kernel, which may be padded.
-        head: the columns of a head that hold values.
+        block: the number of columns that the kernel has for a head, which may include padding.
+        head: the number of columns of a head that hold values.
         block_m, block_n: the number of queries and of keys in a block.
-        swapped: whether heads are along x of the grid and blocks along y.
+        swapped: whether heads are along the grid's x axis and blocks along y, instead of the other way round.
     """
 
     arguments: Arguments
@@ -51,7 +53,7 @@ class _Form:
     swapped: bool
 
     def place(self, block: int, head: int, sequence: int) -> Place:
-        """Return the ids of the workgroup for a block of a head of a sequence."""
+        """Return the ids of the workgroup that handles a block of a head in a sequence."""
         return (head, block, sequence) if self.swapped else (block, head, sequence)
 
 
@@ -78,7 +80,8 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
     shape = Shape(
         tuple(lengths), heads=HEADS, key_heads=KEY_HEADS, head=form.head, pitch=-(-form.block // 16) * 16, packed=packed
     )
-    # Packed causal problems have a window. Others have the full causal mask, aligned at the last query and key.
+    # Causal problems with packed sequences have a window. Other causal problems have the full causal mask, aligned at
+    # the last query and key.
     window = ((19, 3) if packed else (None, None)) if form.causal else None
     return Problem(
         form.element, shape, form.head**-0.5, seed, window, with_bias=form.bias,
@@ -87,7 +90,7 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
 
 
 def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
-    """Set the arguments that all kernels have."""
+    """Set the arguments that are common to all attention kernels."""
     shape = problem.shape
     count = len(shape.lengths) if shape.packed else 0
     starts = [np.array(problem.starts(keys=keys), np.int32) if shape.packed else None for keys in (False, True)]
@@ -95,7 +98,7 @@ def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
     arguments.tensors(
         Q=problem.q, K=problem.k, V=problem.v, DO=problem.do, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
         seq_strides_q=None, seq_strides_k=None, philox_seed_ptr=np.array([given.seed], np.uint64),
-        # The kernels add the two parts of the offset.
+        # The kernels add this part of the offset to `philox_offset2`, which is 5.
         philox_offset1=np.array([given.offset - 5], np.uint64),
     )  # fmt: skip
     arguments.strides(q=problem.q.strides, k=problem.k.strides, v=problem.v.strides, do=problem.do.strides)
@@ -119,10 +122,10 @@ def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
 
 
 def _lengths(form: _Form) -> Iterator[tuple[tuple[tuple[int, int], ...], bool]]:
-    """Yield the lengths of sequences, (queries, keys), and whether they are packed."""
+    """Yield the lengths of the sequences in each problem, as (queries, keys), and whether the sequences are packed."""
     long = max(form.block_m, form.block_n)
     yield ((long + 13, long + 21),), False
-    # A bias cannot be laid out for packed sequences.
+    # A bias has no layout for packed sequences.
     if not form.bias:
         yield ((form.block_m // 2 + 5, form.block_n + 7), (form.block_m + 3, max(form.block_m, form.block_n) + 9)), True
 
@@ -137,16 +140,17 @@ def _label(form: _Form, problem: Problem, sequence: int) -> str:
 
 
 def _lse(problem: Problem) -> Tensor:
-    """Return a tensor for the LSE, a number for each row; its batch is 1 if sequences are packed."""
+    """Return a tensor for the LSE, with a number for each row; there is one batch if sequences are packed."""
     shape = problem.shape
     rows = sum(queries for queries, _ in shape.lengths) if shape.packed else shape.most_queries
     return rows_tensor(1 if shape.packed else len(shape.lengths), HEADS, rows)
 
 
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
-    """Return the expected LSE.
+    """Return the expected values of the LSE.
 
-    It is stored in float32, but its error is judged by the type of the bias, or by xf32 if scores are computed in that.
+    The LSE is stored in float32, but the bound on its error is that for the tensors' type if there is a bias, and that
+    for xf32 if scores are computed in xf32.
     """
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
@@ -155,7 +159,7 @@ def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
 
 
 def _blocks(rows: int, block: int) -> list[int]:
-    """Return the indices of the first and of the last block of the rows; the last one is not full."""
+    """Return the indices of the first and the last block of the rows, which may be the same."""
     return sorted({0, (rows - 1) // block})
 
 
@@ -164,7 +168,11 @@ def _slice(block: int, size: int, rows: int) -> slice:
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of attn_fwd. If a kernel takes its tiles from a counter, the counter starts with two tiles left."""
+    """Yield cases for attn_fwd.
+
+    A kernel with PERSISTENT_TYPE 2 takes its tiles from a counter. Unless sequences are packed, the case runs one
+    workgroup, for which the counter starts two tiles before the end.
+    """
     form = _form(metadata)
     for lengths, packed in _lengths(form):
         arguments = Arguments(metadata)
@@ -223,7 +231,7 @@ def _gradients(
 def _keys_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, blocks: Sequence[int]
 ) -> list[Expected]:
-    """Return the expected gradients of keys and values in some blocks, summed over the heads that share the keys."""
+    """Return the expected gradients of keys and values in the given blocks, summed over the heads that share keys."""
     dk, dv = (problem.empty(name, keys=True, heads=KEY_HEADS) for name in ("dk", "dv"))
     arguments.tensors(DK=dk, DV=dv)
     arguments.strides(dk=dk.strides, dv=dv.strides)
@@ -245,7 +253,7 @@ def _keys_expected(
 def _queries_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, *, blocks: Sequence[int], size: int
 ) -> list[Expected]:
-    """Return the expected gradients of the last head's queries and bias, in some blocks of the given size."""
+    """Return the expected gradients of the last head's queries and bias, in the given blocks of `size` rows."""
     dq = problem.empty("dq", keys=False, heads=HEADS)
     arguments.tensors(DQ=dq)
     arguments.strides(dq=dq.strides)
@@ -269,7 +277,7 @@ def _queries_expected(
 
 
 def keys_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of bwd_kernel_dk_dv."""
+    """Yield cases for bwd_kernel_dk_dv, which computes the gradients of keys and values."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -284,7 +292,7 @@ def keys_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of bwd_kernel_dq."""
+    """Yield cases for bwd_kernel_dq, which computes the gradients of queries and bias."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -299,7 +307,7 @@ def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of bwd_kernel_fuse, whose grid has the blocks of keys, and then those of the queries of each head."""
+    """Yield cases for bwd_kernel_fuse, whose grid is the blocks of keys followed by those of each head's queries."""
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int
@@ -320,7 +328,7 @@ def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of bwd_preprocess, and of bwd_preprocess_varlen, which only takes packed sequences."""
+    """Yield a case for bwd_preprocess, or for bwd_preprocess_varlen, which only takes packed sequences."""
     form = _form(metadata)
     packed = metadata.kernel.endswith("varlen")
     lengths = ((form.block_m + 5, 16), (form.block_m + 13, 16)) if packed else ((form.block_m + 13, 16),)
@@ -347,7 +355,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def random_numbers(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases of debug_simulate_encoded_softmax, where the sign of a result shows if dropout keeps the element."""
+    """Yield a case for debug_simulate_encoded_softmax, where the sign of a result tells if dropout keeps an element."""
     arguments = Arguments(metadata)
     element = element_of(metadata, "R")
     block_m, block_n = int(arguments.constant("BLOCK_M")), int(arguments.constant("BLOCK_N"))
@@ -379,5 +387,5 @@ _CASES: Mapping[tuple[str, str], Callable[[Metadata, int], Iterator[Case]]] = {
     ("bwd_preprocess.py", "bwd_preprocess_varlen"): preprocess,
     ("dropout_rng.py", "debug_simulate_encoded_softmax"): random_numbers,
 }
-# AOTriton up to 0.12b compiles the kernels from one file that imports the others.
+# AOTriton up to 0.12b compiles all kernels from flash.py, which imports the other files.
 CASES = {**_CASES, **{("flash.py", kernel): cases for (_, kernel), cases in _CASES.items()}}

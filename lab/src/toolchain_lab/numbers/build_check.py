@@ -1,4 +1,4 @@
-"""Check kernels for `build --check`; see `toolchain.stages.kernel_check.KernelCheck`."""
+"""Check the kernels of a build for `build --check`; see `toolchain.stages.kernel_check.KernelCheck`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ SEED = 0
 
 
 def require_check() -> None:
-    """Check that numpy and llvm-objdump are installed.
+    """Raise an error unless numpy and llvm-objdump, which checks need, are installed.
 
     Raises:
-        ConfigError, EngineError: one of them is missing.
+        ConfigError: numpy is not installed.
+        EngineError: no suitable llvm-objdump is installed.
     """
     require_numpy("--check")
     disassembler()
@@ -39,12 +40,12 @@ def check_objects(
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> dict[str, Any]:
-    """Check a sample of code objects below a folder, and return the published result.
+    """Check a sample of the code objects in a folder, and return the result in the form that is published.
 
     Args:
         count: the size of the sample; 0 for all objects.
         jobs: the number of processes.
-        note: called with the name and the result of each kernel.
+        note: a function that is called with the name and the result of each kernel.
     """
     chosen = sample(objects, count or None, SEED)
     return _checked(chosen, folder, cache, available=len(objects), jobs=jobs, progress=progress, note=note)
@@ -53,15 +54,15 @@ def check_objects(
 def check_files(
     files: Iterable[StoredFile], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files, and return the published result.
+    """Check a sample of the code objects among files, and return the result in the form that is published.
 
     Args:
         count: the size of the sample; 0 for all objects.
         jobs: the number of processes.
-        label: the name of the place, for messages.
+        label: the name of the place with the files, for error messages.
 
     Raises:
-        ConfigError: there is no code object.
+        ConfigError: there is no code object among the files.
     """
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - numpy
 
@@ -83,7 +84,7 @@ def _checked(
     progress: Callable[[int, int, str], None] | None,
     note: Callable[[str, Mapping[str, Any]], None] | None,
 ) -> dict[str, Any]:
-    """Check kernels in separate namespaces, and return the published result."""
+    """Check kernels in separate namespaces, and return the result in the form that is published."""
     from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - numpy
 
     report = check_contained(

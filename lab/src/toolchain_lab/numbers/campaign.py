@@ -18,7 +18,7 @@ from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.exactness import LABELS
 from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
 
-# Results are judged by this rule, which is published with them.
+# The rule by which results are judged; it is published with them.
 RULE = (
     "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
     " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"
@@ -45,12 +45,12 @@ class Report:
         return {status: counts[status] for status in STATUSES}
 
     def exactness(self) -> dict[str, int]:
-        """Return the number of kernels that ran or were refused, by their exactness."""
+        """Return the number of kernels by exactness, for those that ran or were refused."""
         counts = Counter(row.exactness for row in self.rows if row.exactness)
         return {label: counts[label] for label in LABELS}
 
     def of(self, status: str) -> list[Checked]:
-        """Return the rows with a status."""
+        """Return the results that have a status."""
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
@@ -71,15 +71,15 @@ class Report:
         ]
 
     def require_right(self) -> None:
-        """Check that no kernel is wrong.
+        """Raise an error if a kernel is wrong.
 
         Raises:
-            NumbersError: a kernel is wrong.
+            NumbersError: a kernel gave a wrong result.
         """
         require_right(self.published())
 
     def published(self) -> dict[str, Any]:
-        """Return the facts for a record or a statement. They are reproducible, so they have no durations."""
+        """Return the result for a record or a statement. It contains no durations, so that it is reproducible."""
         kernels = [
             {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
              "exactness": row.exactness, "share": finite(round(row.share, 4)), "reason": row.reason}
@@ -114,14 +114,14 @@ def run(
     exact: bool = True,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
-    """Check kernels in parallel, and return a report.
+    """Check kernels in parallel processes, and return a report.
 
     Args:
         jobs: the number of processes.
         available: the number of kernels that the sample was drawn from; by default `len(objects)`.
-        known: results of an earlier check by name; results of objects with the same bytes are reused.
-        exact: see `check_object`.
-        on_row: called with each result, the number of results so far, and the number of all kernels.
+        known: the results of an earlier check, by name; those for objects with the same bytes are reused.
+        exact: whether matrix instructions follow the published rounding rules for the GPU.
+        on_row: a function that is called with each result, the number of results so far, and the number of all kernels.
     """
     kept = {
         each.name: known[each.name]
@@ -140,18 +140,18 @@ def run(
 
 def _begin_worker() -> None:
     process.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the workers, but their parent ends them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the workers, but the parent process ends them
 
 
 def results(
     objects: Sequence[Object], disassembler: Disassembler, jobs: int, *, exact: bool = True
 ) -> Generator[Checked, None, None]:
-    """Check kernels in parallel processes, and yield the results as they come."""
+    """Check kernels in parallel processes, and yield each result as soon as it is known."""
     if jobs < 2 or len(objects) < 2:
         for each in objects:
             yield check_object(each.path, each.name, disassembler, exact=exact)
         return
-    # Processes are spawned, because a fork would copy locks that threads of numpy's library may hold.
+    # Processes are spawned, because a fork would copy locks that threads of numpy's linear algebra library may hold.
     context = multiprocessing.get_context("spawn")
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with (
@@ -163,7 +163,7 @@ def results(
             for future in as_completed(waiting):
                 yield future.result()
         except BaseException:
-            # The workers are killed, because the pool would wait until all kernels are checked.
+            # The workers are killed, because the pool would otherwise wait until all kernels are checked.
             for worker in multiprocessing.active_children():
                 worker.kill()
             raise

@@ -1,4 +1,4 @@
-"""Describe a launch that is checked: its arguments, the workgroups that run, and the values that they must write."""
+"""Describe a launch to check: its arguments, the workgroups that run, and the values that they must write."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ Array = NDArray[Any]
 
 
 class NotCheckedError(Exception):
-    """No case fits a kernel; the message says why."""
+    """No case fits a kernel; the error's message says why."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected values of a part of a buffer after a launch.
+    """The expected values in a part of a buffer after a launch.
 
     Args:
-        argument: the kernel's argument for the buffer.
-        label: the name for display, such as `dQ`.
-        places: indices of elements in the buffer, of any shape.
-        exact: the exact values, `float64` of the same shape.
-        plain: the values of a plain implementation in the kernel's type.
-        element: the type whose precision the bound of the error uses.
-        stored: the type of the buffer, if it is not `element`.
-        summed: whether the first dimension of `places` has parts that a later kernel would add.
+        argument: the name of the kernel's argument for the buffer.
+        label: the name of the values for display, such as `dQ`.
+        places: the indices of the elements in the buffer, an array of any shape.
+        exact: the exact values, a `float64` array of the shape of `places`.
+        plain: the values that a plain implementation in the kernel's type computes.
+        element: the type whose precision is used for the bound on the error.
+        stored: the type of the buffer's elements, if it is not `element`.
+        summed: whether the values are sums over the first dimension of `places`, whose parts a later kernel would add.
     """
 
     argument: str
@@ -48,7 +48,7 @@ class Expected:
 
     @property
     def bound(self) -> float:
-        """The largest error that passes: twice the plain error, plus a unit of the type at the largest value."""
+        """The allowed error: twice the plain implementation's error, plus the precision times the largest value."""
         finite = np.isfinite(self.exact)
         if not finite.any():
             return 0.0
@@ -56,7 +56,7 @@ class Expected:
         return 2 * error + self.element.precision * float(np.abs(self.exact[finite]).max())
 
     def error(self, data: Array) -> float:
-        """Return the largest error in the buffer; infinite if only one of two values is NaN or infinite."""
+        """Return the largest error in a buffer; infinite if a value is NaN or infinite and the exact one is not."""
         values = (self.stored or self.element).decode(data[self.places])
         if self.summed:
             values = values.sum(0)
@@ -72,11 +72,11 @@ class Case:
     """A launch and its expected results.
 
     Args:
-        label: the description for display.
+        label: a description of the launch for display.
         values: the values of the arguments, by name.
         grid: the number of workgroups along x, y and z.
-        only: the workgroups that run.
-        free: the indices of elements that a kernel may write but that have no meaning, by argument.
+        only: the ids of the workgroups that run.
+        free: by argument, the indices of elements that a kernel may write but whose values have no meaning.
     """
 
     label: str
@@ -89,7 +89,7 @@ class Case:
 
 @dataclass
 class Arguments:
-    """Collects the values of a kernel's arguments, by name."""
+    """A collector for the values of a kernel's arguments, by name."""
 
     metadata: Metadata
     values: dict[str, Value] = field(default_factory=dict)
@@ -99,20 +99,20 @@ class Arguments:
         return any(parameter.name == name for parameter in self.metadata.parameters)
 
     def constant(self, name: str, default: Any = None) -> Any:
-        """Return the value of a compile-time argument."""
+        """Return the value of a compile-time argument, or `default` if there is no such argument."""
         return self.metadata.constants.get(name, default)
 
     def tensors(self, **given: Tensor | Array | None) -> None:
-        """Set buffers by argument; buffers that the kernel does not take are ignored."""
+        """Set buffers, by the name of the argument; buffers that the kernel does not take are ignored."""
         for name, value in given.items():
             if self.has(name):
                 self.values[name] = value.data if isinstance(value, Tensor) else value
 
     def numbers(self, **given: float) -> None:
-        """Set numbers by argument. A compile-time argument must have the same value.
+        """Set numbers, by the name of the argument. A compile-time argument must already have the same value.
 
         Raises:
-            NotCheckedError: a compile-time argument has another value.
+            NotCheckedError: a compile-time argument has a different value.
         """
         for name, value in given.items():
             if self.has(name):
@@ -123,10 +123,10 @@ class Arguments:
                 )
 
     def strides(self, **given: Sequence[int]) -> None:
-        """Set the strides of tensors, which are the arguments `stride_NAME…` in the function's order.
+        """Set the strides of tensors, which are the arguments `stride_NAME…` in the order of the kernel's function.
 
         Raises:
-            NotCheckedError: a compile-time stride has another value.
+            NotCheckedError: a compile-time stride has a different value, or the number of strides is unexpected.
         """
         for name, strides in given.items():
             names = [
@@ -140,13 +140,13 @@ class Arguments:
             self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
-        """Set unset arguments whose names match a pattern to 0 or null, because no result depends on them."""
+        """Set arguments without a value whose names match a pattern to 0 or null; no result may depend on them."""
         for parameter in self.metadata.parameters:
             if parameter.name not in self.values and any(fnmatch.fnmatchcase(parameter.name, p) for p in patterns):
                 self.values[parameter.name] = None if parameter.pointer else 0
 
     def done(self) -> dict[str, Value]:
-        """Return all values.
+        """Return the values of all arguments, by name.
 
         Raises:
             NotCheckedError: an argument has no value.

@@ -1,4 +1,4 @@
-"""Check one kernel: run each case with two orders of waves and two initial contents, and compare the results."""
+"""Check a kernel: run each case twice, with different orders of waves and initial contents, and compare the results."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ SEED = 20261124
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a kernel.
+    """The result of checking a kernel.
 
     Args:
         status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
-        reason: the reason why it is not right; empty if it is right.
-        share: the largest error as a share of the allowed error; infinite if the kernel could not continue.
-        errors: the largest error and the bound of each result, by label.
+        reason: why the kernel is not right; empty if it is right.
+        share: the largest error divided by the allowed error; infinite if a fault stopped the kernel.
+        errors: the largest error and the allowed error of each result, by label.
         cases: the labels of the launches.
-        unknown: instructions that were not executed and that the emulator does not support.
-        exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if nothing ran.
-        approximate: executed instructions that are not exact, with the bounds of their errors.
+        unknown: the instructions in the kernel that the emulator does not support and that were not executed.
+        exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if the kernel was skipped or
+            stopped by a fault.
+        approximate: the executed instructions that are not exact, each with the bound on its error.
         sha256: the SHA-256 of the code object, in hex.
     """
 
@@ -71,14 +72,14 @@ class Checked:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Checked:
-        """Return the result from its JSON values."""
+        """Return the result that `as_json` converted to JSON values."""
         errors = {name: (_number(error), float(bound)) for name, (error, bound) in row["errors"].items()}
         more = {"share": _number(row["share"]), "cases": tuple(row["cases"]), "unknown": tuple(row["unknown"])}
         return cls(**{**row, **more, "errors": errors})
 
 
 def finite(value: float) -> float | None:
-    """Return a number for JSON; None for an infinite number."""
+    """Return a number for use in JSON; None if it is infinite."""
     return value if math.isfinite(value) else None
 
 
@@ -93,7 +94,7 @@ def digest_of(path: Path) -> str:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector in a block, because it would visit all decoded instructions repeatedly."""
+    """Disable the cyclic garbage collector in a block; it would slow a check by visiting all decoded instructions."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -109,8 +110,8 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
 
     Args:
         name: the name of the kernel in the result.
-        seed: the seed of the inputs and of the initial contents of registers and memory.
-        exact: whether matrix instructions follow the published rounding rules of the GPU.
+        seed: the seed for the inputs and for the initial contents of registers and memory.
+        exact: whether matrix instructions follow the published rounding rules for the GPU.
     """
     gpu = kernel = ""
     began = time.process_time()
@@ -125,7 +126,7 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
     except (NotEmulatedError, CodeObjectError, FaultyKernelError) as error:
-        # The file may be a copy, so its name is replaced by the original one.
+        # The file may be a copy, so its name in the message is replaced with the original name.
         reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
         if isinstance(error, FaultyKernelError):
             return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
@@ -144,12 +145,12 @@ def check_program(
     """Check a decoded kernel.
 
     Args:
-        make: returns the cases; by default the known cases of the kernel.
+        make: a function that returns the cases; by default, the known cases for the kernel.
 
     Raises:
         NotCheckedError: no case fits the kernel.
         NotEmulatedError: the emulator does not support an instruction of the kernel.
-        FaultyKernelError: the kernel has a fault, such as an access out of bounds.
+        FaultyKernelError: the kernel has a fault, such as an out-of-bounds access.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))
@@ -189,7 +190,7 @@ def check_program(
 
 
 def _cause(program: Program, launch: Launch, done: Launched, seed: int) -> str:
-    """Return what the second run changed that matters, by runs that change only a part of it."""
+    """Return the difference between two runs that changes the results, found by runs with only one difference."""
     if _differing(done, run(program, launch, reverse=True, seed=seed)):
         return "the order of the waves"
     if _differing(done, run(program, launch, seed=seed, placement=UPPER)):
@@ -203,7 +204,7 @@ def _differing(first: Launched, second: Launched) -> list[str]:
 
 
 def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:
-    """Compare the buffers with the expected values; yield faults, and update the largest error of each result."""
+    """Compare the buffers with the expected values; yield the faults, and update the largest error of each result."""
     touched: dict[str, list[Any]] = {name: [places] for name, places in case.free.items()}
     for expected in case.expected:
         error, bound = expected.error(done.buffers[expected.argument]), expected.bound

@@ -1,6 +1,6 @@
-"""Write a sample of the code objects of a place to a folder, with their launch data.
+"""Write a sample of the code objects in a place to a folder, with their launch data.
 
-The files are read twice, first to list the code objects, and then to read the chosen ones.
+The files of the place are read twice: first to list the code objects, and then to read the chosen ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
-# A function of this type returns the launch values of a kernel by its path and its bytes of LDS, for packs without
-# launch data.
+# A function that returns the launch data of a kernel in a pack without launch data, given the kernel's path and its LDS
+# in bytes.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_LAUNCH = ".launch"  # the suffix of launch data in a Triton cache, where NAME.json is Triton's own file
+_LAUNCH = ".launch"  # the suffix of the file with launch data in a Triton cache, in which NAME.json is Triton's
 
 
 @dataclass(kw_only=True)
@@ -32,8 +32,8 @@ class Collected:
 
     Args:
         objects: the chosen code objects.
-        available: the number of all code objects.
-        unknown: packs of AOTriton without launch data.
+        available: the number of code objects from which they were chosen.
+        unknown: the paths of AOTriton packs that lack launch data.
     """
 
     objects: list[Object]
@@ -51,16 +51,16 @@ def collect(
     label: str = "",
     planned: Planned | None = None,
 ) -> Collected:
-    """Choose code objects of a place, and write them to a folder, each with its JSON file.
+    """Choose code objects in a place, and write them to a folder, each with its JSON file.
 
     Empty code objects, which mark kernels as known bad, are skipped.
 
     Args:
-        files: the files, which can be iterated several times.
-        gpus: the GPUs whose code objects are chosen; all by default.
-        count: the number of code objects to choose, see `objects.sample`; None for all.
-        label: the name of the place in messages.
-        planned: returns launch values for packs that have none.
+        files: the files of the place, which can be iterated several times.
+        gpus: the GPUs for which code objects are chosen; by default, all GPUs.
+        count: the number of code objects to choose, see `objects.sample`; None to choose all.
+        label: the name of the place, for error messages.
+        planned: a function that returns launch data for packs that contain none.
 
     Raises:
         ConfigError: there is no code object, or two have the same name.
@@ -121,7 +121,7 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
 
 
 class _Known:
-    """The metadata of the code objects of a place."""
+    """The launch data that is known for the code objects in a place."""
 
     def __init__(self, planned: Planned | None) -> None:
         self._planned = planned
@@ -129,7 +129,7 @@ class _Known:
         self.unknown: list[str] = []
 
     def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
-        """Yield the name and the metadata of each code object."""
+        """Yield the name and the metadata of each code object; the metadata is None if it is unknown."""
         codes: list[Code] = []
         beside: dict[str, Metadata] = {}
         packs: list[tuple[str, list[tuple[str, int]]]] = []
@@ -168,7 +168,7 @@ class _Known:
             yield key, _metadata(about)
 
     def _beside(self, path: str) -> tuple[str, Launches] | None:
-        """Return the folder and the launch data of the pack that a file belongs to."""
+        """Return the folder with the launch data for the pack at a path, and the data; None if there is none."""
         for folder in map(str, PurePosixPath(path).parents):
             if folder in self._launches:
                 return folder, self._launches[folder]
@@ -177,7 +177,7 @@ class _Known:
     def take(
         self, files: Iterable[StoredFile], wanted: Collection[str]
     ) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield (name, code object, JSON) of the wanted objects.
+        """Yield (name, code object, JSON) for each wanted object.
 
         A JSON file may be yielded after its object, with None in place of the code object.
         """
@@ -226,4 +226,4 @@ def _metadata(about: Any) -> Metadata | None:
     try:
         return metadata_of(about, "the launch")
     except NotEmulatedError:
-        return None  # the check reports the error
+        return None  # the check of the code object reports the error

@@ -1,4 +1,4 @@
-"""Check kernels in separate namespaces, like builds: without a network and without the caller's files."""
+"""Check kernels in separate namespaces, like those of builds, without access to a network or to the user's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain_lab.numbers.check import Checked
 from toolchain_lab.numbers.inside import ROW
 
 _OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump"
-# The code of these two packages runs in the namespaces.
+# The two packages whose code runs in the namespaces.
 _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 
@@ -41,7 +41,7 @@ def check_contained(
     """Check kernels in separate namespaces; see `campaign.run`.
 
     Args:
-        folder: the folder above all objects.
+        folder: a folder that contains all the objects.
 
     Raises:
         EngineError: this machine cannot create the namespaces, or the check ended early.

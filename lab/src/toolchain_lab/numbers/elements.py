@@ -1,4 +1,4 @@
-"""Define the types of a kernel's tensors, and lay tensors out in memory for a launch."""
+"""Define the element types of a kernel's tensors, and lay out tensors in memory for a launch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Element:
-    """A floating-point type.
+    """A floating-point type of a tensor's elements.
 
     Args:
-        name: Triton's name of the type.
+        name: Triton's name for the type.
         storage: the numpy type of the stored elements.
         precision: the relative error that a check allows in addition to twice the error of a plain implementation.
     """
@@ -44,13 +44,13 @@ class Element:
         return self.decode(self.encode(values))
 
 
-# The precisions of fp16 and bf16 are one unit in the last place, as in scripts/gpu/run.py. That of fp32 is eight units,
-# because exp2 and log2 are approximate.
+# The precisions of fp16 and bf16 are one unit in the last place, as in scripts/gpu/run.py. The precision of fp32 is
+# eight units, because exp2 and log2 are approximate.
 FP16 = Element("fp16", np.float16, 2.0**-10)
 BF16 = Element("bf16", np.uint16, 2.0**-7)
 FP32 = Element("fp32", np.float32, 2.0**-20)
-# The matrix instructions of gfx942 truncate fp32 to 10 bits of mantissa. fp16 has as many bits, but truncation has
-# twice the error of rounding.
+# The matrix instructions of gfx942 truncate fp32 to 10 bits of mantissa, as many as in fp16. The precision is twice
+# that of fp16, because truncation causes twice the error of rounding.
 XF32 = Element("xf32", np.float32, 2.0**-9)
 ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 
@@ -59,10 +59,10 @@ ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 class Tensor:
     """A tensor [batch, head, row, column] in memory.
 
-    The elements between the rows and after the last row are NaN, so that a kernel that uses them has wrong results.
+    Elements of `data` that belong to no row are NaN, so that the results of a kernel that uses them are wrong.
 
     Args:
-        data: the whole memory, one-dimensional.
+        data: the memory of the tensor, a one-dimensional array.
         places: the index of each element in `data`, `int64[batch, head, row, column]`.
         strides: the stride of each dimension, in elements.
     """
@@ -73,7 +73,7 @@ class Tensor:
     strides: tuple[int, int, int, int]
 
     def read(self) -> Array:
-        """Return the elements as `float64[batch, head, row, column]`."""
+        """Return the tensor's elements as `float64[batch, head, row, column]`."""
         return self.element.decode(self.data[self.places])
 
 
@@ -88,10 +88,10 @@ def tensor(
     """Return a tensor that is stored as [batch, row, head, pitch], with guard rows after each batch.
 
     Args:
-        shape: the number of batches, heads, rows and columns.
-        fill: returns the values for a shape.
-        pitch: elements from one head to the next; at least the number of columns.
-        guard: the number of guard rows.
+        shape: the numbers of batches, heads, rows and columns.
+        fill: a function that returns values of a given shape.
+        pitch: the number of elements from one head to the next; at least the number of columns.
+        guard: the number of guard rows after each batch.
     """
     batch, heads, rows, columns = shape
     pitch = max(pitch, columns)
@@ -104,10 +104,10 @@ def tensor(
 
 
 def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None) -> Tensor:
-    """Return a tensor with a float32 number for each row, stored as [batch, head, row], with 16 guard elements.
+    """Return a tensor with one float32 per row, stored as [batch, head, row], followed by 16 guard elements.
 
     Args:
-        values: `[batch, heads, rows]`; NaN by default.
+        values: the numbers, `[batch, heads, rows]`; NaN by default.
     """
     shape, strides = (batch, heads, rows, 1), (heads * rows, rows, 1, 1)
     parts = np.ix_(*(np.arange(count) for count in shape))

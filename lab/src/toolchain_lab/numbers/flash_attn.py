@@ -1,6 +1,6 @@
-"""Cases for the AMD kernels in the sdist of flash-attn, with the sizes that they are compiled for.
+"""Cases for the AMD kernels in the sdist of flash-attn, with the sizes for which the kernels are compiled.
 
-Lengths that are passed at run time are multiples of 16, as the kernels assume, but not multiples of a block.
+Lengths that are passed at run time are multiples of 16, as the kernels assume, but not always multiples of a block.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from toolchain_lab.numbers.problem import Problem, Shape
 
 Array = NDArray[Any]
 _LOG2E = 1.44269504
-# These arguments belong to disabled features, such as strides of tensors that do not exist.
+# The arguments of disabled features, such as the strides of tensors that are not passed.
 _UNUSED = ("stride_b*", "stride_a*", "stride_s*", "stride_dropout*", "dropout_p", "philox_*")
-_ROWS = 144  # rows of a backward pass; blocks have 32, 64 and 128 rows
+_ROWS = 144  # rows in a backward pass, not a multiple of a block, which has 32, 64 or 128 rows
 
 
 def element_of(metadata: Metadata, *names: str) -> Element:
     """Return the element type of the first of the named tensors that the kernel takes.
 
     Raises:
-        NotCheckedError: the kernel takes none of them, or the type is unknown.
+        NotCheckedError: the kernel takes none of the tensors, or the element type is unknown.
     """
     types = {parameter.name: parameter.type.removeprefix("*") for parameter in metadata.parameters}
     for name in names:
@@ -39,10 +39,10 @@ def element_of(metadata: Metadata, *names: str) -> Element:
 
 
 def refuse_forms(arguments: Arguments, **off: Any) -> None:
-    """Raise NotCheckedError if a compile-time argument has another value than in `off`.
+    """Raise NotCheckedError if a compile-time argument enables a feature for which there is no case.
 
     Args:
-        off: the values with which features without a case are disabled.
+        off: for each such argument, the value that disables the feature.
     """
     for name, value in off.items():
         if arguments.constant(name, value) != value:
@@ -50,7 +50,7 @@ def refuse_forms(arguments: Arguments, **off: Any) -> None:
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of attn_fwd, which runs one block of queries, or two blocks if the mask is causal."""
+    """Yield a case for attn_fwd, in which one block of queries runs, or two blocks if the mask is causal."""
     arguments = Arguments(metadata)
     refuse_forms(
         arguments, USE_BIAS=False, ENABLE_DROPOUT=False, RETURN_SCORES=False, USE_ALIBI=False, IS_VARLEN=False,
@@ -59,7 +59,7 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     element, head = element_of(metadata, "Q"), int(arguments.constant("ACTUAL_BLOCK_DMODEL"))
     queries, keys = int(arguments.constant("MAX_SEQLENS_Q")), int(arguments.constant("MAX_SEQLENS_K"))
     block, causal = int(arguments.constant("BLOCK_M")), bool(arguments.constant("IS_CAUSAL"))
-    # `second` is the first head of the second group, which reads the second head of keys.
+    # `second` is the first head in the second group of heads, which reads the second head of keys.
     second = int(arguments.constant("HQ", 1)) // int(arguments.constant("HK", 1))
     heads = 2 * second
     problem = Problem(
@@ -87,7 +87,7 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of _bwd_preprocess, which computes for each row the product of the output and its gradient."""
+    """Yield a case for _bwd_preprocess, which computes the scalar product of each output row and its gradient."""
     arguments = Arguments(metadata)
     refuse_forms(arguments, IS_VARLEN=False, IS_FP8=False)
     element = element_of(metadata, "Out", "O")
@@ -101,7 +101,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
     arguments.numbers(max_seqlen_q=rows, max_seqlen_k=rows)
     arguments.zero(*_UNUSED)
     blocks = -(-rows // block)
-    # Two kernels have this name. One has heads along x of the grid, and the other along z.
+    # Two kernels have this name: one has heads along the grid's x axis, and the other along z.
     along_x = "N_CTX_Q" in metadata.constants
     only = [(at, k, 0) if along_x else (k, 0, at) for k in range(blocks)]
     products = o.read()[0, at] * problem.do.read()[0, at]
@@ -114,7 +114,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of a kernel that computes the gradients of queries, of keys and values, or of all."""
+    """Yield a case for a kernel that computes the gradients of queries, of keys and values, or of all three."""
     arguments, name = Arguments(metadata), metadata.kernel
     refuse_forms(
         arguments, ENABLE_DROPOUT=False, DROPOUT=False, IS_VARLEN=False, USE_ALIBI=False, IS_FP8=False,
@@ -123,7 +123,7 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
     element = element_of(metadata, "Q")
     head = int(arguments.constant("ACTUAL_BLOCK_DMODEL") or arguments.constant("ACTUAL_HEAD_DIM"))
     causal = bool(arguments.constant("CAUSAL", default="noncausal" not in name))
-    # The kernel assumes a multiple of 16 heads; only one head runs.
+    # The kernel assumes that the number of heads is a multiple of 16. Only the workgroups of one head run.
     heads, at = 16, 2
     shape = Shape(((_ROWS, _ROWS),), heads=3, key_heads=3, head=head, pitch=head)
     problem = Problem(element, shape, head**-0.5, seed, window=(None, None) if causal else None)
@@ -135,7 +135,7 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
     lse, delta = problem.row_numbers("lse"), problem.row_numbers("delta")
     arguments.tensors(
         Q=problem.q, K=problem.k, V=problem.v, DO=problem.do, DK=dk, DV=dv, L=lse, M=lse, Delta=delta,
-        # The buffer is zeroed, because the kernel adds to it.
+        # This buffer contains zeros, because the kernel adds its results to it.
         DQ=np.zeros(part * parts, dq.data.dtype) if in_parts else dq, Out=problem.output(),
     )  # fmt: skip
     arguments.strides(
@@ -163,12 +163,12 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def _other_block(arguments: Arguments) -> int:
-    """Return the rows of a block in the grid of a kernel that computes the gradients of queries, or all gradients."""
+    """Return how many rows a workgroup computes in a kernel for the gradients of queries, or for all gradients."""
     return int(arguments.constant("BLOCK_M") or max(arguments.constant("BLOCK_N1"), arguments.constant("BLOCK_M2")))
 
 
 def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of _fwd_kernel_splitK with few queries and two parts of a cache, which is only partly used."""
+    """Yield a case for _fwd_kernel_splitK, with few queries and with two parts of a cache that is only partly used."""
     arguments = Arguments(metadata)
     refuse_forms(arguments, G_q=1, NEW_KV=False, USE_ALIBI=False, PADDED_HEAD=False, USE_CACHE_BATCH_IDX=False)
     element, head = element_of(metadata, "Q"), int(arguments.constant("ACTUAL_BLOCK_DMODEL"))
@@ -182,7 +182,7 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     parts = 2
     out = np.full((heads, parts, block, head), np.nan, np.float32)
     numbers = np.full((heads, 2, parts, block), np.nan, np.float32)
-    # The stride of a group is arbitrary, because there is only one group.
+    # The stride from one group to the next is arbitrary, because there is only one group.
     q_strides, k_strides, v_strides = (_in_order(t.strides) for t in (q, k, v))
     arguments.tensors(
         Q=q, K=k, V=v, Out_splitK=out.reshape(-1), Metadata=numbers.reshape(-1),
@@ -219,7 +219,7 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
             Expected("Metadata", f"maximum of part {part}", FP32, of_part, sums["exact"][1], rounded32[0]),
             Expected("Metadata", f"sum of part {part}", FP32, of_part + parts * block, sums["exact"][2], rounded32[1]),
         ]
-    # The kernel also writes both numbers for the unused rows of the block.
+    # The kernel also writes the maximum and the sum for the unused rows of the block.
     rows = np.arange(queries, block) + np.arange(parts)[:, None] * block
     free = numbers[0].size * at + np.ravel([rows, rows + parts * block])
     label = f"{queries} queries, {used} of {cached} keys{', causal' if causal else ''}"
@@ -233,7 +233,7 @@ def _same(values: Array) -> Array:
 
 
 def _in_order(strides: tuple[int, int, int, int]) -> tuple[int, int, int, int, int]:
-    """Return the strides of [batch, head, row, column] in the order batch, row, group, head, column."""
+    """Reorder the strides of [batch, head, row, column] to batch, row, group, head, column."""
     return strides[0], strides[2], strides[2], strides[1], strides[3]
 
 
@@ -242,7 +242,7 @@ def _named(tensor_name: str, letters: str, strides: tuple[int, ...]) -> dict[str
 
 
 def split_reduce(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case of _splitK_reduce, which joins the parts of a split forward pass."""
+    """Yield a case for _splitK_reduce, which joins the parts of a split forward pass."""
     arguments = Arguments(metadata)
     refuse_forms(arguments, G=1, PADDED_HEAD=False, MASK_SPLITK=False)
     element, head = element_of(metadata, "Out"), int(arguments.constant("ACTUAL_BLOCK_DMODEL"))

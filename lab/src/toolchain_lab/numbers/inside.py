@@ -16,12 +16,12 @@ from toolchain_lab.bridge import run_program
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.numbers.campaign import results
 
-# Each line with a result has this prefix. Other lines are warnings of programs.
+# The prefix of each line with a result. Other lines in the output are warnings, for example from libraries.
 ROW = "@row "
 
 
 def main() -> None:
-    """Check the kernels of the job on standard input."""
+    """Check the kernels that the job on standard input lists."""
     job: dict[str, Any] = strict_json.read(sys.stdin.read())
     major, minor, patch = job["version"]
     disassembler = Disassembler(Path(job["objdump"]), (major, minor, patch), run_program)

@@ -1,6 +1,6 @@
-"""Write and read the file of `kernels check --results`, with which a stopped check can continue.
+"""Write and read the file of `kernels check --results`, from which a stopped check can continue.
 
-The file has a line of JSON for each checked kernel.
+The file contains one line of JSON for each checked kernel.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def append(path: Path, row: Checked, decoder: str) -> None:
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
-    """Return the results in the file that were made with the same disassembler, by name; empty if there is no file.
+    """Return the file's results that were made with the same `decoder`, by kernel name; empty if there is no file.
 
-    An incomplete last line, which a killed check leaves, is removed from the file.
+    If the last line is incomplete, because the check was killed, it is removed from the file.
 
     Raises:
         ConfigError: the file cannot be read, or does not contain results.

@@ -12,9 +12,10 @@ SUFFIX = ".hsaco"
 
 
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:
-    """Return a random sample, in the order of the objects.
+    """Return a random sample of code objects, in their original order.
 
-    Objects are drawn from each pair of GPU and function in turn, so that even a small sample covers them all.
+    Objects are drawn from each pair of GPU and function in turn, so that a small sample covers as many pairs as
+    possible.
 
     Args:
         count: the size of the sample; None for all objects.

@@ -1,4 +1,4 @@
-"""Compute Philox 4x32-10, the random numbers of dropout, as Triton's `randint4x` does."""
+"""Compute the random numbers that dropout uses: Philox 4x32-10, as in Triton's `randint4x`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WORD = np.uint64(0xFFFFFFFF)
 
 
 def random_words(seed: int, offsets: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Return four random `uint32` for each offset.
+    """Return four arrays with a random `uint32` for each offset.
 
     Args:
-        seed: a number of 64 bits.
+        seed: an unsigned 64-bit number.
         offsets: `uint64` of any shape.
     """
     offsets = np.asarray(offsets, np.uint64)

@@ -31,11 +31,12 @@ class Shape:
     """The sizes of a problem.
 
     Args:
-        lengths: the numbers of queries and keys of each sequence. Without `packed` all sequences have the same lengths.
+        lengths: the numbers of queries and of keys in each sequence. They must be the same in all sequences unless
+            `packed` is set.
         packed: whether all sequences are concatenated in one batch, so that their lengths may differ.
-        heads, key_heads: the numbers of heads of queries, and of keys and values.
-        head: the columns of a head that hold values.
-        pitch: the columns of a head in memory.
+        heads, key_heads: the number of heads of the queries, and the number of heads of the keys and values.
+        head: the number of columns of a head that hold values.
+        pitch: the number of columns that a head takes up in memory.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -56,7 +57,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Triple:
-    """The results of one head: in float64, by a plain implementation in the tensors' type, and in float32."""
+    """The results for one head: exact, by a plain implementation in the tensors' type, and by one in float32."""
 
     exact: Results
     plain: Results
@@ -68,9 +69,10 @@ class Problem:
     """An attention problem with random inputs.
 
     Args:
-        scale: the factor of the scores.
-        window: the number of visible keys before and after the position of a query; None if all keys are visible. If a
-            number is None, the window ends at the diagonal through the last query and the last key.
+        scale: the factor by which scores are multiplied.
+        window: the numbers of visible keys before and after the position of a query; None if all keys are visible. If
+            the first number is None, all earlier keys are visible. If the second is None, the window ends at the
+            diagonal through the last query and the last key.
     """
 
     element: Element
@@ -88,7 +90,7 @@ class Problem:
         return np.random.default_rng([self.seed, *name.encode()])
 
     def make(self, name: str, *, keys: bool, heads: int) -> Tensor:
-        """Return a tensor of normal numbers for queries or for keys."""
+        """Return a tensor of normally distributed random numbers, with rows for queries or for keys."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(pair[keys] for pair in shape.lengths)
@@ -99,7 +101,7 @@ class Problem:
         )
 
     def empty(self, name: str, *, keys: bool, heads: int) -> Tensor:
-        """Return a tensor for a result. It holds other random numbers, so that missing writes show."""
+        """Return a tensor for a result. It contains random numbers, so that a missing write is noticed."""
         made = self.make(f"old {name}", keys=keys, heads=heads)
         return replace(made, data=made.data.copy())
 
@@ -121,33 +123,33 @@ class Problem:
 
     @cached_property
     def bias(self) -> Tensor:
-        """The bias [batch, head, query, key], with an innermost stride of 1."""
+        """The bias, a tensor [batch, head, query, key] in which the stride between keys is 1."""
         shape = self.shape
         size = (len(shape.lengths), shape.heads, shape.most_queries, shape.most_keys)
         return tensor(self.element, size, self._random("bias").standard_normal, pitch=-(-shape.most_keys // 16) * 16)
 
     def starts(self, *, keys: bool) -> list[int]:
-        """Return the first row of each packed sequence, and the end; zeros if sequences are not packed."""
+        """Return the first row of each sequence, and the end of the last one; zeros if sequences are not packed."""
         if not self.shape.packed:
             return [0] * (len(self.shape.lengths) + 1)
         return [0, *np.cumsum([pair[keys] for pair in self.shape.lengths]).tolist()]
 
     def rows(self, sequence: int, *, keys: bool) -> slice:
-        """Return the rows of a sequence in its tensors."""
+        """Return the rows that a sequence takes up in tensors, as a slice."""
         start = self.starts(keys=keys)[sequence]
         return slice(start, start + self.shape.lengths[sequence][keys])
 
     def batch(self, sequence: int) -> int:
-        """Return the batch that holds a sequence."""
+        """Return the index of the batch that contains a sequence."""
         return 0 if self.shape.packed else sequence
 
     def part(self, values: Array, sequence: int, head: int, *, keys: bool) -> Array:
-        """Return the rows of a sequence and head from `[batch, head, row, …]`."""
+        """Return the rows of one head of a sequence from an array `[batch, head, row, …]`."""
         rows: Array = values[self.batch(sequence), head, self.rows(sequence, keys=keys)]
         return rows
 
     def visible(self, sequence: int, rows: slice = _ALL) -> Array:
-        """Return the keys that queries of a sequence may see, as `bool[queries, keys]`."""
+        """Return which keys the queries of a sequence may see, as `bool[queries, keys]`."""
         queries, keys = self.shape.lengths[sequence]
         chosen = np.arange(queries)[rows]
         if self.window is None:
@@ -156,9 +158,9 @@ class Problem:
         return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
 
     def kept(self, sequence: int, head: int) -> Array | None:
-        """Return the elements that dropout keeps, `bool[queries, keys]`; None without dropout.
+        """Return which elements dropout keeps, as `bool[queries, keys]`; None without dropout.
 
-        In AOTriton four consecutive keys get the random words of one offset, in the order 0 2 1 3.
+        In AOTriton, four consecutive keys use the four random words for one offset, in the order 0 2 1 3.
         """
         if self.dropout is None:
             return None
@@ -176,7 +178,7 @@ class Problem:
         """Return the inputs of one head of a sequence.
 
         Args:
-            rows: the rows of queries; the inputs for gradients are omitted unless these are all rows.
+            rows: the queries to include; the input for gradients is omitted unless all are included.
         """
         shared = head // (self.shape.heads // self.shape.key_heads)
         bias = None
@@ -197,7 +199,7 @@ class Problem:
         )
 
     def results(self, sequence: int, head: int, rows: slice = _ALL) -> Triple:
-        """Return the correct results of one head, which are cached."""
+        """Return the expected results for one head of a sequence, which are cached."""
         key = (sequence, head, rows.start, rows.stop)
         if key not in self._done:
             given = self.inputs(sequence, head, rows)
@@ -208,7 +210,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return `lse` or `delta` of all rows in float32, which is an input of a backward pass."""
+        """Return `lse` or `delta` for all rows in float32, which is an input to a backward pass."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
@@ -219,12 +221,13 @@ class Problem:
             for head in range(shape.heads):
                 place = (self.batch(sequence), head, self.rows(sequence, keys=False))
                 results = self.results(sequence, head)
-                # For xf32 the error of the LSE must match that of the scores, which a backward pass computes again.
+                # For xf32, the plain LSE is used, because its error must match that of the scores, which a backward
+                # pass computes again.
                 values[place] = getattr(results.plain if self.element is XF32 else results.exact, name)
         return rows_tensor(batch, shape.heads, rows, values)
 
     def output(self) -> Tensor:
-        """Return the output of the forward pass for all rows, which is an input of a backward pass."""
+        """Return the output of the forward pass for all rows, which is an input to a backward pass."""
         made = self.empty("o", keys=False, heads=self.shape.heads)
         for sequence in range(len(self.shape.lengths)):
             for head in range(self.shape.heads):

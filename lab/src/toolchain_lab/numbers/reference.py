@@ -1,4 +1,4 @@
-"""Compute attention and its gradients in float64, or as a plain implementation in the kernel's type."""
+"""Compute attention and its gradients exactly in float64, or as a plain implementation in the kernel's type does."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Product = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of attention, for one head.
+    """The inputs to attention for one head.
 
     Args:
-        q, k, v, do: `float64[rows, columns]`. Without `do` there are no gradients.
-        scale: the factor of the scores.
-        visible: the keys that a query may see, `bool[queries, keys]`.
-        bias: a bias that is added to the scores.
-        keep: the elements that dropout keeps, `bool[queries, keys]`.
-        drop: the probability of dropout.
+        q, k, v, do: `float64[rows, columns]`. If `do` is None, no gradients are computed.
+        scale: the factor by which scores are multiplied.
+        visible: which keys each query may see, `bool[queries, keys]`.
+        bias: the bias that is added to the scores; None if there is none.
+        keep: which elements dropout keeps, `bool[queries, keys]`; None without dropout.
+        drop: the probability with which dropout drops an element.
     """
 
     q: Array
@@ -40,13 +40,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of attention, for one head.
+    """The results of attention for one head.
 
     Args:
         o: the output.
         lse: the log-sum-exp of each row.
-        delta: for each row the scalar product of the output and its gradient.
-        dq, dk, dv, db: the gradients of q, k, v and bias.
+        delta: for each row, the scalar product of the output and its gradient.
+        dq, dk, dv, db: the gradients of q, k, v and the bias; empty if no gradients are computed.
     """
 
     o: Array
@@ -64,7 +64,7 @@ def exactly(values: Array) -> Array:
 
 
 def summed_singly(a: Array, b: Array) -> Array:
-    """Return the product of two matrices, computed by a loop in float32 that rounds each product and each sum."""
+    """Return the product of two matrices, computed in float32 by a loop that rounds each product and each sum."""
     left, right = a.astype(np.float32), b.astype(np.float32)
     total = np.zeros((left.shape[0], right.shape[1]), np.float32)
     for k in range(left.shape[1]):
@@ -73,7 +73,7 @@ def summed_singly(a: Array, b: Array) -> Array:
 
 
 def summed_from_xf32(a: Array, b: Array) -> Array:
-    """Return `summed_singly` of factors truncated to 10 bits of mantissa, as in the matrix instructions of gfx942."""
+    """Return `summed_singly` for factors truncated to 10 mantissa bits, as in the matrix instructions of gfx942."""
     kept = np.uint32(0xFFFFE000)
     left, right = ((np.ascontiguousarray(each, np.float32).view(np.uint32) & kept).view(np.float32) for each in (a, b))
     return summed_singly(left, right)
@@ -83,10 +83,10 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
     """Compute attention and its gradients.
 
     Args:
-        rounded: rounds the result of each operation. If it rounds to a type, the results are those of PyTorch's backend
-            `math`, which scales both factors and stores each result in that type.
-        product: multiplies matrices. An exact product is sufficient for narrow types, because hardware adds their
-            products in float32, whose error is small compared with that of `rounded`.
+        rounded: a function that rounds the result of each operation. If it rounds to a type, the computation is that of
+            PyTorch's `math` backend, which scales both factors and stores each result in that type.
+        product: a function that multiplies matrices. A float64 product is good enough for narrow types: hardware adds
+            their products in float32, whose error is small compared with that of `rounded`.
     """
     root = np.sqrt(given.scale)
     q, k = rounded(given.q * root), rounded(given.k * root)
@@ -110,13 +110,13 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
     dv = rounded(product(dropped.T, given.do))
     dp = rounded(rounded(product(given.do, given.v.T)) * factor)
     delta = (o * given.do).sum(1)
-    # The gradient of softmax is one operation, so it is rounded once.
+    # The gradient of softmax is a single operation in PyTorch, so it is rounded only once.
     ds = rounded(p * (dp - (p * dp).sum(1, keepdims=True)))
     dq, dk = rounded(rounded(product(ds, k)) * root), rounded(rounded(product(ds.T, q)) * root)
     return Results(o, lse, delta, dq, dk, dv, ds)
 
 
 def window(queries: Array, keys: int, left: int, right: int) -> Array:
-    """Return the keys from `left` before the position of a query to `right` after it, as `bool[queries, keys]`."""
+    """Return which keys are at most `left` before or `right` after each query's position, `bool[queries, keys]`."""
     row, column = queries[:, None], np.arange(keys)[None]
     return (column <= row + right) & (column >= row - left)

@@ -1,1 +1,1 @@
-"""Write reports about a build, a campaign, a comparison or an audit as one HTML file."""
+"""Reports about a build, a campaign, a comparison or an audit, each written as one HTML file."""

@@ -1,4 +1,4 @@
-"""Make the report of a finished image: times of its stages, files of its layer, steps of ninja, kernels, sources."""
+"""Make the report about a finished image: stage times, files in its layer, ninja's steps, kernels and sources."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Se
 from toolchain_lab.report.kernel_tables import Figures, campaign_part, kernels_part
 from toolchain_lab.report.ninja import Step, steps_of
 
-_ALONE = 64 << 10  # each file of at least this size in bytes has a row
-_DEEP = 2  # smaller files are added up by folder, at most so many folders deep
+_ALONE = 64 << 10  # bytes; each file of at least this size gets a row of its own
+_DEEP = 2  # the sizes of smaller files are added up by folder, for folders down to this depth
 
 
 def build_report(cache: Cache, record: Record) -> Report:
-    """Return the report of a finished image of the cache.
+    """Return the report about a finished image in the cache.
 
     Raises:
         SourceError: a blob of the image is damaged.
@@ -68,7 +68,7 @@ def _work(record: Record) -> str:
 
 
 def _kept_log(cache: Cache, record: Record) -> bytes:
-    with contextlib.suppress(OSError):  # there is no log if the image was built elsewhere, or the log was pruned
+    with contextlib.suppress(OSError):  # there is no log if the image was built elsewhere, or if the log was pruned
         return read_regular(cache.kept(_work(record), NINJA_LOG), LARGEST_NINJA_LOG)
     return b""
 
@@ -127,7 +127,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
 
 
 def _folder(output: str) -> str:
-    """Return the group of an output: the first folders of its path, without CMake's folders."""
+    """Return the group to which an output belongs: the first folders of its path, without CMake's folders."""
     parts = output.split("/CMakeFiles/", maxsplit=1)[0].split("/")
     return "/".join(parts[:4]) if len(parts) > 1 or "CMakeFiles" in output else "top"
 
@@ -142,7 +142,7 @@ def _files(layout: Layout, record: Record) -> Table:
             tarfile.open(fileobj=cast("Any", stream), mode="r|") as tar,
         ):
             for member in tar:
-                cast("Any", tar).members = []  # tarfile would keep every member in memory
+                cast("Any", tar).members = []  # tarfile would otherwise keep every member in memory
                 if member.isreg():
                     path = PurePosixPath("/", member.name)
                     below = path.relative_to(prefix) if path.is_relative_to(prefix) else path
@@ -166,17 +166,17 @@ def _files(layout: Layout, record: Record) -> Table:
 
 
 def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
-    """Return the folder to which a small file is added, at most `_DEEP` folders deep.
+    """Return the folder to which the size of a small file is added, which is at most `_DEEP` folders deep.
 
     Args:
-        below: the path relative to the image's prefix, or `path` if it is outside of the prefix.
+        below: the path relative to the image's prefix, or `path` itself if it is outside the prefix.
     """
     extra = len(below.parts) - 1 - _DEEP - below.is_absolute()
     return path.parents[max(extra, 0)]
 
 
 def _family(below: PurePosixPath) -> str:
-    """Return the part that a file belongs to, by the name of a library, or otherwise by its folder."""
+    """Return the part of the image to which a file belongs, from the name of a library or otherwise from its folder."""
     if below.name.startswith("lib") and (".a" in below.suffixes or ".so" in below.suffixes):
         stem = below.name.removeprefix("lib")
         for name in ("LLVM", "MLIR", "lld", "clang", "triton"):

@@ -8,21 +8,21 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 Cell: TypeAlias = "str | float | None"
-Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js describes the keys of each kind of picture
+Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js documents the keys for each kind of picture
 
 
 class Kind(Enum):
     """The kind of a column, which decides how its cells are written, sorted and filtered."""
 
     TEXT = "text"
-    CHOICE = "choice"  # a text that many rows share, so that the filter is a list of the texts
+    CHOICE = "choice"  # a text that many rows share, so that the filter can list all texts
     NUMBER = "number"
     SECONDS = "seconds"
     BYTES = "bytes"
 
 
 class Tone(Enum):
-    """The tone of a figure: good news, bad news or neither."""
+    """The tone in which a figure is shown: good news, bad news or neither."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -34,10 +34,10 @@ class Column:
     """A column of a table.
 
     Args:
-        key: the name in filters, such as `vgpr>128`.
-        label: the heading.
+        key: the column's name in filters, such as `vgpr>128`.
+        label: the heading of the column.
         help: an explanation of the heading, if it needs one.
-        before: the key of the column with the values of side A, if this column has the values of side B.
+        before: if this column contains values of side B, the key of the column with the values of side A.
     """
 
     key: str
@@ -49,12 +49,12 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table. Each row has a value for each column: text, a number, or None for an unknown value.
+    """A table. Each row contains a value for each column: a text, a number, or None if the value is unknown.
 
     Args:
-        sort: the key of the column by which the table is sorted first; empty for the order of the rows.
+        sort: the key of the column by which the table is initially sorted; empty to keep the order of the rows.
         descending: whether the largest values come first.
-        pictures: pictures that are drawn from the rows that pass the filter.
+        pictures: the pictures that are drawn from the rows that match the filter.
     """
 
     columns: Sequence[Column]
@@ -64,7 +64,7 @@ class Table:
     pictures: Sequence[Picture] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the table for the page, without empty columns. The values are grouped by column to compress well."""
+        """Return the table for the page, without empty columns. Values are grouped by column to compress better."""
         columns = []
         for at, column in enumerate(self.columns):
             values = [row[at] for row in self.rows]
@@ -82,7 +82,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page with a heading."""
+    """A part of a report's page that has a heading."""
 
     title: str
     table: Table
@@ -94,9 +94,9 @@ class Report:
     """The content of a report.
 
     Args:
-        kind: the kind of its subject: `build`, `campaign`, `kernels`, `diff`, `audit`.
-        subject: a description of its subject.
-        figures: label, value and tone of each figure, the most important first.
+        kind: the kind of subject: `build`, `campaign`, `kernels`, `diff` or `audit`.
+        subject: a description of the subject.
+        figures: the label, the value and the tone of each figure, most important first.
     """
 
     kind: str

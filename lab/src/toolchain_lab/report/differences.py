@@ -1,4 +1,4 @@
-"""Make reports from the JSON of other verbs: `kernels diff --json` and `audit --json`."""
+"""Make reports from the JSON that other verbs print: `kernels diff --json` and `audit --json`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FINDINGS = ("missing", "empty", "damaged", "absent", "uneven")
 
 
 def json_report(value: Any, name: str) -> Report:
-    """Return the report of a document that a verb printed.
+    """Return the report about a document that a verb printed.
 
     Args:
         value: the document.
-        name: the name of its file, for the report and messages.
+        name: the name of the document's file, for the report and for error messages.
 
     Raises:
         ConfigError: the document was not printed by one of these verbs.
@@ -47,7 +47,7 @@ def _unknown(name: str, why: str) -> ConfigError:
 
 
 def diff_report(value: Mapping[str, Any], name: str) -> Report:
-    """Return the report of a comparison of two places with kernels."""
+    """Return the report about a comparison of two places with kernels."""
     counts, listed = value["counts"], value["kernels"]
     slower = sum(row["lost_waves"] > 0 for row in listed)
     faster = sum(row["lost_waves"] < 0 for row in listed)
@@ -69,7 +69,7 @@ def diff_report(value: Mapping[str, Any], name: str) -> Report:
         Section(title="Kernels whose bytes differ", table=_differences(listed), note=note),
         Section(title="By kernel and GPU", table=_groups(value["groups"])),
     ]
-    # A file of another version may lack the names of A and B.
+    # A file that another version wrote may lack the names of A and B.
     a, b = str(value.get("a", "A")), str(value.get("b", "B"))
     subject = f"A is {a}, B is {b}; {name}"
     return Report(
@@ -117,7 +117,7 @@ def _groups(groups: Any) -> Table:
 
 
 def audit_report(value: Mapping[str, Any]) -> Report:
-    """Return the report of an audit."""
+    """Return the report about an audit."""
     rebuilt = {key: bool(equal) for key, equal in value.get("rebuilt", {}).items()}
     figures = [("GPUs", f"{len(value['gpus']):,}", Tone.PLAIN), ("kernels", f"{value['kernels']:,}", Tone.PLAIN)]
     figures += [("planned", f"{value['planned']:,}", Tone.PLAIN)] if value.get("planned") is not None else []

@@ -1,4 +1,4 @@
-"""Make reports of compiled kernels: the outcome of each kernel in a campaign, and the facts of its code object."""
+"""Make reports about compiled kernels: the outcome for each kernel of a campaign, and facts about its code object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain_lab.examine.facts import Facts
 from toolchain_lab.examine.kernels import Kernel
 from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
 
-# Each fact about a kernel has a name for filters, a heading, a kind and a help text.
+# The facts about a kernel: by the name in filters, the heading, the kind and the help text of the column.
 FACTS = {
     "waves": ("Waves", Kind.NUMBER, "waves that fit on a SIMD, by registers and LDS"),
     "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, including AGPRs"),
@@ -26,7 +26,7 @@ FACTS = {
     "code": ("Code", Kind.BYTES, "bytes of instructions"),
 }
 Figures: TypeAlias = "list[tuple[str, str, Tone]]"
-_LONGEST = 4000  # characters of a reason
+_LONGEST = 4000  # characters; longer reasons are truncated
 _COLUMNS = (
     Column("kernel", "Kernel", Kind.CHOICE),
     Column("gpu", "GPU", Kind.CHOICE),
@@ -48,12 +48,12 @@ _PICTURES: tuple[Picture, ...] = (
 
 
 def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Report:
-    """Return the report of a campaign.
+    """Return the report about a campaign.
 
     Args:
         title: the name of the campaign.
         entries: the entries of its ledger.
-        kernels: its code objects; the object of an entry is found by its digest.
+        kernels: the kernels in its code objects; the kernel for an entry is found by digest.
     """
     figures, section = campaign_part(entries, kernels)
     subject = _gpus(entry.target for entry in entries)
@@ -61,7 +61,7 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
 
 
 def campaign_part(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> tuple[Figures, Section]:
-    """Return the figures of a campaign, and a section with a row for each entry."""
+    """Return figures about a campaign, and a section with a row for each entry."""
     return _campaign_figures(entries, kernels), _campaign_section(entries, kernels)
 
 
@@ -97,14 +97,14 @@ def _campaign_section(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Se
 
 
 def kernels_report(what: str, kernels: Sequence[Kernel]) -> Report:
-    """Return the report of the kernels of a place whose compilation is unknown."""
+    """Return the report about the kernels in a place, for which there is no ledger of their compilation."""
     figures, section = kernels_part(kernels)
     subject = _gpus(kernel.gpu for kernel in kernels)
     return Report(kind="kernels", title=what, subject=subject, figures=figures, sections=[section])
 
 
 def kernels_part(kernels: Sequence[Kernel]) -> tuple[Figures, Section]:
-    """Return the figures of the kernels of a place, and a section with a row for each kernel."""
+    """Return figures about the kernels in a place, and a section with a row for each kernel."""
     empty = sum(kernel.facts is None for kernel in kernels)
     figures = [("kernels", f"{len(kernels):,}", Tone.PLAIN)]
     figures += [("empty (known bad)", f"{empty:,}", Tone.BAD)] if empty else []
@@ -128,7 +128,7 @@ def _facts_cells(facts: Facts | None) -> list[Cell]:
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return the first line of a reason, by which reasons are counted, and the whole reason if it has more lines."""
+    """Return the first line of a reason, by which reasons are counted, and the full text if it is longer."""
     first = text.partition("\n")[0]
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 

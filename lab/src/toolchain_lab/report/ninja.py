@@ -7,18 +7,18 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_RUNS = 50  # in a log with more runs the order means nothing, because ninja has rewritten the log
+_MOST_RUNS = 50  # if more runs seem to be in a log, ninja has rewritten it, and its order means nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command of a build.
+    """A command that ninja ran in a build.
 
     Args:
-        output: the file that the command made; the first one if there are several.
+        output: the file that the command wrote; the first one if there are several.
         kind: `compile`, `archive and link`, `generate` or `other`.
-        start, end: seconds since the build began, without the pauses between runs.
-        lane: the number of the job among the jobs that run at once, from 1.
+        start, end: the seconds since the build began, without pauses between runs of ninja.
+        lane: the number, from 1, of the parallel job that ran the command.
     """
 
     output: str
@@ -33,14 +33,14 @@ class Step:
 
 
 def steps_of(content: bytes) -> list[Step]:
-    """Return the steps of a log in the order in which they began; other lines are ignored."""
+    """Return the steps in a log, in the order in which they began; other lines are ignored."""
     rows: list[tuple[float, float, str]] = []
     offset = 0.0
     for run in _runs(list(_lines(content.decode("utf-8", "replace")))):
         rows += [(offset + start, offset + end, output) for start, end, output in run]
         offset += max(end for _, end, _ in run)
     steps: list[Step] = []
-    free: list[int] = []  # the lowest free lane is used first, so that few lanes are needed
+    free: list[int] = []  # the lowest free lane is used first, so that as few lanes as possible are needed
     busy: list[tuple[float, int]] = []
     for start, end, output in sorted(rows):
         while busy and busy[0][0] <= start:
@@ -52,7 +52,10 @@ def steps_of(content: bytes) -> list[Step]:
 
 
 def _lines(text: str) -> Iterator[tuple[float, float, str]]:
-    """Yield start, end and output of each command. A command with several outputs has several lines in the log."""
+    """Yield the start, the end and the output of each command.
+
+    For a command with several outputs, the log contains several lines, of which only the first is used.
+    """
     before = None
     for line in text.splitlines():
         fields = line.split("\t")
@@ -65,7 +68,7 @@ def _lines(text: str) -> Iterator[tuple[float, float, str]]:
 
 
 def _runs(lines: Sequence[tuple[float, float, str]]) -> list[Sequence[tuple[float, float, str]]]:
-    """Return the lines of each run. Ninja logs a step when it ends, so an earlier end time begins another run."""
+    """Return the lines of each run. Ninja logs steps as they end, so a decreasing end time means a new run."""
     starts = [at for at, line in enumerate(lines) if at == 0 or line[1] < lines[at - 1][1]]
     if len(starts) > _MOST_RUNS:
         return [lines]

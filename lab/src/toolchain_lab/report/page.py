@@ -1,4 +1,4 @@
-"""Render a report as one HTML file that contains its data, its scripts and the plotting library, and loads nothing."""
+"""Render a report as one HTML file that contains its data, scripts and plotting library, and loads nothing else."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toolchain import __version__
 from toolchain_lab.report.content import Report
 
 _ASSETS = Path(__file__).with_name("assets")
-# This is an unchanged file of the npm package chart.js. Its licence notices are in the same folder.
+# The unchanged file from the npm package chart.js. The package's licence notices are in the same folder as the file.
 LIBRARY, LIBRARY_VERSION = "chart.umd.min.js", "4.6.1"
 LIBRARY_SHA256 = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
 _SCRIPTS = ("table.js", "pictures.js", "page.js")
 
 
 def html(report: Report) -> str:
-    """Return the page. Texts are escaped or compressed, and the page's policy only allows its own scripts."""
+    """Return a report as HTML. Texts are escaped or compressed, and the page's policy only allows its own scripts."""
     library = _asset(LIBRARY).partition("\n//# sourceMappingURL")[0]
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")
@@ -43,7 +43,7 @@ def html(report: Report) -> str:
         subject=escape(report.subject),
         figures="".join(figures),
         style=style,
-        # The data is compressed, which makes it ten times smaller, because names of kernels are long and similar.
+        # The data is compressed. Because names of kernels are long and similar, this makes it about ten times smaller.
         data=base64.b64encode(gzip.compress(_json({"sections": sections}), 6, mtime=0)).decode(),
         library=library,
         script=script,
@@ -51,7 +51,7 @@ def html(report: Report) -> str:
 
 
 def _json(value: object) -> bytes:
-    """Return JSON in ASCII, which can also represent names that are not valid UTF-8."""
+    """Return a value as ASCII JSON, which can also represent names that are not valid UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -1,4 +1,4 @@
-"""Make the report of the subject that the command line names."""
+"""Make the report about the subject that the command line names."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from toolchain_lab.report.content import Report
 from toolchain_lab.report.differences import json_report
 from toolchain_lab.report.kernel_tables import campaign_report, kernels_report
 
-_LARGEST = 512 << 20  # bytes of a document
+_LARGEST = 512 << 20  # bytes; the limit for a JSON document
 _SQLITE = b"SQLite format 3\0"
 
 
 def report_of(what: str, cache: Cache) -> Report:
-    """Return the report of a subject.
+    """Return the report about a subject.
 
     Args:
-        what: a document of `kernels diff --json` or `audit --json`; a campaign by its ledger, folder or name; an image
-            that is finished in the cache; or a place with kernels, see `examine.places.opened`.
+        what: a file with the output of `kernels diff --json` or `audit --json`; the ledger, the folder or the name of a
+            campaign; the name of a finished image in the cache; or a place with kernels, see `examine.places.opened`.
 
     Raises:
-        ConfigError, SourceError: there is no such subject, or it cannot be read.
+        ConfigError, SourceError: the subject does not exist, or cannot be read.
         KernelError: a code object is damaged.
     """
     path = Path(what)
@@ -63,7 +63,7 @@ def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
             "ledger-empty", f"{ledger} has no kernel yet", fix="wait for the first kernel, or name another campaign"
         )
     kernels: list[Kernel] = []
-    if ledger.name == LEDGER:  # only the ledger of an unfinished campaign has this name, and it is next to the objects
+    if ledger.name == LEDGER:  # an unfinished campaign's ledger has this name, and is next to the code objects
         with contextlib.suppress(ConfigError):
             kernels = kernels_in(str(ledger.parent), cache)
     return campaign_report(name, entries, kernels)
