@@ -1,4 +1,4 @@
-"""`audit`: list what an image or archive contains, without a network and without a GPU."""
+"""`audit`: list what an image or an archive contains, without a network or a GPU."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def conditions_of(text: str) -> list[str]:
     """Return the conditions that the value of `--fail-on` lists.
 
     Raises:
-        ConfigError: a condition is unknown.
+        ConfigError: one of the conditions is unknown.
     """
     from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
 
@@ -90,7 +90,7 @@ def conditions_of(text: str) -> list[str]:
 
 
 def fail(difference: Difference, conditions: Sequence[str]) -> None:
-    """Raise RegressionError if one of the conditions holds for a kernel."""
+    """Raise RegressionError if one of the given conditions holds for any kernel."""
     bad = {name: difference.failing(name) for name in conditions}
     if any(bad.values()):
         counts = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)

@@ -1,4 +1,4 @@
-"""`report`: write an HTML page about a build, campaign, comparison or audit."""
+"""`report`: write an HTML page about a build, a campaign, a comparison or an audit."""
 
 from __future__ import annotations
 

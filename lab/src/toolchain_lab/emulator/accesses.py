@@ -44,7 +44,7 @@ class Accesses:
         return len(self._loads) + len(self._stores) > _MOST
 
     def load(self, place: Array, size: int, owners: Array) -> None:
-        """Record a load.
+        """Record a load by several lanes.
 
         Args:
             place: the byte offset of each lane.
@@ -62,7 +62,7 @@ class Accesses:
         self._write(place, size, owners, values.copy())
 
     def change(self, place: Array, size: int, owners: Array) -> None:
-        """Record atomic accesses before they are executed."""
+        """Record atomic accesses by several lanes, before they are executed."""
         self.load(place, size, owners)
         self._write(place, size, owners, None)
 
@@ -140,7 +140,7 @@ def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
         place = np.concatenate([each[0] for each in alike]) if len(alike) > 1 else alike[0][0]
         full = [each[2] if len(each[2]) == len(each[0]) else np.repeat(each[2], len(each[0])) for each in alike]
         count = (size + 1) // 2
-        # An access at an odd offset touches one more unit.
+        # An access at an odd offset touches one more unit than an aligned access of the same size.
         if size > 1 and int(np.bitwise_or.reduce(place)) & 1:
             count += 1
         places.append(((place >> 1)[:, None] + _STEPS[:count]).ravel())

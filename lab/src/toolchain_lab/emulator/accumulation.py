@@ -48,10 +48,10 @@ class Factor:
     """A factor of a matrix product, prepared for a rounding rule.
 
     Args:
-        values: `float64[k, row]`, finite or not.
+        values: the numbers in the factor, `float64[k, row]`, which may be infinite or NaN.
         exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. It is None
             if the rule does not need them.
-        top: the largest exponent.
+        top: the largest of the exponents.
         scaled: the values divided by 2^top, as `float32[k, row]`; None if all values are 0, if one is infinite or NaN,
             or if one is too small compared with the largest.
     """
@@ -78,7 +78,7 @@ class Rule:
         """Return a matrix as a factor for `add`.
 
         Args:
-            matrix: `float64[row, k]`.
+            matrix: the factor's numbers, `float64[row, k]`.
             kind: the type of the matrix's elements, a key of `_SMALLEST`.
         """
         values = np.ascontiguousarray(matrix.T)
@@ -114,7 +114,7 @@ class Rule:
 
 
 def _outer(left: Array, right: Array, group: slice) -> Array:
-    """Return the products of a group, `[k, row, column]`."""
+    """Return the products of a group of k, `[k, row, column]`."""
     return np.multiply(left[group, :, None], right[group, None, :])
 
 

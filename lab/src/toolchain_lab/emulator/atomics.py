@@ -1,4 +1,4 @@
-"""Atomic instructions on memory and LDS. The lanes of a wave access them in ascending order."""
+"""Atomic instructions on memory and LDS, for which the lanes of a wave take turns in ascending order."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | 
     """Return vector registers as numbers of a type, one for each lane.
 
     Args:
-        first: the first vector register.
+        first: the number of the first vector register.
         lanes: a mask of the lanes to read; the active lanes by default.
     """
     rows = [row if lanes is None else row[lanes] for row in wave.u[first : first + kind.itemsize // 4]]
@@ -95,7 +95,7 @@ def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
     """Apply an atomic operation to memory, lane by lane, and return the old values.
 
     Args:
-        data: the memory, `uint8`.
+        data: the bytes of the memory, `uint8`.
         place: the byte offset of each lane.
         values: an array for each data operand, all of the same type.
     """
@@ -122,7 +122,7 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
     """Return the decoder for an atomic instruction on memory.
 
     Args:
-        form: `global`, `flat` or `buffer`.
+        form: the form of addressing: `global`, `flat` or `buffer`.
         operands_of_lane: the number of data operands: 2 for a compare-and-swap, and otherwise 1.
     """
 

@@ -1,4 +1,4 @@
-"""All waves of a workgroup as one wave, which has the lanes of all of them.
+"""All waves of a workgroup as one wave, whose lanes are the lanes of all of them.
 
 The array `s` holds the scalar registers that have the same value in all waves. The other scalar registers, and EXEC in
 any case, are in `rows`, which contains a row for each wave.
@@ -72,7 +72,7 @@ class Batch(Wave):
         self.rows[:, same] = self.s[same]
 
     def push_scc(self) -> None:
-        """Copy SCC, which is the same in all waves, to each wave."""
+        """Copy SCC to each wave, for the case in which it is the same in all waves."""
         for wave in self.waves:
             wave.scc = self.scc
 

@@ -39,7 +39,7 @@ def widen_bf16(halves: Array) -> Array:
 
 
 def round_bf16(values: Array) -> Array:
-    """Round `float32` to the nearest bfloat16, ties to even, and return its bits, `uint16`. NaN stays NaN."""
+    """Round `float32` to the nearest bfloat16, ties to even, and return the bits as `uint16`. NaN stays NaN."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)

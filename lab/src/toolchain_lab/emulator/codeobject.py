@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from toolchain_lab.emulator.errors import CodeObjectError, NotEmulatedError
 from toolchain_lab.emulator.messagepack import unpack
 
-_NOTE_METADATA = 32  # NT_AMDGPU_METADATA
+_NOTE_METADATA = 32  # the note type NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF
 _LARGEST_IMAGE = 32 << 20  # bytes; the loaded segments of a Triton kernel are below 1 MB
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
@@ -20,7 +20,7 @@ _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The kernel descriptor of the AMDGPU ABI, code object version 3 and later.
+    """A kernel descriptor of the AMDGPU ABI, for code object version 3 and later.
 
     Args:
         lds: the size of a workgroup's LDS in bytes.
@@ -93,7 +93,7 @@ class CodeObject:
         kernel: the kernel's name.
         entry: the address of the first instruction.
         image: the contents of memory from address 0, after the segments are loaded.
-        arguments: all arguments in order, including hidden ones.
+        arguments: all arguments, in order, including hidden ones.
         workgroup_size: the largest number of threads in a workgroup.
     """
 

@@ -1,4 +1,4 @@
-"""Branches, barriers, waits, and other instructions that change neither a register nor memory."""
+"""Branches, barriers, waits and other instructions that change neither registers nor memory."""
 
 from __future__ import annotations
 

@@ -83,10 +83,10 @@ class Operation:
     Args:
         run: the function that executes the instruction for a wave; None if there is nothing to execute.
         reads, writes: the registers that are read and written, numbered as in the module `operands`.
-        names: the mnemonics, two for a dual-issue instruction.
+        names: the mnemonic, or both mnemonics of a dual-issue instruction.
         spared: the halves of `reads` and `writes` that are not accessed, numbered as in `Operands.half_reads`.
         kept: the halves of `writes` that are not written.
-        how: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
+        how: how the instruction can run for several waves: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
         masks: the scalar registers that are read as lane masks.
         numbers: the scalar registers that are read in any other way.
         effects: the `Effects` that the scoreboard uses; None until the scoreboard computes them.

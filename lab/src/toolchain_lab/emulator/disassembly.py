@@ -60,14 +60,14 @@ class Line:
 
 
 def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
-    """Find llvm-objdump.
+    """Find llvm-objdump, and return it as a disassembler.
 
     The environment variable TOOLCHAIN_LLVM_OBJDUMP can give its path. Otherwise, the newest `llvm-objdump-VERSION` on
     PATH or below /usr/lib is used, or `llvm-objdump` on PATH if there is none.
 
     Args:
         run: runs the program.
-        given: a path that the user gave, which takes precedence.
+        given: the path that the user gave, which takes precedence; None if there is none.
 
     Raises:
         DisassemblerError: llvm-objdump is not found, does not run, or is too old.

@@ -8,7 +8,7 @@ class EmulatorError(Exception):
 
     Args:
         id: a stable identifier for the situation, for use by programs.
-        what: what happened, in one sentence.
+        what: what happened, as one sentence without a full stop.
         why: the cause, if it is known.
         fix: what the user can do; empty if the advice is the same for all errors of the class.
     """
@@ -34,7 +34,7 @@ class OutsideError(FaultyKernelError):
 
 
 class CodeObjectError(EmulatorError):
-    """A file is not a complete code object, or lacks the kernel."""
+    """A file is not a complete code object, or does not contain the requested kernel."""
 
 
 class LaunchError(EmulatorError):

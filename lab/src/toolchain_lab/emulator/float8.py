@@ -16,7 +16,7 @@ class Float8:
 
     Args:
         mantissa: the number of bits in the mantissa.
-        bias: the bias of the exponent.
+        bias: the bias that is added to the exponent.
         largest: the bits of the largest finite number.
         infinite: whether the type has infinities, as E5M2 does; the FNUZ types and E4M3FN have only NaN.
         nan: the bits of NaN. In the FNUZ types they are 0x80, and there is no negative zero.
@@ -30,7 +30,7 @@ class Float8:
 
     @cached_property
     def _positive(self) -> Array:
-        """The values of the codes from 0 to `largest`, `float64`."""
+        """The numbers that the codes from 0 to `largest` encode, `float64`."""
         bits = np.arange(self.largest + 1)
         exponent, fraction = bits >> self.mantissa, bits & (1 << self.mantissa) - 1
         normal = fraction + (exponent > 0) * (1 << self.mantissa)

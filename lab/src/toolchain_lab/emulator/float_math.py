@@ -41,7 +41,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def _lost(a: Array, b: Array, total: Array) -> Array:
-    """Return the rounding error of the float64 sum `total` of a and b."""
+    """Return the rounding error of `total`, the float64 sum of a and b."""
     back = total - a
     return np.asarray((a - (total - back)) + (b - back))
 
@@ -87,7 +87,7 @@ def minimum(a: Array, b: Array) -> Array:
 
 
 def median(a: Array, b: Array, c: Array) -> Array:
-    """Compute V_MED3: the median, or the minimum if an argument is NaN."""
+    """Compute V_MED3: the median of three numbers, or their minimum if one is NaN."""
     middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum(minimum(a, b), c), middle)
 
@@ -185,12 +185,12 @@ def to_integer(values: Array, low: float, high: float) -> Array:
 
 
 def to_i32(values: Array) -> Array:
-    """Compute V_CVT_I32: truncate to `int32`, and clamp to its range."""
+    """Compute V_CVT_I32: truncate numbers to integers, and clamp them to the range of `int32`."""
     return to_integer(values, -2147483648.0, 2147483647.0).astype(np.int32)
 
 
 def to_u32(values: Array) -> Array:
-    """Compute V_CVT_U32: truncate to `uint32`, and clamp to its range."""
+    """Compute V_CVT_U32: truncate numbers to integers, and clamp them to the range of `uint32`."""
     return to_integer(values, 0.0, 4294967295.0).astype(np.uint32)
 
 
@@ -316,7 +316,7 @@ def _special_quotients(result: Array, sign: Array, denominator: Array, numerator
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """Compute V_DIV_FIXUP_F32 and V_DIV_FIXUP_F64, which correct the special cases of a division."""
+    """Compute V_DIV_FIXUP_F32 or V_DIV_FIXUP_F64, which corrects a quotient in special cases of a division."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     kind = quotient.dtype.type
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), kind(-1), kind(1))
@@ -328,7 +328,7 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
 
 
 def div_fixup_half(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """Compute V_DIV_FIXUP_F16, which corrects the special cases of a division."""
+    """Compute V_DIV_FIXUP_F16, which corrects a quotient in special cases of a division."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float16(-1), np.float16(1))
     return _special_quotients(sign * np.abs(quotient), sign, denominator, numerator)

@@ -159,7 +159,7 @@ class Comparison:
 
 
 def decoded(element: str, stored: Array) -> Array:
-    """Return the numbers in a buffer; bf16 and 8-bit floats are converted to `float32`."""
+    """Return the numbers that a buffer contains; bf16 and 8-bit floats are converted to `float32`."""
     if element in float8.TYPES:
         return float8.TYPES[element].decode(stored)
     return widen_bf16(stored) if element == "bf16" else stored

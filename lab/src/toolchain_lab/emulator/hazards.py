@@ -39,7 +39,7 @@ _CDNA2 = (*_CDNA, ("stored", "valu result", 1))
 _CDNA3 = (
     *_CDNA,
     ("stored", "valu result", 2),
-    ("stored at a scalar", "valu result", 1),  # since LLVM 23, by llvm#197267
+    ("stored at a scalar", "valu result", 1),  # LLVM enforces this since 23, by llvm#197267
     ("transcendental", "plain source", 1),
     ("shifted", "valu source", 1),
     ("shifted", "valu result", 1),

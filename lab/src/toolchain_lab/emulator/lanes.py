@@ -112,7 +112,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
 
 
 def _selected(get: Get, choice: str, *, sign: bool) -> Get:
-    """Return the function that reads one byte or half of a source, extended to 32 bits."""
+    """Return the function that reads one byte or one half of a source, extended to 32 bits."""
     if choice == "DWORD":
         return get
     width = 16 if choice.startswith("WORD") else 8
@@ -264,7 +264,7 @@ def _count_below(*, upper: bool) -> Handler:
     """Return the decoder for V_MBCNT_LO_U32_B32 or V_MBCNT_HI_U32_B32, which count the mask bits of lower lanes.
 
     Args:
-        upper: whether the mask holds lanes 32 to 63.
+        upper: whether the mask is for lanes 32 to 63 instead of lanes 0 to 31.
     """
 
     def build(operands: Operands) -> Run:

@@ -112,10 +112,10 @@ def _has_halves(row: LaneOp) -> bool:
 
 
 def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
-    """Return the function that reads a source.
+    """Return the function that reads one source of an instruction.
 
     Args:
-        letter: the type, as in `LaneOp`.
+        letter: the letter of the source's type, see `LaneOp`.
         high: for a 16-bit type, 1 to read the upper half of a register, and otherwise 0.
     """
     if letter in _SOURCES:

@@ -119,10 +119,10 @@ def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Ar
 
 
 def _load(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes: Array | None = None) -> Array:
-    """Load from memory, and return `uint32[words, n]`.
+    """Load values from memory for n lanes, and return them as `uint32[words, n]`.
 
     Args:
-        addresses: `uint64[n]`.
+        addresses: the address for each of the n lanes, `uint64[n]`.
         size: the number of bytes that each lane accesses.
         what, pc: the kind of access and the address of the instruction, for error messages.
         lanes: a mask of the n lanes; the active lanes by default.
@@ -158,7 +158,7 @@ def global_address(operands: Operands, vector: str, scalar: str | None) -> Get:
 
     Args:
         vector: two registers with a 64-bit address, or one register with a 32-bit offset from `scalar`.
-        scalar: two scalar registers with the base address, if any.
+        scalar: two scalar registers with the base address; None if there are none.
     """
     offset = np.uint64(_offset(operands) & QUAD)
     if scalar is None or scalar in {"off", "null"}:

@@ -91,7 +91,7 @@ def _pair(*, load: bool, size: int, stride: int) -> Handler:
 
     Args:
         size: the number of bytes in each of the two accesses.
-        stride: the unit of the two offsets, in bytes.
+        stride: the unit in which the two offsets are given, in bytes.
     """
 
     def build(operands: Operands) -> Run:

@@ -1,4 +1,4 @@
-"""Matrix instructions on 16-bit and 32-bit floats: MFMA of CDNA and WMMA of RDNA.
+"""Matrix instructions on 16-bit and 32-bit floats: MFMA on CDNA, and WMMA on RDNA.
 
 Sums are rounded by the rule that is published for the GPU and the type; see `accumulation`. If no rule is published, or
 with `--fast`, products are summed in float64 and rounded once. In that case, the largest sum of magnitudes is recorded,

@@ -33,7 +33,8 @@ _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
 }  # fmt: skip
-# CBSZ and BLGP select the types of V_MFMA_F32_*_F8F6F4 by these numbers. The 6-bit types, 2 and 3, are not emulated.
+# The numbers by which the modifiers CBSZ and BLGP of V_MFMA_F32_*_F8F6F4 select the types. The 6-bit types, 2 and 3,
+# are not emulated.
 _BY_NUMBER = {0: "fp8", 1: "bf8", 4: "fp4"}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _FP4 = np.concatenate([_FP4, -_FP4])

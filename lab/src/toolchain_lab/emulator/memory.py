@@ -68,7 +68,7 @@ class Views:
 class Lds(Views):
     """The LDS of a workgroup, which detects data races between waves.
 
-    For each unit of 2 bytes it records the waves that accessed it since the last barrier.
+    For each unit of 2 bytes, it records which waves have accessed the unit since the last barrier.
 
     Args:
         watch: whether to detect data races.
@@ -109,7 +109,7 @@ class Lds(Views):
         Args:
             place: the byte offset of each active lane.
             size: the number of bytes that each lane accesses.
-            pc: the address of the instruction, for the message.
+            pc: the address of the instruction, for the error message.
             values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store that writes the
                 values that are already in LDS is not a race.
 
@@ -177,13 +177,13 @@ class Memory:
 
     Args:
         buffers: the initial contents of each buffer.
-        random: the source of the bytes in the gaps.
+        random: the generator for the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
         names: the names of the buffers, for error messages; the last buffers may lack one.
-        placement: determines the addresses of the buffers.
+        placement: the placement that determines the addresses of the buffers.
 
     Attributes:
-        addresses: the address of each buffer, an unsigned number.
+        addresses: the address of each buffer, as an unsigned number.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Memory:
         """Convert addresses to offsets in `views`, `int64[n]`.
 
         Args:
-            addresses: `uint64[n]`.
+            addresses: the addresses, `uint64[n]`.
             size: the number of bytes that are accessed at each address.
             what: the kind of access, for error messages.
             pc: the address of the instruction, for error messages.

@@ -95,7 +95,7 @@ class Operands:
         return _register(text, self._generation)
 
     def signs(self, text: str) -> Signed:
-        """Split an operand into its text and its modifiers `neg` and `abs`."""
+        """Split the text of an operand into the operand and its modifiers `neg` and `abs`."""
         return _signs(text)
 
     def plain(self, text: str) -> str:
@@ -147,7 +147,7 @@ class Operands:
         return frozenset(register for register in self.reads if register < VECTOR)
 
     def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:
-        """Return the registers and halves that the instruction accesses.
+        """Return which registers, and which halves of registers, the instruction accesses.
 
         Returns:
             The registers that are read; the registers that are written; the halves of these registers that are neither
@@ -217,7 +217,7 @@ class Operands:
         """Return the function that reads a source as `float16`, with its modifiers applied.
 
         Args:
-            high: 1 for the upper half of a register.
+            high: 1 to read the upper half of a register, and otherwise 0.
             packed: whether a constant is 32 bits wide, and `high` selects one half of it.
         """
         operand = self.signs(text)
@@ -225,7 +225,7 @@ class Operands:
         return _with_signs(lambda wave: bits(wave).view(np.float16), operand)
 
     def half_bits(self, text: str, high: int = 0, *, packed: bool = False, floating: bool = False) -> Get:
-        """Return the function that reads a 16-bit source as `uint16`, which may not have modifiers.
+        """Return the function that reads a 16-bit source, which must not have modifiers, as `uint16`.
 
         Args:
             high, packed: as in `half`.
@@ -395,7 +395,7 @@ class Operands:
         return put
 
     def number(self, text: str) -> GetNumber:
-        """Return the function that reads a scalar source of 32 bits as an unsigned number."""
+        """Return the function that reads a 32-bit scalar source as an unsigned number."""
         self.plain(text)
         register = self.register(text)
         if register is None:
@@ -410,7 +410,7 @@ class Operands:
         return lambda wave: wave.s.item(index)
 
     def signed_number(self, text: str) -> GetNumber:
-        """Return the function that reads a scalar source of 32 bits as a signed number."""
+        """Return the function that reads a 32-bit scalar source as a signed number."""
         get = self.number(text)
         if self.register(text) is None and text not in {"scc", "src_scc"}:
             value = signed(self.constant(text), 32)
@@ -418,7 +418,7 @@ class Operands:
         return lambda wave: signed(get(wave), 32)
 
     def quad(self, text: str) -> GetNumber:
-        """Return the function that reads a scalar source of 64 bits as an unsigned number."""
+        """Return the function that reads a 64-bit scalar source as an unsigned number."""
         self.plain(text)
         register = self.register(text)
         if register is None:

@@ -118,7 +118,7 @@ def move_pair(operands: Operands) -> Run:
     low, high = modifiers.vector("op_sel", [0, 0]), modifiers.vector("op_sel_hi", [1, 1])
     named = "op_sel" in modifiers.names()
     get_first = _word(operands, first, low[0])
-    # If the text has op_sel, its second element selects the register of the second source.
+    # If the text contains op_sel, its second element selects the register of the second source, instead of op_sel_hi.
     get_second = _word(operands, second, low[1] if named else high[1])
     put_first, put_second = operands.put_u32(result), operands.put_u32(result, 1)
 
@@ -195,7 +195,7 @@ def _dot4(first: bool, second: bool, *, chosen: bool = False) -> Handler:
 
     Args:
         first, second: whether the bytes of the first and of the second source are signed.
-        chosen: whether the modifier neg_lo specifies the signs instead.
+        chosen: whether the modifier neg_lo says which sources are signed, instead of `first` and `second`.
     """
 
     def build(operands: Operands) -> Run:

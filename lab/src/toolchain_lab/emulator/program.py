@@ -175,7 +175,7 @@ class Program:
         return +counts
 
     def note(self, executions: Mapping[int, int], magnitudes: Mapping[str, float]) -> None:
-        """Add the statistics of a workgroup.
+        """Add the statistics of a workgroup to those of the program.
 
         Args:
             executions: the number of executions of each block, by address.
@@ -195,5 +195,5 @@ class Program:
         }
 
     def blocks(self) -> list[Block]:
-        """Return the blocks that were executed."""
+        """Return the blocks that have been executed."""
         return [block for block in self._blocks.values() if block.executions]

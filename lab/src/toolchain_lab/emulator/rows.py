@@ -1,4 +1,4 @@
-"""Execution of some instructions for all waves at once, although their scalar registers differ between the waves.
+"""Execution of instructions for all waves at once, even if scalar registers that they read differ between waves.
 
 This is supported for instructions that combine lane masks, and for those that move the value of a lane to or from a
 scalar register.
@@ -36,7 +36,7 @@ LANE_MOVES = frozenset({"v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b3
 
 
 def rows_of(instruction: Instruction, target: Target) -> RunBatch | None:
-    """Return the function that executes an instruction for all waves; None if this module does not support it."""
+    """Return the function that executes an instruction for all waves; None if the instruction is not supported."""
     operands = Operands(target, instruction)
     if instruction.name in LANE_MOVES:
         return _lane_move(operands)

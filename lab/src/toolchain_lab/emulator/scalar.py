@@ -14,7 +14,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import SCC, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import EXEC, Wave
 
-# A pair is the result of an instruction and the new value of SCC.
+# The result of an instruction and the new value of SCC.
 Pair = tuple[int, int]
 _I32 = range(-(1 << 31), 1 << 31)
 

@@ -129,7 +129,7 @@ class Scoreboard:
 
 
 def _wait(waits: Mapping[str, int], accesses: list[Access]) -> None:
-    """Remove the accesses that an instruction waits for."""
+    """Remove the accesses that are complete after an instruction that waits."""
     for counter, most in waits.items():
         places = [place for place, access in enumerate(accesses) if access[0] == counter]
         if most == 0 or all(accesses[place][3] for place in places):
@@ -138,7 +138,7 @@ def _wait(waits: Mapping[str, int], accesses: list[Access]) -> None:
 
 
 def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> None:
-    """Check that an instruction does not use a register of an outstanding access.
+    """Check that an instruction does not use a register that an outstanding access will write.
 
     Raises:
         FaultyKernelError: the instruction uses such a register, or is a barrier with an outstanding store to LDS.

@@ -71,7 +71,7 @@ class Instruction:
         line: the line of the disassembly that contains the instruction.
         name: the mnemonic without the suffix for its encoding.
         suffix: the suffix for the encoding: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa`, or empty.
-        operands: the texts of the operands, destinations first.
+        operands: the texts of the operands, with destinations first.
     """
 
     line: Line
@@ -85,7 +85,7 @@ class Instruction:
         return self.line.address
 
     def unknown(self, why: str = "") -> NotEmulatedError:
-        """Return the error for an instruction that is not emulated.
+        """Return an error that says that the instruction is not emulated.
 
         Args:
             why: the unsupported part of the instruction; empty if the whole instruction is unknown.
@@ -99,7 +99,7 @@ class Instruction:
 
 
 def parse(line: Line, text: str | None = None) -> Instruction:
-    """Parse an instruction.
+    """Parse a line of the disassembly, and return the instruction.
 
     Args:
         text: the part of the line to parse, for a dual-issue instruction; by default, the whole line.

@@ -177,7 +177,7 @@ def trailing_zeros(value: Array) -> Array:
 
 
 def choose(unset: Array, given: Array, mask: Array) -> Array:
-    """Compute V_CNDMASK: `given` in the lanes of the mask, `unset` in the others."""
+    """Compute V_CNDMASK: `given` in the lanes that the mask contains, and `unset` in all other lanes."""
     return np.where(mask, given, unset)
 
 

@@ -134,7 +134,7 @@ class Wave:
         return mask
 
     def set_lane_bits(self, index: int, value: int) -> None:
-        """Write a lane mask, given as a number, to scalar registers."""
+        """Write a lane mask that is given as a number to scalar registers."""
         self.s[index] = value & WORD
         if self.lanes == 64:
             self.s[index + 1] = value >> 32
@@ -151,7 +151,7 @@ class Wave:
 
     @property
     def exec_bits(self) -> int:
-        """EXEC as a number."""
+        """EXEC as a number, whose bit n stands for lane n."""
         return self.lane_bits(EXEC)
 
     def set_exec(self, value: int) -> None:

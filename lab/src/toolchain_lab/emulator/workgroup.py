@@ -119,7 +119,7 @@ class Workgroup:
         """Run all waves to their end, and return the number of executed instructions.
 
         Args:
-            reverse: whether the waves run in descending order between two barriers.
+            reverse: whether waves that run one after the other do so in descending order.
 
         Raises:
             NotEmulatedError: an instruction is not emulated.

@@ -27,12 +27,12 @@ _HOST = (".so", ".pyd")
 
 @dataclass(kw_only=True)
 class Audit:
-    """The result of an audit of a place.
+    """The result of auditing a place.
 
     Args:
         what: the audited place, as the user named it.
         missing: keys of kernels that the plan lists but the place lacks.
-        empty: keys of kernels that AOTriton's loader treats as known bad.
+        empty: keys of kernels whose code object is empty, which AOTriton's loader treats as known bad.
         damaged: a description of the fault in each file that is damaged.
         absent: requested GPUs for which the place has no kernel.
         unknown: requested GPUs for which no kernel was found, but for which a compressed bundle may contain some.
@@ -207,7 +207,7 @@ def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> I
 
 
 def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the path of the code object of each kernel that AOTriton's generator plans, by key.
+    """Return the path of the code object for each kernel that AOTriton's generator plans, by the kernel's key.
 
     Args:
         folder: the folder with the plan, to which the returned paths are relative.

@@ -121,7 +121,7 @@ def ranked(rows: Iterable[Row]) -> Difference:
 
 
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
-    """Compare the kernels of two places.
+    """Compare the kernels of two places, and return the differences.
 
     Kernels are paired by key. If A and B have no key in common, they are paired by the compilation inputs in their JSON
     files.

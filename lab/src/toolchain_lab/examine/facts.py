@@ -35,7 +35,7 @@ class Facts:
         wave: the number of lanes in a wave.
         threads: the largest number of threads in a workgroup.
         vgpr: the number of vector registers that a wave uses, including AGPRs.
-        vgpr_spills, sgpr_spills: the number of spilled registers.
+        vgpr_spills, sgpr_spills: the numbers of spilled vector and scalar registers.
         lds: the size of a workgroup's LDS in bytes, including the LDS that a launch adds if this is known.
         scratch: the size of a lane's scratch memory in bytes.
         code: the size of the instructions in bytes; for PTX, the number of instructions.
@@ -77,7 +77,7 @@ class Facts:
         return (self.vgpr_spills or 0) + (self.sgpr_spills or 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts for `--json`; `waves` is the occupancy, and `waves_by_registers` ignores LDS."""
+        """Return the facts as JSON values; `waves` is the occupancy, and `waves_by_registers` ignores LDS."""
         row = asdict(self)
         del row["two_units"], row["allocated"], row["xnack"]
         there = self.occupancy
@@ -198,7 +198,7 @@ def _not_ptx(where: str, why: str) -> KernelError:
 
 
 class _Entry:
-    """Collects the facts about a kernel from the lines of a PTX file."""
+    """A collector for the facts about a kernel in the lines of a PTX file."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -24,7 +24,7 @@ _LIBRARIES = ("lib", "lib64")
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython on this machine.
+    """A CPython interpreter that is installed on the host.
 
     Args:
         named: the path or the name that the user gave.

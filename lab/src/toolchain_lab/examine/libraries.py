@@ -87,7 +87,7 @@ def read_library(file: StoredFile) -> Library | None:
 
 
 class _Found:
-    """The facts in the sections of an ELF file."""
+    """The facts that the sections of an ELF file contain."""
 
     def __init__(self, path: str, stream: BinaryIO) -> None:
         from elftools.elf.dynamic import DynamicSection  # noqa: PLC0415 - see `read_library`

@@ -164,7 +164,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
     """Yield the files in a folder, an archive or a wheel; for any other path, yield the file itself.
 
     Args:
-        name: the name that decides the kind of the file.
+        name: the name of the path, whose suffix determines what kind of file it is.
         notes: the record to which files that are skipped are added.
     """
     notes = notes or Notes()
@@ -210,7 +210,7 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
             within = str(path.relative_to(root))
             if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(real)):
                 notes.link(within)
-            elif path.is_file() and not notes.is_unfinished(within):  # this skips pipes and devices
+            elif path.is_file() and not notes.is_unfinished(within):  # `is_file` skips pipes and devices
                 yield on_disk(path, within, root)
 
 

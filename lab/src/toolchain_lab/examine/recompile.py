@@ -116,7 +116,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
 
     Args:
         path: the path of the code object or of its JSON file.
-        source: the root of the kernels' source, or a folder above it.
+        source: the root of the kernels' source, or a folder that contains it.
 
     Raises:
         ConfigError: there is no JSON file, or it lacks the compilation inputs of the kernel.

@@ -213,7 +213,7 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Return a text if it is a valid name, and otherwise an empty text."""
+    """Return a text unchanged if it could be a name or a version, and otherwise an empty text."""
     return text if len(text) <= 100 and re.fullmatch(r"[\w.+!-]*", text, re.ASCII) else ""
 
 

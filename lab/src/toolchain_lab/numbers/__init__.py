@@ -1,1 +1,1 @@
-"""Checks of the results of attention kernels, which are emulated and compared with references in float64."""
+"""Checks of attention kernels, which are emulated, and whose results are compared with float64 references."""

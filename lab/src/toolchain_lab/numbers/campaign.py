@@ -28,10 +28,10 @@ RULE = (
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a check.
+    """The result of checking many kernels.
 
     Args:
-        available: the number of kernels that the sample was drawn from.
+        available: the number of kernels from which the sample was drawn.
         decoder: the name and version of the disassembler.
     """
 
@@ -54,7 +54,7 @@ class Report:
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return a row for each GPU and function: kernels by status, the largest share, instructions, time."""
+        """Return a row for each GPU and function: kernels by status, largest share, instructions and time."""
         groups: dict[tuple[str, str], list[Checked]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -118,7 +118,7 @@ def run(
 
     Args:
         jobs: the number of processes.
-        available: the number of kernels that the sample was drawn from; by default `len(objects)`.
+        available: the number of kernels from which the sample was drawn; by default, `len(objects)`.
         known: the results of an earlier check, by name; those for objects with the same bytes are reused.
         exact: whether matrix instructions follow the published rounding rules for the GPU.
         on_row: a function that is called with each result, the number of results so far, and the number of all kernels.

@@ -37,7 +37,7 @@ class Checked:
     """The result of checking a kernel.
 
     Args:
-        status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
+        status: `right`, `wrong`, `skipped` (no case fits the kernel) or `refused` (the emulator does not support it).
         reason: why the kernel is not right; empty if it is right.
         share: the largest error divided by the allowed error; infinite if a fault stopped the kernel.
         errors: the largest error and the allowed error of each result, by label.
@@ -199,7 +199,7 @@ def _cause(program: Program, launch: Launch, done: Launched, seed: int) -> str:
 
 
 def _differing(first: Launched, second: Launched) -> list[str]:
-    """Return the buffers whose bytes differ between two runs."""
+    """Return the names of the buffers whose bytes differ between two runs."""
     return [name for name in first.buffers if first.buffers[name].tobytes() != second.buffers[name].tobytes()]
 
 

@@ -63,7 +63,7 @@ def collect(
         planned: a function that returns launch data for packs that contain none.
 
     Raises:
-        ConfigError: there is no code object, or two have the same name.
+        ConfigError: there is no code object, or two code objects have the same name.
         KernelError: a pack or a result of a kernel store is damaged.
     """
     known = _Known(planned)

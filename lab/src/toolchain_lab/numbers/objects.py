@@ -1,4 +1,4 @@
-"""Draw samples of code objects."""
+"""Draw random samples of code objects."""
 
 from __future__ import annotations
 

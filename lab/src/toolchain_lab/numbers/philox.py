@@ -17,7 +17,7 @@ def random_words(seed: int, offsets: NDArray[Any]) -> tuple[NDArray[Any], ...]:
 
     Args:
         seed: an unsigned 64-bit number.
-        offsets: `uint64` of any shape.
+        offsets: the offsets, a `uint64` array of any shape.
     """
     offsets = np.asarray(offsets, np.uint64)
     c0, c1 = offsets & _WORD, offsets >> np.uint64(32)

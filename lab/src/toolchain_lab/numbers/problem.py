@@ -1,4 +1,4 @@
-"""Define an attention problem: its tensors in memory, and the correct results of each head."""
+"""Define an attention problem: its tensors in memory, and the expected results for each head."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Problem:
         return drawn > edge
 
     def inputs(self, sequence: int, head: int, rows: slice = _ALL) -> Inputs:
-        """Return the inputs of one head of a sequence.
+        """Return the inputs to attention for one head of a sequence.
 
         Args:
             rows: the queries to include; the input for gradients is omitted unless all are included.

@@ -59,7 +59,7 @@ class Results:
 
 
 def exactly(values: Array) -> Array:
-    """Return the values without rounding."""
+    """Return values unchanged, for a computation without rounding."""
     return values
 
 
@@ -80,7 +80,7 @@ def summed_from_xf32(a: Array, b: Array) -> Array:
 
 
 def attention(given: Inputs, rounded: Round = exactly, product: Product = np.matmul) -> Results:
-    """Compute attention and its gradients.
+    """Compute attention and its gradients for one head.
 
     Args:
         rounded: a function that rounds the result of each operation. If it rounds to a type, the computation is that of

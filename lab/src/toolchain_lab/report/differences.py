@@ -21,7 +21,7 @@ def json_report(value: Any, name: str) -> Report:
     """Return the report about a document that a verb printed.
 
     Args:
-        value: the document.
+        value: the JSON document.
         name: the name of the document's file, for the report and for error messages.
 
     Raises:
