@@ -75,7 +75,7 @@ def warn(text: str) -> None:
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """Return a line that GitHub's runner shows as an annotation; outside a workflow, put `otherwise` before it."""
+    """Return `text` as an annotation for GitHub's runner; outside a workflow, return `text` after `otherwise`."""
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")
