@@ -1,4 +1,4 @@
-"""Read AOTriton's kernel archives: .zip files of .aks2 files, which are LZMA streams with a directory and objects."""
+"""Read AOTriton's kernel archives: .zip files of .aks2 files, each an LZMA stream of a directory and code objects."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.result_store import LARGEST_OBJECT
 
 MAGIC = b"AKS2"
-_HEADER = struct.Struct("<4sIII")  # unpacked bytes, kernels, bytes of the directory
-_ENTRY = struct.Struct("<IIIII")  # shared memory, threads of a block, offset, size, bytes of the name with its NUL
+_HEADER = struct.Struct("<4sIII")  # magic, unpacked bytes, number of kernels, bytes of the directory
+_ENTRY = struct.Struct("<IIIII")  # shared memory, threads per block, offset, size, length of the name with its NUL
 _LARGEST = 4 << 30
 _LARGEST_DIRECTORY = 64 << 20
 _LONGEST_NAME = 4096
-_DICTIONARY = 80 << 20  # bytes of memory that LZMA may take; its highest preset needs 65 MiB
+_DICTIONARY = 80 << 20  # bytes of memory that LZMA may use; its highest preset needs 65 MiB
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
 _AGAIN = "get the file again, or build it again"
@@ -34,8 +34,8 @@ class Kernel:
     """A code object in an .aks2 file. AOTriton's loader treats an empty object as a kernel that does not compile.
 
     Args:
-        shared: bytes of shared memory.
-        threads: threads of a block.
+        shared: the bytes of shared memory that the kernel needs.
+        threads: the number of threads in a block.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Kernel:
     _unpacked: BinaryIO = field(repr=False, compare=False)
 
     def read(self) -> bytes:
-        """Return the code object. The archive must be open."""
+        """Return the bytes of the code object. The archive must still be open."""
         if self.size > LARGEST_OBJECT:
             raise too_large(self.name, self.size, LARGEST_OBJECT)
         self._unpacked.seek(self._start)
@@ -55,16 +55,16 @@ class Kernel:
 
 @contextmanager
 def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -> Iterator[tuple[Kernel, ...]]:
-    """Open an .aks2 file of `size` bytes, and yield its entries in their order.
+    """Open an .aks2 file of `size` bytes, and yield its entries in the order of the file.
 
-    Entries are read on demand from a temporary file.
+    The code objects are read on demand from a temporary file.
 
     Args:
-        budget: the limit of unpacked bytes that several files share; by default the file has a limit of its own.
+        budget: the limit on unpacked bytes that several files share; by default the file has a limit of its own.
 
     Raises:
         KernelError: the file is damaged.
-        HostileInputError: it unpacks to more than any archive of kernels, or two of its entries overlap.
+        HostileInputError: the file unpacks to more bytes than any archive of kernels, or two of its entries overlap.
     """
     head = stream.read(_HEADER.size)
     if head[:4] != MAGIC or len(head) < _HEADER.size:
@@ -102,7 +102,7 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
     if left == 0:
         raise _damaged("whose size does not match its header", f"more than {total} bytes")
     if not unpack.eof or unpack.unused_data or stream.read(1):
-        # The checksum is at the end of the stream. The loader would accept a stream without it.
+        # A stream that ends early has no checksum, which comes last. AOTriton's loader would accept such a stream.
         raise _damaged("that ends early, or has data after its end", f"{total + 1 - left} bytes")
     if left > 1:
         raise _damaged("whose size does not match its header", f"{total + 1 - left} bytes instead of {total}")
@@ -146,7 +146,7 @@ def _name(raw: bytes) -> str:
 
 
 def _require_apart(kernels: Sequence[Kernel]) -> None:
-    """Refuse entries that overlap, because with them a small file could hold many large objects."""
+    """Refuse entries that overlap, because a small file could then contain many large objects."""
     end = 0
     for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
         if kernel._start < end:
@@ -161,9 +161,10 @@ def _damaged(how: str, why: str) -> KernelError:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """Yield the name and the entries of each .aks2 file in a .zip, or of a single .aks2 file.
+    """Yield the name and the entries of each .aks2 file in a .zip file, or of a single .aks2 file.
 
-    AOTriton's loader requires a .zip without compression. The caller must read entries before it takes the next file.
+    AOTriton's loader requires a .zip without compression. The caller must read the objects of one file before it takes
+    the next file.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

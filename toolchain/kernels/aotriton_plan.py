@@ -1,10 +1,11 @@
-"""Read the plan of AOTriton's generator, which writes rules, clusters and archives as `Bare.*` files.
+"""Read the plan of AOTriton's generator, which lists rules, clusters and archives in `Bare.*` files.
 
-`Bare.compile` has a line for each code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU
-and signature, separated by `;`; before 0.11.1 the first two are missing. `Bare.cluster` has a line for each .aks2 file,
-and `Bare.flatzip` has a line for each .zip. The manifests (`.nsv`) in the same folder list the names inside. Before
-0.13 the .aks2 files are in no .zip and have no manifests. Before 0.8 there is only `Bare.compile`, because the library
-holds the kernels. The files hold the paths of the build that wrote them.
+`Bare.compile` has a line for each code object, with these fields separated by `;`: the venv, the Python, the object,
+the source, the kernel, the warps, the stages, the waves per EU, the GPU and the signature. Before AOTriton 0.11.1 the
+first two fields are missing. `Bare.cluster` has a line for each .aks2 file, and `Bare.flatzip` has a line for each
+.zip. The manifests (`.nsv`) in the same folder list the names of the files inside. Before 0.13 the .aks2 files are in
+no .zip and have no manifests. Before 0.8 there is only `Bare.compile`, because AOTriton's shared library contains the
+kernels. The paths in these files are those of the build that wrote them.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
-_WAVES = 1  # the default of Triton up to 3.1 at least
+_WAVES = 1  # the default of Triton, at least up to 3.1
 _REPORT = f"take an AOTriton that {page('docs/compatibility.md')} says is tested; report it for one that is"
-# (argument, type) in the kernel's order, and (argument, value) of the constants, sorted.
+# The (argument, type) pairs in the kernel's order, and the sorted (argument, value) pairs of the constants.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One .aks2 file: code objects that the loader loads together.
+    """One .aks2 file: code objects that AOTriton's loader loads together.
 
     Args:
         path: the path of the .aks2 below the build folder.
         manifest: the path of its .nsv below the build folder; empty if this generation writes no manifests.
-        objects: (path of a code object below the build folder, its name in the .aks2), in order.
+        objects: pairs of a code object's path below the build folder and its name in the .aks2, in order.
     """
 
     path: str
@@ -55,10 +56,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Archive:
-    """The .zip of .aks2 files for a GPU pack and a kernel, or an .aks2 file in no .zip.
+    """The .zip of .aks2 files for a GPU pack and a kernel, or a single .aks2 file that is in no .zip.
 
     Args:
-        members: (path of an .aks2 below the build folder, its name in the .zip).
+        members: pairs of an .aks2 file's path below the build folder and its name in the .zip.
     """
 
     path: str
@@ -68,11 +69,11 @@ class Archive:
 
 @dataclass(frozen=True)
 class BarePlan:
-    """The plan of a generator.
+    """What a generator plans: the rules, the clusters and the archives.
 
     Args:
-        copies: the outputs with the same object as a rule, by the rule's `out`. They differ only in values that the
-            compiler of their generation ignores.
+        copies: by a rule's `out`, the outputs that get the same object as this rule. Their own rules differ from it
+            only in values that the compiler of this generation ignores.
     """
 
     rules: tuple[Rule, ...]
@@ -88,19 +89,19 @@ class BarePlan:
         )
 
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
-        """Return the clusters all of whose objects `rules` makes."""
+        """Return the clusters for which `rules` and their copies make every object."""
         there = {rule.out for rule in self.with_copies(rules.rules)}
         return tuple(cluster for cluster in self.clusters if all(path in there for path, _ in cluster.objects))
 
 
 def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generation | None = None) -> BarePlan:
-    """Read the generator's plan.
+    """Read the plan of AOTriton's generator, and check that its files agree.
 
     Args:
         folder: the generator's build folder.
-        tree: the AOTriton source. Its kernels are parsed for the names of their arguments, and not imported.
-        build, source: the paths of `folder` and `tree` that the generator saw, e.g. `/build/v3src`.
-        of: the generation of the release; by default the generation of 0.13b.
+        tree: the AOTriton source tree. Its kernels are parsed for the names of their arguments, but not imported.
+        build, source: the paths that `folder` and `tree` had for the generator, e.g. `/build/v3src`.
+        of: the generation of the AOTriton release; by default that of 0.13b.
 
     Raises:
         SourceError: a file is missing or malformed, or the files contradict each other, so that kernels would be
@@ -133,7 +134,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read the clusters and archives of a plan without its source; the build folder may have been moved."""
+    """Read only the clusters and archives of a plan, without the source; the build folder may have been moved."""
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -141,8 +142,8 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """Yield the fields of each line of a file of the generator; SourceError if a line has fewer than `least`."""
-    # The files are read by lines, because the files for all GPUs have some hundred megabytes.
+    """Yield the fields of each line in a file of the generator; raise SourceError if a line has fewer than `least`."""
+    # The file is read line by line, because the file for all GPUs is several hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, 1):
@@ -166,7 +167,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
 
 
 def _below(path: str, top: str) -> str:
-    """Return `path` relative to `top`; refuse a path outside of `top`, because the result names a file here."""
+    """Return `path` relative to `top`; refuse a path outside of `top`, because the result is used to open a file."""
     folder, slash, name = path.rpartition("/")
     try:
         if name in ("", ".", ".."):
@@ -181,7 +182,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """Return `folder` relative to `top`; empty for `top`. Results are cached: folders have thousands of files."""
+    """Return `folder` relative to `top`; empty for `top`. It is cached, because folders contain thousands of files."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -189,10 +190,10 @@ def _folder_below(folder: str, top: str) -> str:
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the (file, name) rows of a manifest.
+    """Return the path and the name in each row of a manifest.
 
-    Rows that do not match the plan are refused, because kernels would be missing. Two files with one name are refused,
-    because the loader would find only the first.
+    Rows that do not match the plan are refused, because kernels would be missing. Two files with the same name are
+    refused, because AOTriton's loader would find only the first.
     """
     try:
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
@@ -228,7 +229,7 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Check that each kernel is in a cluster and each cluster in one archive; other kernels would be lost silently."""
+    """Check that each kernel is in a cluster and each cluster is in one archive, so that no kernel is lost silently."""
     inside = {path for cluster in clusters for path, _ in cluster.objects}
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
@@ -249,7 +250,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
-    """Return the group of each code object. Clusters that share an object form one group, which is never split."""
+    """Return the group of each code object by its path. Clusters that share an object form one group."""
     parent: dict[str, str] = {}
 
     def top(name: str) -> str:
@@ -269,10 +270,10 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
 
 
 class _Rules:
-    """Reads the lines of `Bare.compile`.
+    """Makes rules from the lines of `Bare.compile`.
 
-    Two thirds of the lines differ from the line before only in warps, stages and waves. So each signature is parsed
-    once, and its rules share the result, which saves most of the time and memory.
+    Two thirds of the lines differ from the previous line only in warps, stages and waves. So each signature is parsed
+    once, and the rules with this signature share the result, which saves most of the time and memory.
     """
 
     def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str], of: Generation) -> None:
@@ -286,7 +287,7 @@ class _Rules:
         self._parts: dict[tuple[str, str], Signature] = {}
 
     def rule(self, fields: Sequence[str]) -> Rule:
-        """Return the rule of one line."""
+        """Return the rule for a line with these fields."""
         skipped = self._of.fields - 8
         target_path, kernel_file, kernel, warps, stages, waves, word = fields[skipped : skipped + 7]
         gpu = self._of.words.get(word, word)
@@ -294,7 +295,7 @@ class _Rules:
         out, file = _below(target_path, self._build), _below(kernel_file, self._source)
         kinds, constants = self._signature(file, kernel, ";".join(fields[skipped + 7 :]), where=out)
         try:
-            # Interned texts let hundreds of thousands of rules share memory.
+            # Strings are interned, so that hundreds of thousands of rules share the memory for equal strings.
             return Rule(
                 source=sys.intern(file),
                 root=sys.intern(file.rpartition("/")[0] or "."),
@@ -306,7 +307,8 @@ class _Rules:
                 num_stages=int(stages),
                 waves_per_eu=int(waves) if self._of.waves else _WAVES,
                 out=self._names.get(out, out),
-                # In a library each object is a cluster of its own. In other layouts `_agree` refuses rules without one.
+                # If the library contains the kernels, each object is a cluster of its own. In other layouts, `_agree`
+                # refuses rules without a cluster.
                 cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
             )
         except ValueError:
@@ -328,10 +330,10 @@ class _Rules:
 def parse_signature(
     text: str, names: Sequence[str], *, where: str, known: dict[tuple[str, str], Signature] | None = None
 ) -> Signature:
-    """Return a positional signature as (argument, type) in order and (argument, constant) sorted.
+    """Return the (argument, type) pairs of a positional signature in order, and its sorted (argument, constant) pairs.
 
     A number, True or False is a constant. Anything else is a type, followed by `:16` or `:8` if the value is a multiple
-    of that. A type with `:1` is the constant 1.
+    of this number. A type with `:1` stands for the constant 1.
 
     Args:
         known: a cache of parsed arguments, by name and text.
@@ -386,7 +388,7 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
     module = parsed(path)
     if (arguments := arguments_of(module, kernel)) is not None:
         return tuple(argument.arg for argument in arguments)
-    for node in module.body:  # the file may import the kernel from a file beside it
+    for node in module.body:  # the kernel may be imported from another file in the folder
         if not _imports(node):
             continue
         for name in node.names:
@@ -396,15 +398,15 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
 
 
 def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
-    """Return whether a statement imports names from a file of the same folder."""
+    """Return whether a statement imports names from a file in the same folder."""
     return isinstance(node, ast.ImportFrom) and node.level <= 1 and "." not in (node.module or ".")
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return one rule for each id, sorted by output, and the outputs of the other rules with its id by its output.
+    """Return one rule for each id, sorted by output, with the outputs of the other rules that have the same id.
 
     Args:
-        alike: whether several rules may have the same id; otherwise that is an error.
+        alike: whether several rules may have the same id, which is an error otherwise.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

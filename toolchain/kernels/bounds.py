@@ -1,7 +1,7 @@
-"""Enforce limits of time and memory on kernels and their workers, and let a worker that needs all memory work alone.
+"""Enforce limits on the time and memory of kernels and workers, and let a worker that needs all memory work alone.
 
-The memory of a worker's processes is measured in `/proc`. A limit of the address space would be wrong, because Triton
-maps much more than it uses, and control groups are not available everywhere.
+The memory of a worker's processes is read from `/proc`. A limit on the address space would not work, because Triton
+maps much more memory than it uses, and control groups are not available everywhere.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from toolchain.core import console
 from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0
-"""The default limit of a kernel. Kernels take seconds, so a kernel that takes an hour is treated as endless."""
+"""The default time limit for a kernel. Kernels take seconds, so a kernel that takes an hour is assumed never to end."""
 _RESERVE = 512 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 
 
 def patience(timeout: float | None) -> float:
-    """Return the seconds that a kernel may take; `timeout` is `--kernel-timeout`."""
+    """Return the seconds that a kernel may take. `timeout` is the value of `--kernel-timeout`."""
     return timeout or RUNAWAY_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one kernel, in seconds and bytes; 0 as `memory` means no limit."""
+    """The limits for one kernel, in seconds and bytes; a `memory` of 0 means no limit."""
 
     timeout: float
     memory: int = 0
@@ -39,12 +39,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBounds:
-    """Memory limits of workers, in bytes.
+    """The limits on the memory of workers, in bytes.
 
     Args:
-        together: the limit of all workers. Above it the largest worker is ended, and its kernel is tried again alone.
-        share: the limit of a worker between two kernels. A larger worker is replaced.
-        kernel: the limit of a worker while it compiles. A kernel that needs more fails. 0 means no limit.
+        together: the limit for all workers together. Above it, the largest worker that compiles is ended, and its
+            kernel is tried again alone.
+        share: the limit for a worker between two kernels. A worker that uses more is replaced.
+        kernel: the limit for a worker while it compiles; 0 for no limit. A kernel that needs more fails.
     """
 
     together: int
@@ -53,14 +54,14 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """Return the bounds on a machine with `available` bytes; some bytes stay free for other programs."""
+        """Return the bounds for a machine with `available` bytes of memory; some bytes stay free for other programs."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
 
 
 def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the used and the allowed memory of workers for `kernels status --json`; 0 stands for no limit."""
+    """Return the memory that workers use and may use, for `kernels status --json`; a limit of 0 means no limit."""
     known = bounds or MemoryBounds(together=0, share=0)
     return {
         "workers": sum(int(worker["memory"]) for worker in workers),
@@ -71,7 +72,7 @@ def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]
 
 
 def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
-    """Measure the live workers, and end one that is over a bound."""
+    """Measure the memory of the live workers, and end at most one that is above a limit."""
     live = [(worker, worker.task) for worker in workers]
     for worker, _ in live:
         worker.memory = resident(worker.pid)
@@ -85,7 +86,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
             return
     if sum(worker.memory for worker, _ in live) <= bounds.together:
         return
-    # All workers map the same compiler, so shared pages must be counted once.
+    # All workers map the same compiler, so shared pages must be counted only once.
     exact = [(proportional(worker.pid), worker, task) for worker, task in live]
     busy = [(memory, worker, task) for memory, worker, task in exact if task is not None]
     if busy and sum(row[0] for row in exact) > bounds.together:
@@ -104,7 +105,7 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 
 
 class Turns:
-    """Lets all workers compile at once, or one worker alone. Waiting ends when `stopping` is set."""
+    """Lets either all workers compile at the same time, or one worker alone. Waiting ends when `stopping` is set."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -114,12 +115,12 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Whether a worker works alone, or waits for that."""
+        """Whether a worker works alone, or waits to do so."""
         return self._wanted > 0
 
     @contextlib.contextmanager
     def beside(self, *, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Work at the same time as others; call `before_waiting` before waiting for a worker that works alone."""
+        """Work at the same time as other workers; call `before_waiting` before a wait for a worker that works alone."""
         with self._change:
             if self._wanted:
                 before_waiting()
@@ -132,7 +133,7 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Work while no other worker works."""
+        """Wait until no other worker works, and keep the others waiting during the block."""
         with self._change:
             self._wanted += 1
             self._change.wait_for(lambda: self._working == 0 or self._stopping.is_set())
@@ -156,14 +157,14 @@ class Turns:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes in memory of a process and its descendants; shared pages are counted once for each process."""
+    """Return the resident bytes of a process and its descendants; shared pages are counted once for each process."""
     return sum(_resident(process) for process in processes(pid))
 
 
 def proportional(pid: int) -> int:
-    """Return the bytes in memory of a process and its descendants, with shared pages divided among their users.
+    """Return the resident bytes of a process and its descendants, with shared pages divided among their users.
 
-    The result is more exact than that of `resident`, but takes longer.
+    This is more exact than `resident`, but takes longer.
     """
     return sum(_proportional(process) for process in processes(pid))
 
@@ -186,7 +187,7 @@ def _proportional(pid: int) -> int:
 
 
 def processes(pid: int) -> list[int]:
-    """Return a process and its descendants. The list is incomplete on a kernel without CONFIG_PROC_CHILDREN."""
+    """Return the ids of a process and its descendants; without CONFIG_PROC_CHILDREN, Linux names no descendants."""
     pids = [pid]
     for process_id in pids:
         pids += _children(process_id)

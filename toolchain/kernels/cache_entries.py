@@ -1,8 +1,9 @@
 """Read and write entries of Triton's cache, and lay them out for an image in MCV's format "compat".
 
-An entry is a folder named by the base32 of its kernel's hash. It has the files of the kernel and `__grp__NAME.json`,
-which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json` holds the values that
-a launch without Triton needs; Triton and MCV ignore it. docs/tasks/wheels.md describes MCV's rules.
+An entry is a folder whose name is the base32 of its kernel's hash. It contains the kernel's files and
+`__grp__NAME.json`, which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json`
+holds the values that a launch without Triton needs; Triton and MCV ignore it. docs/tasks/wheels.md describes MCV's
+rules.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ class Entry:
 
 
 def entry_folder(hash_: str) -> str:
-    """Return the name of the folder of the kernel with this hash, which has 64 hex digits."""
+    """Return the name of the folder for the kernel with this hash of 64 hex digits."""
     return base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
 
 
 def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mount: str) -> list[Entry]:
-    """Copy the entries of kernels to a tree, without the remains of unfinished compilations.
+    """Copy the entries of kernels to a tree, without the remains of unfinished compilations, and return the entries.
 
     Args:
-        made: the folder that Triton wrote to. Containers could write there, so no link in it is followed.
+        made: the folder that Triton wrote to. Containers could write to it, so no link in it is followed.
         kernels: (GPU, function, hash) of each kernel.
-        tree: the tree of the layer; the entries go to its folder `FOLDER`.
+        tree: the file tree of the layer. The entries are copied to its folder `FOLDER`.
         mount: the path at which Triton will find the cache.
     """
     entries = []
@@ -98,9 +99,9 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
 
 
 def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str, Any]]:
-    """Return (function, hash) of each kernel in a worker's tar, and the worker's facts about Triton.
+    """Return the function and the hash of each kernel in a worker's tar, and the worker's facts about Triton.
 
-    The JSON file beside the tar `path` holds both.
+    Both are read from the JSON file beside the tar `path`.
     """
     try:
         beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
@@ -118,11 +119,11 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
 
 
 def unpack(path: Path, made: Path) -> None:
-    """Unpack a worker's tar into Triton's cache, and keep existing files as they are.
+    """Unpack a worker's tar into Triton's cache, without replacing files that exist.
 
     Args:
-        path: the tar, which may be hostile. Files that do not belong to its kernels are refused.
-        made: the cache. Containers could write there, so no link in it is followed.
+        path: the tar, which may be hostile. A tar with files that do not belong to its kernels is refused.
+        made: the cache. Containers could write to it, so no link in it is followed.
     """
     kernels, _ = packed_kernels(path)
     folders = {entry_folder(hash_) for _, hash_ in kernels}
@@ -159,7 +160,7 @@ def check_packed(path: Path, gpu: str) -> None:
 
 
 def check_made(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is the code object of `kernel` for `gpu`, or a tar of complete entries."""
+    """Check that a file is the code object of `kernel` for `gpu`, or a tar of complete cache entries for `gpu`."""
     if path.suffix == PACKED:
         check_packed(path, gpu)
     else:
@@ -167,7 +168,7 @@ def check_made(path: Path, gpu: str, kernel: str) -> None:
 
 
 def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:
-    """Write MCV's list of the entries; `key` is that of `dummy_key`."""
+    """Write MCV's list of the entries to `tree`. For `key`, see `dummy_key`."""
     path = tree / MANIFEST
     path.parent.mkdir(parents=True)
     path.write_bytes(canonical({"triton": [_row(entry.metadata, key) for entry in entries]}) + b"\n")
@@ -180,10 +181,11 @@ def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
-    """Return the key by which MCV compares an entry: the SHA-256 of `key` and of the SHA-256 of four other parts.
+    """Return the key by which MCV compares an entry: a SHA-256 over `key` and the SHA-256 of four other parts.
 
     Args:
-        key: Triton's key as MCV finds it. With Triton 3.6 and later MCV looks in the wrong place and finds `NO_KEY`.
+        key: Triton's key as MCV finds it, which is `NO_KEY` for Triton 3.6 and later, because MCV looks for the key in
+            the wrong place.
     """
     target = metadata["target"]
     stages, warps, ptx = (int(metadata.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
@@ -198,7 +200,7 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def key_label(key: str) -> dict[str, str]:
-    """Return the label that holds the key of `dummy_key`; no label for `NO_KEY`."""
+    """Return the label for Triton's key, which `dummy_key` describes; there is no label for `NO_KEY`."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
 
 
@@ -213,7 +215,7 @@ def _hex(text: str) -> str:
 
 
 def labels(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the labels that MCV reads."""
+    """Return the labels that MCV reads from an image with these entries."""
     rows = list(entries)
     targets = {canonical(row.metadata["target"]).decode(): row.metadata["target"] for row in rows}
     summary = [{name: targets[text][name] for name in ("backend", "arch", "warp_size")} for text in sorted(targets)]

@@ -1,4 +1,4 @@
-"""Read an image with a Triton cache by MCV's rules ("compat"), and report the calls that the cache serves."""
+"""Read an image with a Triton cache by MCV's rules ("compat"), and report the calls that it has kernels for."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from toolchain.oci.layer_files import LayerMember, shown
 from toolchain.oci.layout import Layout
 
 _CACHE, _MANIFEST = f"{FOLDER}/", f"{MANIFEST.partition('/')[0]}/"
-_LARGEST = 64 << 20  # bytes of one file, and of all JSON together
+_LARGEST = 64 << 20  # the limit in bytes for one file, and for all JSON together
 _LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
 _MOST = 500_000  # files
-_KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # keys of a kernel's JSON
+_KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # keys read from a kernel's JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,11 @@ class TritonCache:
     """A cache whose labels match its content.
 
     Args:
-        entries: number of kernels.
-        size: bytes of all files of the cache.
+        entries: the number of kernels.
+        size: the bytes of all files in the cache.
         targets: the GPUs of the kernels.
-        calls: the calls that the cache serves, with the GPU as argument `gpu`; empty if the image does not list them.
+        calls: the calls that the cache has kernels for, each with the GPU as the argument `gpu`; empty if the image
+            does not list them.
     """
 
     entries: int
@@ -46,7 +47,7 @@ class TritonCache:
     calls: Sequence[Mapping[str, str]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the cache for `kernels cached --json`."""
+        """Return the facts about the cache that `kernels cached --json` prints."""
         return {
             "entries": self.entries,
             "bytes": self.size,
@@ -58,7 +59,7 @@ class TritonCache:
 
 
 def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
-    """Return the cache of an image; raise ContractError if the image breaks one of MCV's rules."""
+    """Return the Triton cache in an image; raise ContractError if the image breaks one of MCV's rules."""
     config, *layers = layout.children(image)
     image_labels = labels_of(layout.read_json(config))
     if ENTRIES not in image_labels:
@@ -127,7 +128,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
             tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=LayerMember) as tar,
         ):
             for member in tar:
-                cast("Any", tar).members = []  # tarfile would keep every member
+                cast("Any", tar).members = []  # otherwise tarfile would keep every member in memory
                 if member.isdir() and f"{member.name}/".startswith((_CACHE, _MANIFEST)):
                     continue
                 parts = PurePosixPath(member.name).parts
@@ -150,7 +151,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the JSON of each kernel; refuse a kernel in a folder in which Triton would not look for it."""
+    """Return the JSON of each kernel; refuse a kernel that is in a folder where Triton would not look for it."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -174,7 +175,7 @@ def _reason(error: Exception) -> str:
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """Return the row of a kernel in MCV's manifest, which leaves out zeros."""
+    """Return the row for a kernel in MCV's manifest, from which MCV omits options that are zero."""
     target = row["target"]
     key = dummy_key(row, triton_key)
     kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}
@@ -217,10 +218,10 @@ def _broken(what: str, why: str, fix: str = "build or fetch it again") -> Contra
 
 
 def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
-    """Raise an error if a Triton would not find the kernels of a cache.
+    """Raise an error if the Triton that `here` describes would not find the kernels in a cache.
 
     Args:
-        here: the first line of output of containerfiles/triton-cache/calls.py with that Triton.
+        here: the first line that containerfiles/triton-cache/calls.py prints with that Triton.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):

@@ -1,4 +1,4 @@
-"""List the calls of a wheel whose kernels are compiled ahead of time, and collect their outcomes."""
+"""List the calls of a wheel's functions for which kernels are compiled ahead of time, and collect their outcomes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from toolchain.kernels.ledger import DONE, Entry
 from toolchain.kernels.rules import Rule
 
 _FILE = FOLDER / "calls.toml"
-_MOST = 10_000  # calls of a user's list
-_LARGEST = 1 << 24  # the largest size, length or count as an argument
+_MOST = 10_000  # calls in a user's list
+_LARGEST = 1 << 24  # the largest size, length or count that an argument may be
 
 
 @dataclass(frozen=True, kw_only=True)
 class WheelCalls:
-    """A table `wheel` of data/calls.toml, which describes the fields."""
+    """A `wheel` table of data/calls.toml; the comments in that file describe the fields."""
 
     wheel: str
     module: str
@@ -47,7 +47,7 @@ class Call:
 
     Args:
         rows: the arguments of each call, by name.
-        order: the name of the order of several calls, for display; empty for one call.
+        order: a name for the order of several calls, for display; empty for one call.
     """
 
     gpu: str
@@ -56,22 +56,22 @@ class Call:
 
     @property
     def shape(self) -> str:
-        """The arguments as text: `direction=forward,dtype=bf16,heads=32x8`."""
+        """The arguments as text, such as `direction=forward,dtype=bf16,heads=32x8`; for several calls, their order."""
         return self.order or ",".join(f"{name}={as_text(value)}" for name, value in self.rows[0].items())
 
     @property
     def name(self) -> str:
-        """The name for display, and in the label that lists the calls."""
+        """The name of the call for display, and in the label that lists the calls."""
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:
-        """Return the call as calls.py reads it."""
+        """Return the task with which calls.py makes the call."""
         return {"id": id_, "calls": [dict(row) for row in self.rows]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a call, with (function, hash in Triton's cache) of the kernels that it launched."""
+    """The outcome of a call, with the function and the hash in Triton's cache of each kernel that it launched."""
 
     call: Call
     entry: Entry
@@ -84,24 +84,24 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """Whether the wheel raised an error, because it does not support the GPU or the arguments."""
+        """Whether the wheel raised an error because it does not support the GPU or the arguments."""
         return self.entry.refused
 
 
 def as_text(value: Any) -> str:
-    """Return a value of a call in the form in which users write it."""
+    """Return an argument's value in the form in which users write it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def mount() -> str:
-    """Return the path at which Triton finds the content of a cache."""
+    """Return the path at which a cache must be mounted for Triton."""
     return str(load("calls")["mount"])
 
 
 def calls_of(wheel: str) -> WheelCalls:
-    """Return the calls of a wheel."""
+    """Return the table of a wheel's calls."""
     rows = {row["wheel"]: row for row in load("calls")["wheel"]}
     if wheel not in rows:
         raise UnsupportedError("wheel-without-calls",
@@ -137,10 +137,10 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
 
 
 def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
-    """Return a table with the user's calls instead of its own; they must be calls of functions of the table.
+    """Return `table` with the user's calls in place of its own; only functions in the table may be called.
 
     Args:
-        text: a JSON list of rows in the form of `WheelCalls.call`.
+        text: a JSON list of rows like those of `WheelCalls.call`.
         gpus: the GPUs for calls that name none; by default the GPUs of the table.
     """
     rows: list[dict[str, Any]] = []
@@ -204,7 +204,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
 
 
 def _kind(examples: Sequence[Any]) -> str:
-    """Return a description of the values that `_may_replace` accepts for these examples."""
+    """Return a text that describes the values that `_may_replace` accepts for these examples."""
     if isinstance(examples[0], bool):
         return "true or false"
     if isinstance(examples[0], int):
@@ -215,7 +215,7 @@ def _kind(examples: Sequence[Any]) -> str:
 
 
 def _may_replace(value: Any, example: Any) -> bool:
-    """Return whether a user may give a value instead of an example: any positive number, but only the same word."""
+    """Return whether a user may give `value` in place of `example`: any positive number, but no other word."""
     if isinstance(example, list):
         pairs = zip(value, example, strict=False) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_may_replace, pairs))
@@ -227,10 +227,10 @@ def _may_replace(value: Any, example: Any) -> bool:
 
 
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
-    """Return two calls for each GPU, which make all its successful calls in one process, in order and in reverse.
+    """Return two calls for each GPU, which repeat its successful calls in one process: in order, and in reverse order.
 
     If a kernel has called a function, Triton adds the function's global constants to the keys of later kernels. So a
-    kernel may have several keys.
+    kernel's key depends on the kernels before it, and a kernel may have several keys.
     """
     calls = []
     for gpu, group in itertools.groupby(
@@ -242,7 +242,7 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
 
 
 def local_memory(gpu: str) -> int:
-    """Return the bytes of LDS that a workgroup can have."""
+    """Return how many bytes of LDS a workgroup can have on a GPU."""
     limits = limits_of(gpu)
     if limits is None:
         raise UnsupportedError(
@@ -252,7 +252,7 @@ def local_memory(gpu: str) -> int:
 
 
 def rule_of(call: Call, module: str) -> Rule:
-    """Return the rule of a call, whose object is a tar of cache entries.
+    """Return the rule that stands for a call; its object is a tar of cache entries.
 
     Args:
         module: the name of the module that makes the call, without `.py`.
@@ -267,10 +267,10 @@ def rule_of(call: Call, module: str) -> Rule:
 
 
 def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[str, Any]]:
-    """Return the outcome of a call, and the worker's facts about Triton, which are empty without kernels.
+    """Return the outcome of a call, and the worker's facts about Triton, which are empty if there are no kernels.
 
     Args:
-        entry: the ledger's entry of the call's rule.
+        entry: the ledger's entry for the call's rule.
         out: the folder of the campaign's objects.
     """
     if entry.status != DONE:
@@ -280,7 +280,7 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each GPU: the numbers of calls, kernels and cache entries, and the seconds."""
+    """Yield a row for each GPU, with the numbers of calls, kernels and cache entries, and the seconds."""
     for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]

@@ -1,4 +1,4 @@
-"""Compile rules to checked code objects, with an entry in the ledger for every rule."""
+"""Compile rules to code objects, check the objects, and record an entry in the ledger for every rule."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
-# The `compile_status` beside an empty object, by which AOTriton's loader and packers recognize a kernel that does not
-# compile.
+# The `compile_status` in the JSON beside an empty object, by which AOTriton's loader and packers recognize a kernel
+# that does not compile.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
 
@@ -54,9 +54,9 @@ class CampaignResult:
     Args:
         entries: an entry for each rule, in the order of the rules.
         skipped: the number of rules that an earlier run had finished.
-        partial: whether the request was for only a part of all rules.
+        partial: whether only a part of all rules was requested.
         about: the workers' description of themselves; empty if no worker was needed.
-        shared: see `shared.Counts`; empty without a store.
+        shared: the fields of `shared.Counts`; empty without a kernel store.
     """
 
     entries: tuple[Entry, ...]
@@ -67,17 +67,17 @@ class CampaignResult:
 
     @property
     def done(self) -> tuple[Entry, ...]:
-        """Entries of rules with an object, which this run or an earlier run compiled."""
+        """The entries of the rules that have an object."""
         return tuple(entry for entry in self.entries if entry.status == DONE)
 
     @property
     def bad(self) -> tuple[Entry, ...]:
-        """Entries of rules without an object."""
+        """The entries of the rules that have no object."""
         return tuple(entry for entry in self.entries if entry.status != DONE)
 
     @property
     def objects(self) -> dict[str, str]:
-        """SHA-256 by path below the output folder."""
+        """The SHA-256 of each object, by its path below the output folder."""
         return {entry.out: entry.sha256 for entry in self.done}
 
     def counts(self) -> dict[str, int]:
@@ -85,7 +85,7 @@ class CampaignResult:
         return counts(self.entries)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the manifest of the objects. It does not depend on times, or on the order and number of runs."""
+        """Return the manifest of the objects. It does not depend on times, or on the order or number of runs."""
         return {
             "partial": self.partial,
             **self.counts(),
@@ -93,7 +93,7 @@ class CampaignResult:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return counts and seconds by kernel and GPU."""
+        """Return a row with counts and seconds for each kernel and GPU."""
         return [
             {
                 "kernel": kernel,
@@ -109,10 +109,10 @@ class CampaignResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """The reports of a campaign.
+    """How a campaign reports its progress and its end.
 
     Args:
-        on_count: called with the number of finished rules, the number of all rules, and the name of the last rule.
+        on_count: called with the number of finished rules, the number of all rules, and the name of the latest rule.
         on_end: called with the lines of a summary at the end, even if the campaign then raises an error.
         command: the command line that continues the campaign.
     """
@@ -140,14 +140,14 @@ def run_campaign(
 ) -> CampaignResult:
     """Compile the rules that have no object, check every object, and write the report.
 
-    A failed rule does not stop the others. `status.json` beside the ledger has the progress.
+    A failed rule does not stop the others. `status.json` beside the ledger shows the progress.
 
     Args:
         out: the folder of the objects and of `report.json`.
         worker_tree: the path of the source tree that the workers see.
         keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
-        bounds: the bounds of the executor's workers, for the status.
-        shared: kernel stores to take results from, and to add results to.
+        bounds: the bounds on the memory of the executor's workers, for the status.
+        shared: the kernel stores to take results from and to add results to.
         scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
 
     Raises:
@@ -181,8 +181,8 @@ def run_campaign(
 
 
 def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
-    """Write the report, unless rules failed: then raise KernelError, or mark them as known bad with `keep_going`."""
-    # Killed workers leave partial files.
+    """Write the report. If rules failed, first mark them as known bad, or raise KernelError without `keep_going`."""
+    # Killed workers leave partial files, which must not stay among the objects.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
     bad = result.bad
@@ -203,7 +203,7 @@ class _Run:
     """A running campaign.
 
     Args:
-        todo: the rules without an entry, by id.
+        todo: the rules that are not finished, by id.
         tree: the path of the source tree that the workers see.
     """
 
@@ -275,7 +275,7 @@ class _Run:
                     self.shared.add(rule, entry, self.out)
 
     def take(self, shared: SharedResults) -> None:
-        """Take results from the stores; if nothing may be compiled, record known failures and refuse gaps."""
+        """Take results from the stores. If nothing may be compiled, also record known failures and refuse gaps."""
         for entry in shared.take(tuple(self.todo.values()), self.out):
             self.record(entry, " (from the store)", reused=True)
         if not shared.only:
@@ -318,7 +318,7 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """Return the paths of an object and its JSON; refuse paths that lead out of `out` by a link of a worker."""
+    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, such as by a worker's link."""
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
@@ -335,7 +335,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
 
 
 def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
-    """Write the files of an outcome that another machine compiled."""
+    """Write the object and the JSON that another machine compiled for a rule."""
     path, beside = _objects(out, rule)
     try:
         write_unflushed(beside, outcome["json"])
@@ -346,7 +346,7 @@ def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
-    """Return the entry for an outcome; it is "done" only if the object is here, complete, and for the right GPU."""
+    """Return the entry for an outcome. Its status is "done" only if the object is complete and for the right GPU."""
     status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
     digest, metadata_digest, size = "", "", 0
     if status == DONE:

@@ -24,16 +24,16 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
 
 LOG = logging.getLogger(__name__)
-LARGEST = 4  # kernels in one task; tasks are short, because a lost worker loses the tasks that it had
-_AHEAD = 2  # tasks for each slot, so that no slot waits for its next task
+LARGEST = 4  # kernels in one task; tasks are short, because a worker that is lost loses its tasks
+_AHEAD = 2  # tasks that are submitted for each slot, so that no slot has to wait for a task
 _LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and of the finished tasks
 
 
 def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:
     """Return the names of the Dask resources that a worker must have for a campaign.
 
-    Each name holds a digest of a property that must be the same for worker and campaign, such as the sources. The keys
-    are the names of these properties.
+    Each name contains a digest of a property that must be the same for the worker and the campaign, such as the
+    sources. The keys are the names of these properties.
     """
     parts = {**setup.naming.shared, "sources": setup.naming.tree, "limits": asdict(limits), "version": __version__}
     return {name: f"toolchain-{name}-{sha256_json(value)[7:23]}" for name, value in parts.items()}
@@ -72,13 +72,13 @@ class ClusterExecutor:
         return dict(self._about)
 
     def workers(self) -> list[dict[str, Any]]:
-        """Return no rows, because Dask's dashboard shows its workers."""
+        """Return an empty list, because Dask's own dashboard shows the workers."""
         return []
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules and yield their outcomes, which hold finished objects as `code` and their JSON as `json`."""
+        """Compile rules, and yield their outcomes, which contain a finished object as `code` and its JSON as `json`."""
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
-        # Tasks hold rules of one source file, because a compile process starts anew for each file.
+        # A task contains rules of only one source file, because a compile process must be restarted for another file.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):
             while share := list(itertools.islice(alike, LARGEST)):
                 waiting.append(share)
@@ -113,7 +113,7 @@ class ClusterExecutor:
                 time.sleep(_POLL)
 
     def _count_slots(self) -> int:
-        """Return how many tasks the fitting workers can run at once."""
+        """Return how many tasks the workers that fit this campaign can run at the same time."""
         if self._client.status not in ("running", "connecting"):
             raise UnreachableError(
                 "scheduler-lost",

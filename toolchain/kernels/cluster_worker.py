@@ -1,4 +1,4 @@
-"""Run a worker of a Dask scheduler. Processes in containers compile its tasks, as in a local campaign."""
+"""Run a worker for a Dask scheduler. Processes in containers compile its tasks, as in a local campaign."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     """The compile processes of a Dask worker.
 
     Args:
-        slots: the number of processes that work at once.
-        bounds: bounds of the processes' memory.
+        slots: the number of processes that compile at the same time.
+        bounds: the bounds on the processes' memory.
     """
 
     name = "toolchain-kernels"
@@ -66,7 +66,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
         """Compile rules one after the other; return this worker's name, `Executor.about`, and the rules' outcomes.
 
-        The outcome of a finished rule also has the bytes of its object as `code`, and of its JSON as `json`.
+        The outcome of a finished rule also contains the bytes of its object as `code`, and those of its JSON as `json`.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
@@ -79,7 +79,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
             raise
 
     def _compiled(self, rule: Rule, path: Path, slot: Slot) -> Outcome:
-        """Return the outcome of a rule, with the object and its JSON; ResourceError if the machine is at fault."""
+        """Return the outcome of a rule with the object and its JSON; raise ResourceError if the machine is at fault."""
         job, files = Job(rule.task(self._setup.source, ""), self._files(rule), path), dict[str, bytes]()
         outcome = self._pool.compile_job(slot, job)
         if outcome["status"] == DONE:
@@ -95,11 +95,11 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
 
 
 async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:
-    """Work for a scheduler until cancelled, and wait for a scheduler that is lost.
+    """Work for a scheduler until cancelled; if the scheduler is lost, wait until it is back.
 
     Args:
         provides: the values of `cluster.requirements`.
-        scratch: a folder for Dask.
+        scratch: a folder for Dask's temporary files.
     """
     host = urlsplit(address).hostname if address.startswith("tcp://") else None  # `tcp://` is only allowed on loopback
     resources = dict.fromkeys(provides, compiler.slots)

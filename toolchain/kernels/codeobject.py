@@ -1,6 +1,7 @@
-"""Read AMDGPU code objects: their ELF tables, and a check that a file holds a kernel for a GPU.
+"""Read the ELF tables of AMDGPU code objects, and check that a file contains a kernel for a GPU.
 
-Code objects may be hostile. So every table is bounded, and a small file cannot take hours or gigabytes.
+Code objects may be hostile. So the size of every table is limited, and reading a small file cannot take hours or
+gigabytes.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_LOAD, _NOTE, _DYNSYM = 1, 4, 11  # types of segments and of a section
-_MOST = 4096  # sections and segments; a code object has some twenty
+_LOAD, _NOTE, _DYNSYM = 1, 4, 11  # types of segments (PT_LOAD, PT_NOTE) and of a section (SHT_DYNSYM)
+_MOST = 4096  # sections and segments; a code object has about twenty
 _MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
 _LARGEST_NAMES = 16 << 20
 
 
 class ElfTables:
-    """The tables of an AMDGPU ELF file; raises ValueError if they are damaged.
+    """The tables of an AMDGPU ELF file. A ValueError is raised if they are damaged.
 
     Attributes:
-        mach: the flag EF_AMDGPU_MACH, which stands for the GPU.
+        mach: the value of the flags EF_AMDGPU_MACH, which stands for the GPU.
         osabi: the number of the OS ABI.
         symbols: the address and size of each dynamic symbol, by name.
     """
@@ -77,14 +78,14 @@ class ElfTables:
         return symbols
 
     def loaded(self, address: int, size: int) -> memoryview:
-        """Return the bytes of the file at an address of the loaded image."""
+        """Return the bytes of the file that are loaded at an address."""
         for kind, _, offset, start, _, inside, _, _ in self._segments:
             if kind == _LOAD and start <= address and address + size <= start + inside:
                 return self._cut(offset + address - start, size)
         raise ValueError("its code is in no segment")
 
     def notes(self) -> Iterator[bytes]:
-        """Yield the content of the note segments."""
+        """Yield the content of each note segment."""
         left = len(self._view)
         for kind, _, offset, _, _, size, _, _ in self._segments:
             if kind == _NOTE:
@@ -95,7 +96,7 @@ class ElfTables:
 
 
 def check_object(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is an AMDGPU ELF for `gpu` that holds a kernel, by its symbol, and its descriptor."""
+    """Check that a file is an AMDGPU ELF for `gpu` that contains the symbol and the descriptor of `kernel`."""
     check_gpu(gpu)
     try:
         elf = ElfTables(read_regular(path, _LARGEST))
@@ -122,7 +123,7 @@ def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """Return the fault of the JSON beside an object, which AOTriton's packers read; empty if there is none."""
+    """Return what is wrong with the JSON beside an object, which AOTriton's packers read; empty if nothing is."""
     if not isinstance(metadata, dict):
         return "the JSON beside the object is not an object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}

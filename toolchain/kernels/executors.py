@@ -1,4 +1,4 @@
-"""Compile rules on this machine; outcomes come in the order in which the rules end."""
+"""Compile rules on this machine; outcomes are yielded in the order in which rules are finished."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import Job, MakeWorker, groups
 
 SHARES = 4
-"""The least number of parts of each worker's rules. With several parts no worker is busy alone for long at the end."""
+"""Rules are handed out in at least this many parts for each worker, so that no worker is busy alone for long."""
 
 
 class Executor(Protocol):
-    """Compiles rules somewhere."""
+    """The interface of classes that compile rules."""
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
         """Compile all rules.
@@ -29,9 +29,9 @@ class Executor(Protocol):
 
         Yields:
             an outcome for each rule: `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`.
-            With the status "done" it also has `"sha256"` and `"bitcode"`. With "failed" it may have `"log"`, the last
-            lines of the worker. `"origin"` names another machine that compiled it. Closing the generator ends all
-            workers.
+            With the status "done" it also contains `"sha256"` and `"bitcode"`. With "failed" it may contain `"log"`,
+            the last lines that the worker printed. `"origin"` is there if another machine compiled the rule. Closing
+            the generator ends all workers.
         """
         ...
 
@@ -42,24 +42,24 @@ class Executor(Protocol):
     def workers(self) -> list[dict[str, Any]]:
         """Return a row for each live worker: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
-        Memory is in bytes, and `compiled` counts kernels. The last four values are empty for a waiting worker.
+        Memory is in bytes, and `compiled` counts kernels. The last four values are empty or 0 for a worker that waits.
         """
         ...
 
 
 class LocalExecutor:
-    """Compiles with long-lived workers on this machine.
+    """Compiles rules with long-lived workers on this machine.
 
-    If a worker dies during a rule, a second worker tries that rule again. A rule that exceeds the timeout or the memory
-    of a kernel ends its worker and is not tried again. If all workers together use too much memory, the largest worker
-    is ended, and its rule is tried again while the others wait.
+    If a worker dies during a rule, a second worker tries that rule again. If a rule exceeds the timeout or the memory
+    limit of a kernel, its worker is ended, and the rule is not tried again. If all workers together use too much
+    memory, the largest worker is ended, and its rule is tried again while the others wait.
 
     Args:
         make_worker: returns a context manager that starts a worker and yields its process, which has text pipes and is
             the leader of a session.
         workers: the number of workers.
-        timeout: seconds for one rule; None for no limit.
-        bounds: bounds of the workers' memory.
+        timeout: the seconds that one rule may take; None for no limit.
+        bounds: the bounds on the workers' memory.
         files: returns the set of source files that a rule's worker sees (see `Naming.files`); by default all rules have
             the same set.
         seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
@@ -131,14 +131,14 @@ class _Shares:
             sets.setdefault(files(rule), []).append(rule)
 
         def jobs(name: str) -> Iterator[Job]:
-            # Jobs are made lazily, because a job has some kilobytes and there may be hundreds of thousands of jobs.
+            # Jobs are made lazily, because a job takes some kilobytes and there may be hundreds of thousands of jobs.
             return (Job(rule.task(tree, ""), name, out / rule.out) for rule in sets[name])
 
         self._left = {name: groups(jobs(name), most) for name in sets}
         self._workers: Counter[str] = Counter()
 
     def take(self, files: str | None) -> list[Job]:
-        """Return the next jobs for a worker; an empty list at the end.
+        """Return the next jobs for a worker; an empty list if none are left.
 
         Args:
             files: the set of source files that the worker sees; None for a new worker.

@@ -1,4 +1,4 @@
-"""Make folders with exactly the files that the names of kernel results cover."""
+"""Make folders that contain exactly the files from which the names of kernel results are computed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
 _LARGEST_FILE = 1 << 30  # bytes
-# The time of every file on every machine, because a compile process can see it.
+# Every file gets this time on every machine, because a compile process can see the time of a file.
 _TIME = 0
 
 
 class FileSets:
     """Copies the files that a campaign's compile processes see to a folder, which is emptied first.
 
-    A copy has the content that the names of results cover, even if the tree was edited meanwhile. It has neither the
-    mode, the time nor the compiled modules (`__pycache__`) of the original. Threads may share an object of this class.
+    A copy has the content that the names of results cover; if the tree was edited meanwhile, SourceError is raised. The
+    modes and times of files and the compiled modules (`__pycache__`) are not copied. Threads may share an object of
+    this class.
     """
 
     def __init__(self, naming: Naming, folder: Path) -> None:
@@ -34,11 +35,11 @@ class FileSets:
 
     @property
     def recipe(self) -> Path:
-        """The folder of the recipe's files that run with Triton, with their paths below the recipe root."""
+        """The folder that contains the recipe's files that run with Triton, at their paths below the recipe root."""
         return self._copied("recipe", recipe.root(), self._naming.shared["recipe"])
 
     def sources(self, files: str) -> Path:
-        """Return the folder of a set of source files (see `Naming.files`), with their paths below the tree."""
+        """Return the folder that contains a set of source files (see `Naming.files`), at their paths below the tree."""
         return self._copied(f"sources-{files}", self._naming.folder, self._naming.content(files))
 
     def _copied(self, name: str, top: Path, digests: Mapping[str, str]) -> Path:
@@ -55,7 +56,7 @@ class FileSets:
 
 
 def _copy(top: Path, path: str, target: Path, digest: str) -> None:
-    """Copy a file or a link; SourceError if it differs from its digest (see `Reach.digests`)."""
+    """Copy a file or a link; raise SourceError if its content does not match `digest` (see `Reach.digests`)."""
     source = top / path
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and digest == link_digest(source):

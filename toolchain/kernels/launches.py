@@ -1,4 +1,4 @@
-"""Write and read the launch values of an AOTriton pack, a file that lies beside the pack's code objects.
+"""Write and read the file with an AOTriton pack's launch values, which lies beside the pack's code objects.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
 A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
@@ -26,7 +26,7 @@ def launch_files(
     archives: Iterable[Archive],
     scratch: Callable[[str], int | None],
 ) -> dict[str, bytes]:
-    """Return the file of each pack, by the pack's name (`amd-gfx942`).
+    """Return the content of the file for each pack, by the pack's name, such as `amd-gfx942`.
 
     Args:
         scratch: returns how many bytes of Triton's own scratch memory a code object needs; None if it did not compile.
@@ -46,14 +46,14 @@ def launch_files(
 
 
 def _stem(archive: str, member: str) -> str:
-    """Return the name of a cluster. It begins with the name of the .zip if the cluster is in a .zip."""
+    """Return the name of a cluster, which begins with the name of the .zip if the cluster is in one."""
     own = member.removesuffix(".aks2")
     return f"{archive.removesuffix('.zip')}/{own}" if archive.endswith(".zip") else archive.removesuffix(".aks2")
 
 
 class _File:
     def __init__(self) -> None:
-        self._functions: dict[tuple[Any, ...], int] = {}  # the values are places in the file's list
+        self._functions: dict[tuple[Any, ...], int] = {}  # the values are positions in the file's list
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._kernels: dict[str, list[Any]] = {}
 
@@ -75,7 +75,7 @@ class _File:
 
 
 class Launches:
-    """The launch values of the kernels of a pack."""
+    """The launch values of the kernels in a pack."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         if content.get("format") != FORMAT:

@@ -27,13 +27,14 @@ TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
-_LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million bytes
+_LARGEST = 512 << 20  # bytes; the ledger of 19,001 kernels is about 20 MB
 _LARGEST_VALUE = 16 << 20
-# A committed entry must be on disk even if the process is killed or the machine fails.
+# With this setting of SQLite, a committed entry is on disk even if the process is killed or the machine fails.
 DURABILITY = "FULL"
 _PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
-# The statement counts entries by a part of their canonical JSON. A value cannot hold it, because JSON escapes quotes.
+# This statement counts the entries whose canonical JSON contains a text such as `"status":"done"`. No value in an entry
+# can contain this text, because JSON escapes quotes.
 _COUNT = "SELECT count(*) FROM entry WHERE instr(content, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -43,7 +44,7 @@ CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 
 
 class Maker(Enum):
-    """Who compiled an object: this campaign, a remote worker of it, or another campaign with the same store."""
+    """Who compiled an object: this machine, a worker on another machine, or another campaign with the same store."""
 
     HERE = auto()
     WORKER = auto()
@@ -51,7 +52,7 @@ class Maker(Enum):
 
 
 def of_worker(name: str) -> str:
-    """Return the origin of objects from a worker on another machine."""
+    """Return the `origin` of the objects from a worker on another machine."""
     return _WORKER + name
 
 
@@ -62,17 +63,17 @@ class Entry:
     Args:
         status: `done`, `failed` or `timeout`.
         reason: the cause of a failure.
-        over_memory: whether the worker was ended because of its memory.
-        refused: whether the compiled project raised the error, because it does not support the GPU or the arguments.
-        exit_code: the exit code of the worker, if it ended; negative for a signal.
-        seconds: wall time of the last attempt.
-        sha256, metadata_sha256: 64 hex digits of the object and of the JSON beside it; empty unless the status is
-            `done`.
-        size: bytes of the object.
-        attempt: 2 if the worker died in the first attempt, else 1.
-        bitcode: names of the bitcode libraries whose code is in the object.
+        over_memory: whether the worker was ended because it used too much memory.
+        refused: whether the compiled project raised the error because it does not support the GPU or the arguments.
+        exit_code: the worker's exit code if it ended, or the negative number of the signal that ended it.
+        seconds: the wall time of the last attempt.
+        sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
+            status is `done`.
+        size: the bytes of the object.
+        attempt: the number of the last attempt; above 1 if a worker died or was ended because of its memory.
+        bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the store that the object comes from, or the result of `of_worker`; empty if it was compiled here.
-        signer: id of the key that signed the stored result; empty if no key did.
+        signer: the id of the key with which a stored result was verified; empty if there was no key.
     """
 
     id: str
@@ -103,7 +104,7 @@ class Entry:
 
     @classmethod
     def of(cls, rule: Rule, status: str, **more: Any) -> Entry:
-        """Return an entry for a rule."""
+        """Return an entry for a rule; `more` sets the other fields."""
         return cls(
             id=rule.id,
             kernel=rule.kernel,
@@ -125,7 +126,7 @@ def counts(entries: Iterable[Entry]) -> dict[str, int]:
 
 
 def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """Return the entries by kernel and GPU, sorted by both."""
+    """Return the entries of each kernel and GPU, sorted by kernel and GPU."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.kernel, entry.target), []).append(entry)
@@ -133,7 +134,7 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 class Ledger:
-    """Entries by rule, in one SQLite file, for one thread at a time. A file of another format is emptied."""
+    """The entries of a campaign in an SQLite file, for one thread at a time. A file of another format is emptied."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,11 +167,11 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the ledger's file."""
         self._db.close()
 
     def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
-        """Record an entry and perhaps the progress. Both are on disk when this returns."""
+        """Record an entry, and the progress if it is given. Both are on disk when this method returns."""
         rows = [] if progress is None else [_progress_row(*progress)]
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
@@ -190,7 +191,7 @@ class Ledger:
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
-        """Return the entry of a rule."""
+        """Return the entry of the rule with this id; None if there is none."""
         with _reading(self.path):
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         return None if row is None else _entry(self.path, row[0])
@@ -211,13 +212,13 @@ class Ledger:
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:
-        """Return the results that `note_check` recorded, by rule."""
+        """Return the results that `note_check` recorded, by the rule's id."""
         with _reading(self.path):
             rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id").fetchall()
         return {str(rule_id): _object(self.path, content) for rule_id, content in rows}
 
     def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
-        """Return the entries of rules, in the order of the rules."""
+        """Return the entries that exist for `rules`, in the order of the rules."""
         return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
     def progress(self, count: int, total: int) -> None:
@@ -233,7 +234,7 @@ class Standing:
         count, total: finished kernels and all kernels of the latest request; zeros if unknown.
         counted: the number of entries by status, see `counts`.
         entries: the entries sorted by id; empty if only their counts were read.
-        numbers: how many checked kernels are `right`, `wrong`, `skipped` and `refused`.
+        numbers: how many of the checked kernels are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int = 0
@@ -251,7 +252,8 @@ def look(path: Path, *, entries: bool = True) -> Standing:
     Args:
         entries: whether to read the entries, which takes half a second for a whole release.
     """
-    # mode=ro could not roll back the transaction of a killed campaign. Files without write access are still readable.
+    # With mode=ro, SQLite could not roll back the transaction of a killed campaign. With mode=rw, it can also read
+    # files that this user may not write.
     name = f"file:{quote(str(path))}?mode=rw"
     with _reading(path), contextlib.closing(sqlite3.connect(name, uri=True, timeout=_PATIENCE)) as db:
         tables = _restrict(db, path)
@@ -279,7 +281,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from error
-    except (UnicodeDecodeError, ValueError) as error:  # bytes that are not UTF-8
+    except (UnicodeDecodeError, ValueError) as error:  # a text that is not UTF-8
         if isinstance(error, DocumentError):
             raise
         raise _not_ours(path, "it is damaged") from error
@@ -288,7 +290,8 @@ def _reading(path: Path) -> Iterator[None]:
 def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
     """Limit the cost of reading a ledger of unknown origin, and return the names of its tables.
 
-    A ledger that is too large, or that defines more than tables, is refused, because a view could compute forever.
+    A ledger that is too large, or that defines views or triggers, is refused, because reading a view could take
+    forever.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
     db.execute("PRAGMA trusted_schema=OFF")
@@ -320,7 +323,7 @@ _REASONS = {
 
 
 def _reason(error: sqlite3.Error) -> str:
-    """Return the reason of an error; the low byte of its code is the kind of error."""
+    """Return the reason for an error of SQLite; the low byte of its code says what kind of error it is."""
     return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "it has other tables than a ledger")
 
 
@@ -351,7 +354,7 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def _object(path: Path, content: object) -> dict[str, Any]:
-    """Return the JSON object in a row."""
+    """Return the JSON object that a row contains."""
     try:
         value = strict_json.read(content, "the ledger", keys=_KEYS) if isinstance(content, str) else None
     except ValueError as error:

@@ -37,20 +37,20 @@ START_SECONDS = 180.0
 ATTEMPTS = 2
 EVERY = 1.0  # seconds between two checks of the workers' memory
 RECYCLE = 500
-"""The number of rules after which a worker is replaced, so that leaks in the compiler do not add up."""
-_LONGEST = 1e9  # seconds; larger integers could not become a float
+"""A worker is replaced after this many rules, so that memory leaks in the compiler do not add up."""
+_LONGEST = 1e9  # seconds; much larger integers cannot be converted to a float
 # The keys of a worker's answer that are used in addition to the rule's id, with their types.
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup:
-    """The way in which the kernels of a project are compiled.
+    """Describes how the kernels of a project are compiled.
 
     Args:
         start: starts a compile process, which sees one set of source files.
         naming: names the results.
-        out: the folder of the objects, which no compile process sees.
+        out: the folder for the objects, which no compile process sees.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.
     """
@@ -65,7 +65,7 @@ class CompileSetup:
 
 @dataclass(eq=False)
 class Slot:
-    """The current worker of a thread, the thread's next jobs, and the set of files of its latest job."""
+    """A thread's current worker, the thread's next jobs, and the set of files that its latest job needed."""
 
     worker: Worker | None = None
     jobs: deque[Job] = field(default_factory=deque)
@@ -76,8 +76,8 @@ class WorkerPool:
     """The threads of one run, each with its own worker.
 
     Args:
-        take: returns the next jobs for a worker that sees a set of files; no jobs at the end. Only one thread calls it
-            at a time.
+        take: returns the next jobs for a worker that sees a set of files, or an empty list if no jobs are left. Only
+            one thread calls it at a time.
         folder: the parent of the folders that workers write to.
         timeout, bounds, seen: see `LocalExecutor`.
     """
@@ -110,8 +110,9 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
-        """Start `count` threads."""
-        # A thread that starts a worker must outlive it, because PDEATHSIG ends a child with the thread that forked it.
+        """Start `count` threads that compile, and a thread that watches the memory of their workers."""
+        # A thread that starts a worker must outlive it, because PDEATHSIG ends a child when the thread that forked it
+        # ends.
         workers = [threading.Thread(target=self._work, name="kernel-worker", daemon=True) for _ in range(count)]
         self._threads = [*workers, threading.Thread(target=self._watch, name="kernel-watch", daemon=True)]
         for thread in self._threads:
@@ -119,7 +120,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def slot(self, files: str) -> Iterator[Slot]:
-        """Lend a slot to a thread that calls `compile_job`, and that lives as long as the pool.
+        """Lend a slot to a thread that calls `compile_job`. The thread must live as long as the pool.
 
         A slot whose worker sees the set `files` is preferred.
         """
@@ -174,7 +175,7 @@ class WorkerPool:
         return slot.jobs.popleft()
 
     def _drop_idle(self) -> None:
-        """End the waiting workers, because another worker needs their memory."""
+        """End the workers of all slots that are idle, so that their memory is free."""
         with self._lock:
             workers = [slot.worker for slot in self._idle if slot.worker is not None]
             for slot in self._idle:
@@ -195,7 +196,7 @@ class WorkerPool:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
     def compile_job(self, slot: Slot, job: Job) -> Outcome:
-        """Try to compile a job's rule until there is an outcome, and return the outcome."""
+        """Compile a job's rule, in several attempts if necessary, and return the outcome."""
         attempt, alone = 1, False
         while True:
             if slot.worker is not None and (slot.worker.files != job.files or slot.worker.served >= RECYCLE):
@@ -233,7 +234,7 @@ class WorkerPool:
             self._end(worker, patience=patience)
 
     def _begin(self, files: str) -> Worker:
-        """Start a worker; try once more if it ends at once, because buildah may fail to start on a busy machine."""
+        """Start a worker. If it ends at once, try once more, because buildah may fail to start on a busy machine."""
         try:
             try:
                 return self._ready(files)
@@ -250,7 +251,7 @@ class WorkerPool:
             ) from error
 
     def _ready(self, files: str) -> Worker:
-        """Return a new worker that has reported that it is ready."""
+        """Start a worker, and return it when it has reported that it is ready."""
         worker = Worker(self._make, files, self._folder / f"worker-{next(self._serial)}", self._seen)
         with self._lock:
             self._live.add(worker)
@@ -270,7 +271,7 @@ class WorkerPool:
         worker.stop(patience=patience)
 
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
-        """Make one attempt; return its outcome, or None if another attempt is due, and whether the worker is alive."""
+        """Make one attempt. Return its outcome (None if another attempt is due), and whether the worker still runs."""
         started, task = time.monotonic(), job.task
         try:
             answer = worker.ask(job, self._timeout)
@@ -296,7 +297,7 @@ class WorkerPool:
 
 
 def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
-    """Return whether an answer to a task has the form of aotriton/worker.py, because a source could print anything."""
+    """Return whether an answer has the form that aotriton/worker.py uses; a kernel's source may print anything."""
     if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False
     return (
@@ -307,6 +308,6 @@ def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
 
 
 def _ended(task: Task, status: str, reason: str, started: float, attempt: int, **more: Any) -> Outcome:
-    """Return the outcome of a rule whose worker gave no answer; `more` has further fields of `ledger.Entry`."""
+    """Return the outcome of a rule whose worker gave no valid answer; `more` sets other fields of `ledger.Entry`."""
     seconds = round(time.monotonic() - started, 3)
     return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt, **more}

@@ -25,7 +25,7 @@ _OPAQUE_ANYWHERE = frozenset(
 
 @dataclass(frozen=True)
 class _Import:
-    """An import: `from <level dots><module> import <names>`; `import a.b` has no names."""
+    """An import statement: `from <level dots><module> import <names>`, or `import <module>`, which has no names."""
 
     level: int
     module: str
@@ -34,7 +34,7 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a module: the names in it, and whether it may read files that the module does not import."""
+    """A part of a module: the names that occur in it, and whether it may read files that the module does not import."""
 
     names: frozenset[str]
     opaque: bool
@@ -55,12 +55,12 @@ class _Scanned:
 
 
 class Reach:
-    """The files of one source tree that kernels reach.
+    """Finds the files of one source tree that kernels reach.
 
     The scan includes imports inside functions and behind conditions. A compile process sees only the files that the
     scan found, so a file that the scan misses makes a kernel fail, but never changes a kernel. Modules outside of the
-    tree are part of the Triton image. If a module may read files that it does not import, the whole tree counts except
-    `.git` and `__pycache__`. Links that lead out of the tree are not followed.
+    tree are part of the Triton image. If a module may read files that it does not import, all files of the tree are
+    taken except `.git` and `__pycache__`. Links that lead out of the tree are not followed.
 
     Args:
         search: folders of the tree that are on the worker's module path in addition to each rule's root.
@@ -75,7 +75,7 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """Return the digests of the files that a rule's module reaches, by path.
+        """Return the digest of each file that a rule's module reaches, by path.
 
         Args:
             root, source: the fields of the `Rule`.
@@ -111,7 +111,7 @@ class Reach:
         return None if self._is_opaque(files) else files
 
     def _is_opaque(self, files: Iterable[str]) -> bool:
-        """Return whether running code may read files that it does not import. Functions are matched by name only."""
+        """Return whether code that runs may read files that it does not import. Functions are matched only by name."""
         scans = [self._scan(file) for file in files if file.endswith(".py")]
         waiting = [scan.runs for scan in scans]
         functions: dict[str, list[_Part]] = {}
@@ -135,7 +135,7 @@ class Reach:
         return self._scans[file]
 
     def _packages(self, file: str, roots: Sequence[str]) -> Iterator[str]:
-        """Yield the `__init__.py` files that run before a file of a package."""
+        """Yield the `__init__.py` files that run before a module in a package."""
         for folder in PurePosixPath(file).parents:
             if any(folder == PurePosixPath(root) for root in roots):
                 return
@@ -158,7 +158,7 @@ class Reach:
                 yield from self._walk(base_folder, [*parts, name])
 
     def _walk(self, base: str, parts: Sequence[str]) -> Iterator[str]:
-        """Yield the existing files of `a`, `a.b` and `a.b.c` below a folder."""
+        """Yield the files that exist for the modules `a`, `a.b` and `a.b.c`, if `parts` are `a`, `b` and `c`."""
         folder = PurePosixPath(base)
         if not parts:
             yield from self._module(folder / "__init__")
@@ -191,7 +191,7 @@ class Reach:
 
     @cached_property
     def whole(self) -> dict[str, str]:
-        """The digest of each file of the tree by path, and the `link_digest` of each link."""
+        """The digest of each file in the tree, and the `link_digest` of each link, by path."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]
@@ -208,7 +208,7 @@ class Reach:
 
 
 def link_digest(path: Path) -> str:
-    """Return a digest of a link's target. Its prefix differs from that of files' digests."""
+    """Return a digest of a link's target; its prefix differs from that of the digests of files."""
     return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 

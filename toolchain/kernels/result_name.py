@@ -11,7 +11,7 @@ from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 
-# This number is incremented when the same inputs give another result, or when the form of records changes.
+# This number is incremented when the same inputs lead to another result, or when the form of records changes.
 FORMAT = 1
 
 
@@ -20,10 +20,11 @@ class Naming:
 
     Args:
         tree: the kernels' source tree.
-        triton: diff_ids of the Triton image, lowest first. The image's labels do not count, because no kernel sees
-            them.
-        recipe: digests of the recipe's files that run with Triton: the worker, and modules that replace upstream's.
-        environment, command: all variables and the command line of the compile processes.
+        triton: the diff_ids of the Triton image, lowest first. Names do not depend on the image's labels, because no
+            kernel sees them.
+        recipe: the digests of the recipe's files that run with Triton: the worker, and modules that replace those of
+            upstream.
+        environment, command: all environment variables and the command line of the compile processes.
         search: see `Reach`.
     """
 
@@ -41,7 +42,7 @@ class Naming:
         self._reach = Reach(tree, search)
         self._sets: dict[str, Mapping[str, str]] = {}
         self._set_of: dict[tuple[str, str], tuple[str, str]] = {}
-        # Inputs of every result of the campaign.
+        # These inputs are the same for every result of the campaign.
         self.shared: Mapping[str, Any] = {
             "format": FORMAT,
             "triton": list(triton),
@@ -57,11 +58,11 @@ class Naming:
 
     @cached_property
     def scope(self) -> str:
-        """12 hex digits that stand for the Triton, the recipe and the environment."""
+        """12 hex digits of a digest of the inputs that all results share, such as the Triton and the recipe."""
         return sha256_json(self.shared).removeprefix("sha256:")[:12]
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
-        """Return the inputs of a rule's result as JSON, without the path of the object."""
+        """Return the inputs of a rule's result as a JSON object. The path of the object is not an input."""
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {
@@ -71,14 +72,15 @@ class Naming:
         }
 
     def files(self, rule: Rule) -> str:
-        """Return the name of the set of source files that a rule's compile process sees; `content` lists them.
+        """Return the name of the set of source files that a rule's compile process sees; `content` lists the files.
 
-        A process serves one set, because a module of another set could have changed the compiler in its memory.
+        A process compiles rules of only one set, because a module of another set could have changed the compiler in its
+        memory.
         """
         return self._sources(rule)[0]
 
     def content(self, files: str) -> Mapping[str, str]:
-        """Return the files of a set by the name of the set, see `Reach.digests`."""
+        """Return the digests of the files in the set with this name; see `Reach.digests`."""
         return self._sets[files]
 
     def _sources(self, rule: Rule) -> tuple[str, str]:
@@ -94,5 +96,5 @@ class Naming:
 
 
 def name_of(inputs: Mapping[str, Any]) -> str:
-    """Return the name of a result with these inputs."""
+    """Return the name of the result with these inputs, which is a SHA-256 in 64 hex digits."""
     return sha256_bytes(canonical(inputs)).removeprefix("sha256:")

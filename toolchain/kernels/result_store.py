@@ -23,10 +23,10 @@ from toolchain.core.filesystem import NewFile, is_inside, read_regular
 from toolchain.core.strict_json import Keys
 from toolchain.kernels.result_name import FORMAT
 
-_LARGEST_LINE = 1 << 20  # bytes of a record's line
+_LARGEST_LINE = 1 << 20  # bytes of the line in a record
 _LARGEST_RECORD = 1 << 30
 LARGEST_OBJECT = 1 << 30  # bytes of a code object
-LARGEST_METADATA = 16 << 20  # bytes of the JSON beside it
+LARGEST_METADATA = 16 << 20  # bytes of the JSON beside an object
 _LARGEST_NOTE = 64 << 20
 _LONGEST = 1e9  # seconds
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
@@ -46,13 +46,13 @@ class Key(Protocol):
 
     @property
     def id(self) -> str:
-        """The id of the key, which is only a hint: a signature is verified with the key itself."""
+        """The id of the key. It is only a hint, because a signature is verified with the key itself."""
 
     def sign(self, statement: bytes) -> bytes | None:
-        """Return a signature, or None if only the public half is known."""
+        """Return a signature over a statement, or None if only the public half of the key is known."""
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
-        """Return whether this key made a signature."""
+        """Return whether this key made a signature over a statement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,9 @@ class Result:
 
     Args:
         inputs: see `Naming.inputs`.
-        metadata: the JSON beside the object, byte for byte.
-        bitcode: names of the bitcode libraries whose code is in the object.
-        seconds: duration of the compilation.
+        metadata: the bytes of the JSON beside the object.
+        bitcode: the names of the bitcode libraries whose code is in the object.
+        seconds: the duration of the compilation.
         about: the facts that the worker reported at its start.
     """
 
@@ -75,7 +75,7 @@ class Result:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, key: Key | None = None) -> bytes:
-        """Return the record, signed if `key` can sign."""
+        """Return the record of this result, which is signed if `key` can sign."""
         statement = {
             "format": FORMAT,
             "inputs": dict(self.inputs),
@@ -90,7 +90,7 @@ class Result:
 
 
 def sealed(statement: bytes, key: Key | None) -> bytes:
-    """Return a statement in UTF-8 as one line of JSON, signed if `key` can sign."""
+    """Return a line of JSON with a statement that is in UTF-8, and with a signature if `key` can sign."""
     line: dict[str, Any] = {"statement": statement.decode()}
     signature = key.sign(statement) if key is not None else None
     if key is not None and signature is not None:
@@ -100,7 +100,7 @@ def sealed(statement: bytes, key: Key | None) -> bytes:
 
 
 def opened(line: bytes, key: Key | None) -> bytes:
-    """Return the statement of a line that `sealed` made.
+    """Return the statement in a line that `sealed` made.
 
     Raises:
         DamagedError: the line is incomplete or was changed.
@@ -139,7 +139,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
 
 def read_stored(stream: BinaryIO) -> Result:
-    """Return the result in a record's file, without a check of its inputs and signature."""
+    """Return the result in a record's file, without checking its inputs and its signature."""
     line = stream.readline(_LARGEST_LINE)
     return _result(line.removesuffix(b"\n"), stream.read(LARGEST_OBJECT), None)
 
@@ -165,12 +165,12 @@ def _result(line: bytes, code: bytes, key: Key | None) -> Result:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same JSON. Python takes 1, 1.0 and True as equal, but a compiler does not."""
+    """Return whether two values are the same JSON. Python treats 1, 1.0 and True as equal, but a compiler does not."""
     return canonical(one) == canonical(other)
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return a text that says which inputs of a result differ from the wanted inputs."""
+    """Return a text that says which inputs of a result differ from those that are wanted."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -201,8 +201,9 @@ def read_seconds(value: Any) -> float:
 def write_unflushed(path: Path, content: bytes) -> None:
     """Write a file of a result so that it appears complete or not at all.
 
-    The file is not flushed to disk, because a flush takes longer than all other work on a stored result. A campaign
-    checks the files that it finds, so it makes a file that a crash lost again.
+    The file is not flushed to disk, because a flush takes longer than all other work on a stored result. If a crash
+    loses a file, the next run of the campaign notices that and makes the file again, because it checks the files of
+    earlier runs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path) as new:
@@ -211,15 +212,15 @@ def write_unflushed(path: Path, content: bytes) -> None:
 
 
 class KernelStore:
-    """A folder with a file for each record, and with notes: small documents that campaigns write for each other.
+    """A folder with a file for each record, and with notes, which are small documents for other campaigns.
 
-    Any number of processes may read and write the folder at once, on one machine or through NFS.
+    Any number of processes may read and write the folder at the same time, on one machine or through NFS.
 
     Args:
-        root: the folder, which is made with the first record.
+        root: the folder, which is created with the first record.
 
     Raises:
-        ConfigError: the folder holds other files, or records of another format.
+        ConfigError: the folder contains other files, or records of another format.
     """
 
     _MARKER = "kernel-store.json"
@@ -235,7 +236,7 @@ class KernelStore:
                         "store-format", f"{root} is a kernel store of another format", fix="name another folder"
                     )
                 return
-            # Names that begin with a dot are allowed, because another process may be writing the marker.
+            # Names that begin with a dot are allowed, because another process may be writing the marker at this moment.
             if root.exists() and any(not path.name.startswith(".") for path in root.iterdir()):
                 raise ConfigError(
                     "not-a-kernel-store",
@@ -258,13 +259,13 @@ class KernelStore:
         return self.root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
-        """Return whether there is a record with this name."""
+        """Return whether the store contains a record with this name."""
         return self._path(name).exists()
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """Yield the name and the record of each name that has a record; the record is None if it cannot be read.
+        """Yield each of `names` that has a record, and the record, which is None if it cannot be read.
 
-        The caller may remove names from `names` meanwhile.
+        The caller may remove names from `names` between two results.
         """
         for name in tuple(names):
             try:
@@ -287,7 +288,7 @@ class KernelStore:
         self._write(self.root / "notes" / f"{name}.json", content)
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
-        """Return the notes whose names begin with `prefix`."""
+        """Return the notes whose names begin with `prefix`, by name."""
         return {path.stem: self._read_note(path) for path in sorted((self.root / "notes").glob(f"{prefix}*.json"))}
 
     def _read_note(self, path: Path) -> bytes:
@@ -312,7 +313,7 @@ class KernelStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
                 new.stream.write(content)
-                # The file is not read back, because another process may write it now, and each reader checks it.
+                # The file is not read back, because another process may be writing it too, and every reader checks it.
                 new.finish()
         except OSError as error:
             raise ResourceError(

@@ -25,15 +25,16 @@ class Rule:
     """One code object to compile.
 
     Args:
-        source: the kernel's Python file, below the source tree, with `/`.
+        source: the path of the kernel's Python file below the source tree, with `/`.
         root: the folder of the source tree that is on the module path; empty for the tree itself.
         kernel: the name of the jit function.
-        signature: (argument, type) in the function's order. The type is `constexpr` if `constexprs` has the value.
-        constexprs: (argument, value), sorted.
-        target: LLVM's name of the GPU.
-        options: further (name, value) for Triton's backend, sorted.
+        signature: (argument, type) pairs in the function's order. The type is `constexpr` if `constexprs` contains the
+            argument.
+        constexprs: (argument, value) pairs, sorted.
+        target: LLVM's name for the GPU.
+        options: other (name, value) pairs for Triton's backend, sorted.
         out: the object's path below the output folder, with `/`; the object's JSON is beside it.
-        cluster: the name of a group of rules that is never split; it includes the GPU.
+        cluster: the name of a group of rules that is never split; the name includes the GPU.
     """
 
     source: str
@@ -48,12 +49,12 @@ class Rule:
     out: str
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
-    # The id is computed at first use. A cached property would need a dictionary for each rule.
+    # The id is computed when it is first used. A cached property would need a dictionary for each rule.
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def id(self) -> str:
-        """16 hex digits of a SHA-256 over all fields that decide the object; it covers no content of files."""
+        """16 hex digits of a SHA-256 over all fields that decide the object, but not over the content of files."""
         if not self._id:
             object.__setattr__(self, "_id", sha256_json(self._content()).removeprefix("sha256:")[:16])
         return self._id
@@ -73,7 +74,7 @@ class Rule:
         }
 
     def task(self, tree: str, out: str) -> dict[str, Any]:
-        """Return the task of a worker for this rule; `tree` and `out` are paths that the worker sees."""
+        """Return the task for a worker that compiles this rule. `tree` and `out` are paths as the worker sees them."""
         base = PurePosixPath(tree)
         return {
             **self._content(),
@@ -98,14 +99,15 @@ class RuleSet:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of all rules, which is an input of the stage that compiles them."""
+        """A digest of the selected rules, which is an input of the stage that compiles them."""
         return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
 
 
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Return the rules in the order of compilation, in which rules that share work follow each other.
+    """Return the rules in the order in which to compile them, so that rules that share work follow each other.
 
-    Rules of one function, GPU and signature share the first compiler stages. Groups keep their order.
+    Rules of one function, GPU and signature share the first compiler stages. Groups of such rules keep the order of
+    their first rules.
     """
     groups: dict[tuple[Any, ...], dict[tuple[int, int], list[Rule]]] = {}
     for rule in rules:
@@ -115,10 +117,10 @@ def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None = None) -> RuleSet:
-    """Return a part of the rules, in whole clusters.
+    """Return the rules of some clusters; no cluster is split.
 
     Args:
-        select: a glob that must match the kernel, the cluster or the id of one of the cluster's rules.
+        select: a glob. A cluster is taken if the glob matches the kernel, the cluster or the id of one of its rules.
         limit: take clusters from each GPU and kernel in turn until there are at least this many rules.
     """
     everything = tuple(rules)
@@ -152,7 +154,7 @@ def _matches(rule: Rule, pattern: str) -> bool:
 
 
 def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rule]]:
-    # Clusters come in turn from each GPU and kernel, so that a part has rules of all of them.
+    # Clusters are taken in turn from each GPU and kernel, so that even a small part contains rules for all of them.
     queues: dict[tuple[str, str], list[str]] = {}
     for name, inside in clusters.items():
         queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)
@@ -172,11 +174,11 @@ def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rul
 def load_rules(
     data: Path, source_root: Path, gpus: Sequence[str], *, select: str | None = None, limit: int | None = None
 ) -> RuleSet:
-    """Return the rules of a data file for GPUs.
+    """Return the rules for GPUs that a data file describes.
 
     Args:
         data: a TOML file; aotriton/flash-attn.toml explains its form.
-        source_root: the source that the data file describes. It is parsed, and not imported.
+        source_root: the source tree that the data file describes. Its modules are parsed, but not imported.
         select, limit: see `cut`.
     """
     for gpu in gpus:
@@ -229,7 +231,7 @@ def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Va
 
 
 def parsed(path: Path) -> ast.Module:
-    """Parse a file with kernels, without running it."""
+    """Return the syntax tree of a file with kernels."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """Check the address, the certificates and the version of a Dask scheduler.
 
-Everyone who can connect to a scheduler can run code on it, on its workers and in its campaigns, because Dask pickles
-tasks and results. So a scheduler must be on loopback, or require certificates.
+Anyone who can connect to a scheduler can run code on it, on its workers and in its campaigns, because Dask pickles
+tasks and results. So a scheduler must either listen on loopback or require certificates.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from toolchain.core.errors import ConfigError
 
-PATIENCE = 600.0  # seconds for which a worker waits for a scheduler, and a campaign for a worker
+PATIENCE = 600.0  # seconds that a worker waits for a scheduler, and a campaign for a worker
 
 
 def check_address(text: str) -> str:
-    """Return the address of a scheduler; ConfigError if it is invalid, or needs TLS and has none."""
+    """Return the address of a scheduler; raise ConfigError if it is invalid, or is not on loopback and has no TLS."""
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([1-9][0-9]{0,4})", text, re.ASCII)
     if match is None or int(match[3]) > 65535:
         fix = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
@@ -43,10 +43,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def library() -> Any:
-    """Return the module `distributed`; ConfigError if it is not installed."""
+    """Return the module `distributed`; raise ConfigError if it is not installed."""
     try:
         module = import_module("distributed")
-        logging.getLogger("distributed").setLevel(logging.getLogger().level)  # Dask sets INFO, also without --verbose
+        logging.getLogger("distributed").setLevel(logging.getLogger().level)  # Dask sets it to INFO
         return module
     except ImportError as error:
         fix = f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool"
@@ -82,7 +82,7 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
 
 
 def check_version(address: str, versions: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a scheduler has another version of Dask; `versions` is the scheduler's report."""
+    """Raise ConfigError if a scheduler runs another version of Dask. `versions` is what the scheduler reports."""
     there, here = versions["packages"]["distributed"], library().__version__
     if there != here:
         why, fix = f"distributed {there} there, {here} here", f"install distributed=={there} here, or {here} there"

@@ -32,9 +32,9 @@ _MOST_SHARDS = 99_999  # the limit of `--shard`
 
 
 def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
-    """Return the shard of each cluster, from 1 to `count`.
+    """Return the number of each cluster's shard, from 1 to `count`, by the cluster's name.
 
-    Clusters go to the shard with the fewest kernels so far, the largest cluster first.
+    Each cluster, beginning with the largest, is put into the shard that has the fewest kernels so far.
     """
     clusters = Counter(rule.cluster for rule in rules)
     if count > len(clusters):
@@ -60,7 +60,7 @@ class Shard:
     Args:
         rules: the rules of the shard, in their order.
         identity: the properties that all shards of one campaign share.
-        part: the number of this shard and the number of all shards; None for the whole campaign.
+        part: the number of this shard, and how many shards there are; None for the whole campaign.
     """
 
     rules: RuleSet
@@ -102,7 +102,7 @@ def _identity(rules: RuleSet, shared: SharedResults) -> dict[str, Any]:
 
 
 def without_store(part: tuple[int, int]) -> ConfigError:
-    """Return the error for a shard without a kernel store."""
+    """Return the error for the option `--shard` without `--kernel-store`."""
     return ConfigError(
         "option-needs-option",
         f"--shard {part[0]}/{part[1]} needs --kernel-store",
@@ -112,12 +112,12 @@ def without_store(part: tuple[int, int]) -> ConfigError:
 
 
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
-    """Return the shard that this machine has to compile.
+    """Return the shard that this machine must compile, or the whole campaign.
 
-    If `shared` compiles nothing, its stores must hold all shards of the campaign.
+    If `shared.only` is set, nothing is compiled, and the stores must contain all shards of the campaign.
 
     Args:
-        part: the number of this shard and the number of all shards; None for all rules.
+        part: the number of this shard, and how many shards there are; None for all rules.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
@@ -133,7 +133,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """Return the entries of kernels that do not compile, by the rule's id; raise an error if a shard is missing."""
+    """Return the entries of kernels that do not compile, by the rule's id. Raise an error if a shard is missing."""
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)
@@ -142,7 +142,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
             raise _no_shard(store, marks, identity)
         for mark in own:
             by_count.setdefault(mark["of"], {})[mark["shard"]] = mark
-    # A campaign that was given up may have left shards of another number.
+    # A campaign that was cut into another number of shards, and then abandoned, may have left marks.
     complete = [count for count, by_number in by_count.items() if len(by_number) == count]
     if len(by_count) > 1 and not complete:
         raise ConfigError(
@@ -165,7 +165,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the marks in a store, without invalid marks of other campaigns, because another key may sign those."""
+    """Return the marks in a store. Invalid marks of other campaigns are skipped, because another key may sign them."""
     marks = []
     for name, content in store.notes("shard-").items():
         try:

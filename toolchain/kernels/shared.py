@@ -1,4 +1,4 @@
-"""Take results of a campaign from kernel stores, and add results to them."""
+"""Take results for a campaign from kernel stores, and add the campaign's results to a store."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """Counts of results.
+    """How many results of a campaign were taken from stores and added to a store.
 
     Args:
         taken: results that were taken from the stores.
         absent: results that are in none of the stores.
-        damaged, unsigned: results that are in a store, but cannot be used.
+        damaged, unsigned: results that are in a store, but were not used because of damage or a missing signature.
         added: results that this campaign added.
     """
 
@@ -57,7 +57,8 @@ class SharedResults:
     Args:
         stores: the stores to take results from. Results that are compiled here are added to the first store.
         naming: names the results of this campaign.
-        key: the key that signs added results, and that must have signed taken results. None ignores signatures.
+        key: the key that signs added results, and that must have signed taken results. With None, signatures are not
+            checked.
         only: whether to compile nothing and take all results from the stores.
         about: the facts that this machine's workers reported in an earlier run, if they were recorded.
     """
@@ -94,7 +95,7 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Write the objects that the stores have for `rules` below `out`, and yield an entry for each object."""
+        """Write the objects for `rules` that the stores contain to `out`, and yield an entry for each object."""
         left = {self.name(rule): rule for rule in rules}
         for store in self.stores:
             for name, record in store.fetch(left.keys()):
@@ -163,11 +164,11 @@ class SharedResults:
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
-        """Remember the facts that this machine's workers reported, because added results hold them."""
+        """Remember the facts that this machine's workers reported, because they become part of added results."""
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Store a result that was compiled here. A store that cannot be written is reported once; the campaign goes on.
+        """Store a result that was compiled here. If the store cannot be written, warn once and add no more results.
 
         Raises:
             KernelError: the files have changed since they were compiled.
@@ -200,7 +201,7 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Store the results of an earlier run that the store lacks, because that run may have been killed.
+        """Store those results of an earlier run that the store lacks, because the run may have been killed too early.
 
         Args:
             entries: the entries of the rules, by the rule's id.

@@ -26,7 +26,7 @@ STATUS = "status.json"
 FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # the number of slowest kernels, and of bad kernels, in the file
-_EVERY = 2.0  # seconds after which the file is written again
+_EVERY = 2.0  # seconds between two writes of the file
 _WINDOW = 600.0
 _PROC = Path("/proc")
 
@@ -50,7 +50,7 @@ class _Group:
 class Board:
     """Counts the outcomes of a campaign's rules, and writes them to a file every two seconds.
 
-    The board is a context manager; the way in which its block ends decides the state of the campaign.
+    The board is a context manager; how its block ends decides the campaign's final state.
 
     Args:
         path: the file, which is replaced as a whole.
@@ -100,7 +100,7 @@ class Board:
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
-        """Count the outcome of a rule; `reused` means that this run did not compile it."""
+        """Count the outcome of a rule; `reused` says that this run did not compile the rule."""
         with self._lock:
             group = self._groups[entry.kernel, entry.target]
             group.done += entry.status == DONE
@@ -167,10 +167,10 @@ class Board:
             }
 
     def _pace(self) -> tuple[float | None, float | None]:
-        """Return the kernels per second, and the seconds until all kernels are finished.
+        """Return the kernels per second, and the seconds until all kernels are finished; None for what is unknown.
 
         The functions differ in cost and are compiled one after the other. So the estimate counts seconds of compilation
-        instead of kernels, at the rate of the last ten minutes.
+        instead of kernels, and uses the rate of the last ten minutes.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:
@@ -216,13 +216,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _in_state(content: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """Return a status with another state; a stopped campaign has no rate and no workers."""
+    """Return a status with another state; a campaign that is not running has no rate and no workers."""
     stopped: dict[str, Any] = {} if state == RUNNING else {"rate": None, "left_seconds": None, "workers": []}
     return {**content, "state": state, **stopped}
 
 
 def _nothing(standing: Standing) -> dict[str, Any]:
-    """Return the values of a campaign without a readable status."""
+    """Return the values for a campaign whose status file cannot be read."""
     rows = [
         {"kernel": kernel, "gpu": gpu, "asked": None, "reused": None, "mean_seconds": None, **counts(inside)}
         for kernel, gpu, inside in by_kernel(standing.entries)
@@ -242,7 +242,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """Return a mark that distinguishes a process from later ones with its PID; empty if there is no process."""
+    """Return a text that tells a process from later processes with the same PID; empty if there is no process."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

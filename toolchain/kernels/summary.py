@@ -22,7 +22,7 @@ def summary(result: CampaignResult, *, seconds: float, command: str, keep_going:
     """Return the lines of a summary, of at most 80 columns except for the command.
 
     Args:
-        seconds: wall time of this run.
+        seconds: the wall time of this run.
         command: the command line of this run.
     """
     taken = int(result.shared.get("taken", 0))
@@ -65,7 +65,7 @@ def _table(result: CampaignResult) -> list[str]:
 
 
 def _reasons(bad: Sequence[Entry]) -> list[str]:
-    """Return the most common reasons, each with an example."""
+    """Return lines with the most common reasons of failures, each with an example."""
     by_reason = Counter(_first(entry) for entry in bad)
     lines: list[str] = []
     for reason, count in by_reason.most_common(_REASONS):
@@ -95,7 +95,7 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """Return the command with one more option. Only `kernels run` takes it, so `build` is replaced."""
+    """Return the command with one more option. `build` is replaced, because only `kernels run` has the option."""
     added = f"--{option} {value}".rstrip()
     build = re.match(r"toolchain (.*\b)?build (?=([\w-]+))", command)
     if build is None:
@@ -106,6 +106,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return the end of a text, because the ends of paths distinguish kernels."""
+    """Return the last `width` characters of a path, because the ends of paths distinguish kernels."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -32,18 +32,20 @@ Task = dict[str, Any]
 # and the folder of this machine that the process may write to.
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
-_OBJECT = "object"  # the name of the object in the folder of the process, without the suffix
+_OBJECT = "object"  # the object's name in the folder of the process, without its suffix
 _LONGEST_LINE = 4 << 20  # characters of an answer; a worker may be hostile, and lines are kept in memory
 
-# Texts in the output of a worker, and ends of it, that mean that the machine is at fault and not the kernel.
+# If one of these texts is in a worker's output, or says how the worker ended, the machine is at fault and not the
+# kernel.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
     r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
 )
 LEAST_FREE = 32_000_000
-"""Free bytes on the disk below which the disk is blamed, because compilers do not mention a full disk."""
-# Keys in which tasks of a group may differ. The worker does the common part once, see aotriton/shared_stages.py.
+"""If fewer bytes are free, a failure is blamed on a full disk, because compilers do not say that the disk is full."""
+# The tasks of a group may differ in these keys. The worker does their common part only once; see
+# aotriton/shared_stages.py.
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
 
 
@@ -52,7 +54,7 @@ class Job:
     """A task for a compile process.
 
     Args:
-        task: the task that the process reads, except for `out`, which is for display.
+        task: the task for the process. Its `out` is only for display; the process gets another path.
         files: the set of source files that the process sees.
         out: the path of the object on this machine, which the process does not see.
     """
@@ -63,7 +65,7 @@ class Job:
 
 
 def groups(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
-    """Yield groups of at most `most` consecutive jobs that share work, so that one process should do a group."""
+    """Yield groups of at most `most` consecutive jobs that share work, each of which one process should do."""
     for _, group in itertools.groupby(jobs, key=_shared_part):
         while part := list(itertools.islice(group, most)):
             yield part
@@ -77,7 +79,7 @@ def machine_fault(reason: str, folder: Path) -> str:
     """Return the fault of the machine that made a compilation fail; empty if the kernel is at fault.
 
     Args:
-        folder: the folder of the objects.
+        folder: the folder for the objects, whose disk is checked.
     """
     if shutil.disk_usage(folder).free < LEAST_FREE:
         return "the disk is full"
@@ -101,7 +103,7 @@ class StoppedError(Exception):
 
 
 class OverMemoryError(Exception):
-    """The worker was ended because of its memory. `final` means that the kernel would need as much on its own."""
+    """The worker was ended because it used too much memory. `final` means that another attempt alone would not help."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -111,12 +113,12 @@ class OverMemoryError(Exception):
 class Worker:
     """One long-lived compile process, and the threads that read its output.
 
-    The process can write only to its own folder, so it neither reads nor changes the objects of other processes.
+    The process can write only to its own folder, so it can neither read nor change the objects of other processes.
 
     Args:
         files: the set of source files that the process sees.
-        folder: the folder of this process. The constructor makes it, and `stop` removes it.
-        seen: the path at which the process sees `folder`; empty for the same path.
+        folder: the folder of this process, which the constructor creates and `stop` removes.
+        seen: the path at which the process sees `folder`; empty if the path is the same.
     """
 
     def __init__(self, make: MakeWorker, files: str, folder: Path, seen: str = "") -> None:
@@ -131,7 +133,7 @@ class Worker:
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines of other output
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines that were not answers
         self._readers: list[threading.Thread] = []
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         self._process = self._stack.enter_context(make(files, folder))
@@ -158,7 +160,7 @@ class Worker:
         self._readers.append(thread)
 
     def answer(self, timeout: float | None) -> dict[str, Any]:
-        """Return the next line that is a JSON object; other lines go to `tail`."""
+        """Return the next JSON object that the process prints; other lines are added to `tail`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
@@ -177,7 +179,7 @@ class Worker:
             self._note(line)
 
     def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
-        """Let the process do a job, and return its answer; `collect` copies the object."""
+        """Let the process do a job, and return its answer; `collect` then copies the object."""
         assert self._process.stdin is not None  # noqa: S101
         with self._lock:
             self.task, self._since = job.task, time.monotonic()
@@ -195,7 +197,7 @@ class Worker:
                 self.served += 1
 
     def collect(self, job: Job) -> None:
-        """Copy the object of a job and its JSON to their place, if they exist.
+        """Move the object of a job and its JSON from the folder of the process to their final places, if they exist.
 
         Raises:
             OSError: a file is not regular, is too large, or cannot be written.
@@ -210,7 +212,7 @@ class Worker:
             write_unflushed(job.out.with_suffix(suffix), content)
 
     def end_for(self, task: Task, reason: str, *, final: bool) -> None:
-        """Kill the process from another thread if it still compiles `task`; `final` is that of `OverMemoryError`."""
+        """Kill the process from another thread if it still compiles `task`. For `final`, see `OverMemoryError`."""
         with self._lock:
             if self.task is task and self.over is None:
                 self.over = OverMemoryError(reason, final=final)
@@ -255,7 +257,7 @@ class Worker:
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
-        # A killed process may take longer to end on a busy disk; nothing waits for its end.
+        # On a busy disk, a killed process may need more time to end, but nothing has to wait for that.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
         for thread in self._readers:
@@ -263,7 +265,7 @@ class Worker:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            # Another signal would not reach a process in a container.
+            # SIGKILL also ends a launcher, and with it all processes in the launcher's namespace.
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
