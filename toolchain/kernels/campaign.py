@@ -275,7 +275,10 @@ class _Run:
                     self.shared.add(rule, entry, self.out)
 
     def take(self, shared: SharedResults) -> None:
-        """Take results from the stores. If nothing may be compiled, also record known failures and refuse gaps."""
+        """Take results from the stores.
+
+        If nothing may be compiled, also record the known failures, and raise an error if results are missing.
+        """
         for entry in shared.take(tuple(self.todo.values()), self.out):
             self.record(entry, " (from the store)", reused=True)
         if not shared.only:
