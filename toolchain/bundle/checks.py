@@ -26,7 +26,7 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
     Args:
         own: the existing lock, which must contain the digest of each tree.
         lock: the lock of the bundle.
-        what: what happened, for the error.
+        what: a sentence that says what happened, for the error.
     """
     problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):

@@ -124,7 +124,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     The same cache and request give the same bytes. Blobs that the destination already has are skipped.
 
     Args:
-        request: the request of the build.
+        request: the request for the build.
         target: the target of the build.
         dest: the reference under which the bundle is published; it must not contain a digest.
     """

@@ -20,8 +20,8 @@ from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
-_TOKEN_SECONDS = 60.0  # lifetime of a token by the token specification, if the response does not name one
-_LONG = 10 * 365 * 86400  # a longer lifetime is treated as invalid
+_TOKEN_SECONDS = 60.0  # lifetime of a token by the token specification, if the response does not state one
+_LONG = 10 * 365 * 86400  # seconds; a longer lifetime is treated as invalid
 _ANSWER = 1 << 20  # the largest response of a token service, in bytes
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # the characters that are allowed in a header
@@ -29,13 +29,13 @@ _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Return user and password of a login; both are empty if it is malformed.
+    """Return the user and the password of a login; both are empty if the login is malformed.
 
     For an identity token, the user is `IDENTITY` and the password is the token.
     """
     try:
         user, _, password = base64.b64decode(login or "", validate=True).decode().partition(":")
-    except ValueError:  # it is not base64 of UTF-8 text
+    except ValueError:  # the login is not the base64 of UTF-8 text
         return "", ""
     return user, password
 
@@ -43,16 +43,16 @@ def user_and_password(login: str | None) -> tuple[str, str]:
 @dataclass(frozen=True)
 class _Token:
     value: str
-    stale: float  # time on the monotonic clock at which the token is renewed
+    stale: float  # time on the monotonic clock after which the token is renewed
 
 
 class Authorizer:
-    """Makes the Authorization header for a registry, and renews its tokens before they expire.
+    """Makes the Authorization header for requests to a registry, and renews tokens before they expire.
 
     Args:
-        secure: whether the registry is reached by https.
+        secure: whether the registry is reached over https.
         login: the login from `credentials`.
-        timeout: the timeouts of connecting and reading, in seconds.
+        timeout: the timeouts for connecting and for reading, in seconds.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Authorizer:
         self._identity = password if user == IDENTITY else ""
         self._timeout = timeout
         self._basic = ""
-        self._service: tuple[str, str] | None = None  # realm and name of the token service
+        self._service: tuple[str, str] | None = None  # the URL and the name of the token service
         self._tokens: dict[tuple[str, ...], _Token] = {}
         self._secrets: set[str] = {login or "", password}
 
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
         """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`).
 
-        It is empty until `answer` was called with the registry's first 401. A token that is about to expire is renewed
-        first, because otherwise a large upload would be refused only after all of it was sent.
+        The result is empty until `answer` has been called with the registry's first 401 response. A token that is about
+        to expire is renewed first, because otherwise a large upload would be refused only after all of it was sent.
         """
         if self._basic and self._service is None:
             return {"Authorization": self._basic}
@@ -89,7 +89,7 @@ class Authorizer:
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
-        """Read the challenge of a 401 response, and get the token that it requires, so that `header` returns it."""
+        """Read the challenge in a 401 response, and prepare the token or login that it requires for `header`."""
         challenge = response.headers.get("WWW-Authenticate", "")
         at = re.search(r"\bbearer\s", challenge, re.IGNORECASE)
         if at is None:
@@ -102,7 +102,7 @@ class Authorizer:
         fields = _parameters(challenge[at.end() :])
         self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
         wanted = tuple(scopes)
-        # Both scopes are requested, because the registry may use another name for the repository.
+        # The scopes in the challenge are requested too, because the registry may use another name for the repository.
         self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
     def _realm(self, text: str) -> str:
@@ -192,7 +192,7 @@ def login_command(host: str) -> str:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text with `secrets`, and the values of all query parameters of URLs, replaced."""
+    """Return a text in which `secrets` and the values of all query parameters of URLs are replaced."""
     for secret in secrets:
         if len(secret) >= 4:
             text = text.replace(secret, "[secret]")

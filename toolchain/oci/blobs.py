@@ -47,14 +47,14 @@ class Blobs:
         return self._folder() / check_digest(digest).removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Return whether the layout has the blob, without reading it; a link is not accepted."""
+        """Return whether the layout has a blob, without reading it; a link is not accepted."""
         path = self._path(digest)
         return path.is_file() and not path.is_symlink()
 
     def holds(self, digest: str) -> bool:
-        """Return whether the layout has the blob and its content matches the digest.
+        """Return whether the layout has a blob, and the content of the blob matches the digest.
 
-        A damaged blob stays, because another process may be replacing it.
+        A damaged blob is not removed, because another process may be replacing it.
         """
         if not self.has(digest):
             return False
@@ -89,12 +89,12 @@ class Blobs:
             return sha256_stream(stream)
 
     def new(self, digest: str) -> NewFile:
-        """Return an open file for a new blob; the caller writes it and finishes it with its digest."""
+        """Return an open file for a new blob; the caller writes the content and calls `finish` with the digest."""
         self._folder().mkdir(parents=True, exist_ok=True)
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:
-        """Add a file by a hard link without hashing it, or by `put_file` if it cannot be linked; return its path."""
+        """Add a file as a hard link without hashing it, or with `put_file` if that fails; return the blob's path."""
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)
         if not self.has(digest):
@@ -107,11 +107,11 @@ class Blobs:
     def put_file(
         self, path: Path, *, digest: str | None = None, move: bool = False, media_type: str = media.LAYER
     ) -> Descriptor:
-        """Store a file as a blob.
+        """Store a file as a blob, and return its descriptor.
 
         Args:
-            digest: the expected digest. If the layout has an undamaged blob with it, the file is not read.
-            move: remove the file afterwards, and rename it instead of copying it if possible.
+            digest: the expected digest. If the layout has an undamaged blob with this digest, the file is not read.
+            move: whether to move the file into the layout; otherwise it is copied.
         """
         try:
             actual, size = self._store(path, digest, move)
@@ -159,7 +159,7 @@ class Blobs:
         return actual, size
 
     def put_bytes(self, content: bytes, media_type: str) -> Descriptor:
-        """Store bytes as a blob, e.g. a config, manifest or index."""
+        """Store bytes as a blob, e.g. a config, manifest or index, and return its descriptor."""
         digest = sha256_bytes(content)
         if not self.holds(digest):
             try:
@@ -174,16 +174,16 @@ class Blobs:
         return Descriptor(media_type, digest, len(content))
 
     def put_json(self, value: Any, media_type: str) -> Descriptor:
-        """Store a value as canonical JSON."""
+        """Store a value as a blob of canonical JSON, and return its descriptor."""
         return self.put_bytes(canonical(value), media_type)
 
     def put_artifact(self, kind: str, layers: Iterable[Descriptor], **more: Any) -> Descriptor:
-        """Store the manifest of an artifact with an empty config.
+        """Store the manifest of an artifact with an empty config, and return its descriptor.
 
         Args:
             kind: the artifact type.
             layers: the layers of the artifact, whose blobs are in the layout.
-            more: `subject` and `annotations`, as JSON.
+            more: the keys `subject` and `annotations` of the manifest, as JSON.
         """
         value = {
             "schemaVersion": 2,
@@ -218,7 +218,7 @@ class Blobs:
         _compare(self._path(digest), digest, self.digest_of(digest))
 
     def forget(self, *digests: str) -> None:
-        """Remove blobs, which must belong to an image without a tag."""
+        """Remove blobs, which must belong only to images without a tag."""
         for digest in digests:
             self._path(digest).unlink(missing_ok=True)
 

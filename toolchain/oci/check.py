@@ -50,7 +50,7 @@ class _Check:
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
-        # Each manifest is checked once, because indexes may list each other many times.
+        # Each manifest is checked once, because indexes may list the same manifest many times.
         self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)
@@ -112,7 +112,7 @@ class _Check:
     def _diff_id(self, path: Path, layer: Descriptor) -> Fault:
         """Return the fault to report if the layer's diff id is not the expected one.
 
-        Its text is the actual diff id, or the reason why the layer cannot be unpacked.
+        The text of the fault is the actual diff id, or the reason why the layer cannot be unpacked.
         """
         if layer.media_type in PLAIN:
             return Fault("content-diff-id", layer.digest)

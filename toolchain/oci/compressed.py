@@ -1,4 +1,4 @@
-"""Decompress layers as streams, with a limit of their size."""
+"""Decompress layers as streams, with a limit on the unpacked size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
 # The exceptions that reading a damaged layer may raise.
 DAMAGED = (EOFError, zlib.error, CommandError)
-# Layers are unpacked before their signature is verified, so the result must be limited. Layers of compilers and
+# Layers are unpacked before their signature is verified, so the unpacked size must be limited. Layers of compilers and
 # distributions unpack to 3 to 10 times their size, but gzip can reach 1,032 times, and zstd millions.
 RATIO = 200
 FREE = 256 << 20  # bytes to which a layer of any size may unpack
@@ -25,7 +25,7 @@ LARGEST = 256 << 30
 
 
 class BombError(UntrustedError):
-    """An error for a layer that unpacks to more than `FREE` and `RATIO` allow."""
+    """An error for a layer or image that unpacks to more bytes than the limits of this module allow."""
 
 
 class Readable(Protocol):
@@ -61,7 +61,7 @@ class _Gunzipped:
 
 
 class _Bounded:
-    """A stream that raises BombError after more bytes than a file of its size may unpack to."""
+    """A stream that raises BombError when a file unpacks to more bytes than its size allows."""
 
     def __init__(self, stream: Readable, path: Path) -> None:
         self._stream, self._name = stream, path.name
@@ -79,7 +79,7 @@ class _Bounded:
 
 @contextlib.contextmanager
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
-    """Return a stream of the tar in a layer's file; reading it may raise BombError, or one of `DAMAGED`."""
+    """Yield a stream of the tar in a layer's file; reading the stream may raise BombError or one of `DAMAGED`."""
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:
             yield _Bounded(_Gunzipped(stream), path)

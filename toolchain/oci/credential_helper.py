@@ -14,7 +14,7 @@ from toolchain.core.strict_json import Keys
 
 LOG = logging.getLogger(__name__)
 _ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
-_NONE = "credentials not found"  # docker's helpers print this on standard output
+_NONE = "credentials not found"  # docker's helpers print this on standard output if they have no login
 _SECONDS = 120.0  # a timeout that lets the user type a passphrase
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -42,7 +42,7 @@ PREFIXES = {
     "CLOUDSDK_": "gcloud: account and project",
     "ACTIONS_ID_TOKEN_REQUEST_": "helpers that use the identity of a GitHub job",
 }
-"""The variables that are passed to a helper in addition to `network_environment`, and the use of each."""
+"""The prefixes of variables that are passed to a helper, like `VARIABLES` and `FILES`, and the use of each."""
 
 
 def ask_helper(name: str, key: str) -> str | None:

@@ -1,7 +1,7 @@
 """Compress a gzip stream in several threads, with the same result for any number of threads.
 
-The input is cut into blocks of fixed size. Each block is deflated separately, with the 32 KiB before it as dictionary,
-and ends on a byte boundary, so the concatenated blocks are a valid deflate stream.
+The input is cut into blocks of a fixed size. Each block is deflated separately, with the 32 KiB before it as its
+dictionary, and ends on a byte boundary, so the concatenated blocks are a valid deflate stream.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from toolchain.oci.tar import Sink
 
 BLOCK = 1 << 20
 WINDOW = 1 << 15
-# With a smaller value than zlib's default of 8, Huffman tables are renewed more often. Libraries become 0.2 to 0.6 %
-# smaller, and compression takes 10 % longer. Changing BLOCK, WINDOW or MEMORY changes every blob, so also raise
-# digest.FORMAT.
+# The memory level of zlib. With a smaller value than the default of 8, Huffman tables are renewed more often: libraries
+# become 0.2 to 0.6 % smaller, and compression takes 10 % longer. Every blob changes with BLOCK, WINDOW and MEMORY, so
+# whoever changes one of them must also raise digest.FORMAT.
 MEMORY = 7
 # The fields are: magic bytes, deflate, no flags, no time, "best compression", Unix.
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03"
@@ -31,7 +31,7 @@ def _deflate(block: bytes, before: bytes, level: int, last: bool) -> bytes:
 
 
 class GzipSink:
-    """A context manager that compresses into `sink`; the stream is complete after the block ends without an error."""
+    """A context manager that compresses into `sink`; the stream is complete when the block ends without an error."""
 
     def __init__(self, sink: Sink, level: int = 9, threads: int | None = None) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""Define descriptors and media types of OCI content."""
+"""Define the descriptors and the media types of OCI content."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 
-PREDICATE_TYPE = "in-toto.io/predicate-type"  # the annotation of an attestation with its predicate type
+PREDICATE_TYPE = "in-toto.io/predicate-type"  # the annotation that contains the predicate type of an attestation
 
-# Docker's media types, and the equal types of OCI.
+# Docker's media types, and OCI's equivalent of each.
 AS_OCI = {
     DOCKER_INDEX: INDEX,
     DOCKER_MANIFEST: MANIFEST,
@@ -37,7 +37,8 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
-# The largest depth of nested indexes. Images have at most two, and a hostile image must not exhaust the stack.
+# The largest depth of nested indexes. Real images have a depth of at most two, and without a limit, a hostile image
+# could exhaust the stack.
 DEEPEST = 8
 
 # cosign stores signatures as layers of these types, in a manifest whose tag contains the image's digest.
@@ -71,14 +72,14 @@ def _text(value: Any, key: str, *, needed: bool = False) -> str:
 
 @dataclass(frozen=True, order=True)
 class Platform:
-    """The platform of an image, with the names of OCI such as `linux` and `amd64`."""
+    """The platform of an image, with OCI's names, such as `linux` and `amd64`."""
 
     os: str
     arch: str
     variant: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Return the platform as an index contains it."""
+        """Return the platform in the form that an index contains."""
         value = {"architecture": self.arch, "os": self.os}
         if self.variant:
             value["variant"] = self.variant
@@ -95,7 +96,7 @@ def _platform(value: Any) -> Platform:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The media type, digest and size in bytes of a blob, and further fields of an entry in a manifest or index."""
+    """The media type, the digest and the size in bytes of a blob, and the other fields of its entry in a manifest."""
 
     media_type: str
     digest: str
@@ -109,15 +110,15 @@ class Descriptor:
 
     @property
     def plain(self) -> Descriptor:
-        """Return the descriptor with only media type, digest and size."""
+        """Return the descriptor with only its media type, digest and size."""
         return Descriptor(self.media_type, self.digest, self.size)
 
     def annotated(self, annotations: Mapping[str, str]) -> Descriptor:
-        """Return the descriptor with further annotations."""
+        """Return the descriptor with additional annotations."""
         return replace(self, annotations={**self.annotations, **annotations})
 
     def as_json(self) -> dict[str, Any]:
-        """Return the descriptor as a manifest or index contains it."""
+        """Return the descriptor in the form that a manifest or index contains."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.platform is not None:
             value["platform"] = self.platform.as_json()

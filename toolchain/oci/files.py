@@ -49,7 +49,7 @@ def is_plain_name(text: str) -> bool:
 
 
 def file_media_type(name: str) -> str:
-    """Return the media type of a file by its suffix."""
+    """Return the media type for the suffix of a file name."""
     return next((kind for end, kind in _MEDIA_TYPES.items() if name.endswith(end)), _ANY)
 
 
@@ -59,7 +59,7 @@ def tag_of(tag: str = "") -> str:
 
 
 def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, title: str) -> Descriptor:
-    """Move files into a layout, and return the manifest of a new artifact with them.
+    """Move files into a layout, store an artifact that contains them, and return the descriptor of its manifest.
 
     The manifest does not depend on the order of `paths`.
 
@@ -95,7 +95,7 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
 
 
 def are_files(value: Mapping[str, Any]) -> bool:
-    """Return whether a manifest is that of an artifact with plain files."""
+    """Return whether a manifest belongs to an artifact with plain files."""
     return value.get("artifactType") == TYPE
 
 

@@ -30,7 +30,7 @@ class ImageSpec:
     """The content of an image for one platform.
 
     Args:
-        arch: the architecture in OCI's names (`amd64`, `arm64`); the operating system is Linux.
+        arch: OCI's name for the architecture (`amd64`, `arm64`); the operating system is Linux.
         layers: the layers, lowest first.
         labels: the labels of the config.
         annotations: the annotations of the manifest.
@@ -55,7 +55,7 @@ def standard_annotations(title: str) -> dict[str, str]:
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
-    """Store a compressed layer in a layout; with `move`, remove its file."""
+    """Store a compressed layer in a layout; with `move`, its file is moved instead of copied."""
     stored = layout.put_file(blob.path, digest=blob.digest, move=move, media_type=blob.media_type)
     return LayerBlob(stored, blob.diff_id, created_by)
 
@@ -75,7 +75,7 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
 
 
 def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob]) -> Descriptor:
-    """Store the manifest of an image with its layers replaced by the same layers in another compression."""
+    """Store the manifest of an image with its layers in another compression, and return its descriptor."""
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
     return layout.put_json(value, media.MANIFEST)
@@ -96,14 +96,14 @@ def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def platform_of(config: Mapping[str, Any]) -> Platform:
-    """Return the platform in a config."""
+    """Return the platform that a config names."""
     return Platform(
         str(config.get("os") or ""), str(config.get("architecture") or ""), str(config.get("variant") or "")
     )
 
 
 def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
-    """Store the config and manifest of an image whose layers are in the layout; return its descriptor."""
+    """Store the config and the manifest of an image whose layers the layout contains; return the image's descriptor."""
     for layer in spec.layers:
         layout.blob(layer.descriptor.digest)
     history = [layer.created_by or "toolchain" for layer in spec.layers]
@@ -136,7 +136,7 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
 def write_index(
     layout: Layout, manifests: Sequence[Descriptor], annotations: Mapping[str, str] | None = None
 ) -> Descriptor:
-    """Store an index of images; they are sorted by platform, so the index does not depend on their order."""
+    """Store an index of images, sorted by platform, and return its descriptor; the order of `manifests` is ignored."""
     if not manifests:
         raise RegistryError("index-empty", "there is no image for the index", fix="build at least one architecture")
     keyed: dict[Platform, Descriptor] = {}

@@ -15,11 +15,11 @@ GPUS = "toolchain.gpus"
 TRITON = "toolchain.triton"  # version and commit of Triton, if known, separated by a space
 LLVM = "toolchain.llvm"  # version and commit of LLVM, if known, separated by a space
 KERNELS = "toolchain.kernels"
-GLIBC = "toolchain.glibc"  # version of glibc of the oldest system on which the layer can be linked
+GLIBC = "toolchain.glibc"  # glibc version of the oldest system on which programs can link to the LLVM in the layer
 GLIBCXX = "toolchain.glibcxx"
 BUILD_TYPE = "toolchain.build-type"
 TRITON_BUILD = "toolchain.triton-build"
-# The labels of a Triton cache decide whether Triton finds its kernels.
+# These labels of a Triton cache describe everything that decides whether Triton finds the kernels in it.
 CACHE_MOUNT = "toolchain.triton-cache.mount"  # path where the cache must be mounted
 CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON list of the calls whose kernels the cache contains
 CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image

@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Blob:
-    """A compressed layer: digest, size in bytes, media type and path of the file, and the digest of its tar."""
+    """A compressed layer: the digest, size in bytes, media type and path of its file, and the digest of its tar."""
 
     digest: str
     size: int
@@ -93,8 +93,8 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
 
     Args:
         normalise: use the owner 0:0, the modes 0755 and 0644 and no attributes, and refuse device nodes, pipes and
-            sockets. False is for the root file system of a base: owners, modes, file capabilities and device nodes
-            are kept, and sockets are skipped.
+            sockets. Without it, owners, modes, file capabilities, device nodes and pipes are kept, and sockets are
+            skipped, as the root file system of a base requires.
         first_id: the first user and group id of the user namespace in which `tree` was written. It is subtracted from
             all ids.
         whiteouts: allow names that start with `.wh.`, which delete files of lower layers in an image.
@@ -243,7 +243,8 @@ _KINDS = {
 }
 
 
-# The owner of these folders is `_apt` if apt ran as root, and another user otherwise.
+# These folders belong to `_apt` if apt ran as root, and to another user otherwise. To make layers equal, root becomes
+# their owner.
 _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 
 
@@ -330,7 +331,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """Return the compressor of a blob for records, e.g. `gzip/zlib-1.2.13/9`."""
+    """Return the name of a compressor in records, e.g. `gzip/zlib-1.2.13/9`."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

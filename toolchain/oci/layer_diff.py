@@ -25,7 +25,8 @@ class FileDifference:
         path: the path relative to the root of the layer.
         what: the kind of difference: `only in the first`, `only in the second`, `kind`, `size` or `content`.
         offset: the position of the first differing byte; None if the contents were not compared.
-        first, second: some bytes of each file from that position on, in hex.
+        first, second: some bytes of each file from that position on, in hex. If the contents were not compared, the
+            kinds of the files if these differ, or the targets of links.
         member: the member of a static library that contains that byte; empty for other files.
     """
 
@@ -49,14 +50,14 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class Blob:
-    """The file of a layer, and its media type."""
+    """The path of a layer's file, and the media type of the layer."""
 
     path: Path
     media_type: str
 
 
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
-    """Return the differences of two layers, sorted by path; empty if all files and links are equal.
+    """Return the differences between two layers, sorted by path; empty if all files and links are equal.
 
     Owners, times and modes are not compared, because they are fixed in the layers of this tool.
     """
@@ -88,9 +89,10 @@ def _differing(file: LayerFile, other: LayerFile) -> FileDifference:
 
 
 def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield the path and both contents of each file, reading each layer once.
+    """Yield the path and both contents of each file, reading each layer only once.
 
-    Stop if the layers list their files in a different order."""
+    The iteration stops if the layers contain their files in different orders.
+    """
     if not paths:
         return
     members = (read_members(blob.path, blob.media_type, paths.__contains__, limit=_LIMIT) for blob in (first, second))

@@ -21,9 +21,9 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
-_HEADER_LIMIT = 1 << 20  # the size of a long name or an attribute, which tarfile reads into memory
-# The total length of all names, which are kept in memory. LLVM's layers have a million characters, but a hostile gzip
-# layer needs only six bytes for a member.
+_HEADER_LIMIT = 1 << 20  # bytes; the largest long name or attribute, because tarfile reads it into memory
+# The largest total length of all names, because they are kept in memory. The names in an LLVM layer have about a
+# million characters, but a hostile gzip layer needs only six bytes for a member.
 _LARGEST_NAMES = 256 << 20
 _DIGESTS = ("sha1", "sha256", "sha512")  # names of hashlib, which are also fields of LayerFile
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
@@ -43,7 +43,8 @@ class LayerFile:
         path: the path without a leading slash; bytes that are not UTF-8 are written as `\\xNN`.
         kind: `file`, also for a hard link, or `link` for a symlink.
         size: the size in bytes of the content, or of the target's name for a link.
-        sha1, sha256, sha512: digests in hex of the content, or of the target's name for a link. SPDX needs `sha1`.
+        sha1, sha256, sha512: the digests, in hex, of the content, or of the target's name for a link. SPDX needs
+            `sha1`.
         target: the target of a link; empty for a file.
     """
 
@@ -135,7 +136,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_LIMIT) -> bytes | None:
-    """Return the content of a regular file in a layer; None if it is missing or has more than `limit` bytes."""
+    """Return the content of a regular file in a layer; None if the file is missing or larger than `limit` bytes."""
     for found, member, tar in _walk(path, media_type):
         if found == name:
             return _content(tar, member).read() if member.isreg() and member.size <= limit else None
@@ -145,14 +146,17 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_
 def read_members(
     path: Path, media_type: str, wanted: Callable[[str], bool], *, limit: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of the regular files whose path `wanted` accepts; files over `limit` bytes are skipped."""
+    """Yield the path and the content of each regular file whose path `wanted` accepts.
+
+    Files of more than `limit` bytes are skipped.
+    """
     for name, member, tar in _walk(path, media_type):
         if member.isreg() and wanted(name) and member.size <= limit:
             yield name, _content(tar, member).read()
 
 
 def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callable[[], BinaryIO]]]:
-    """Yield path and size of each regular file of a layer, and a function that opens it.
+    """Yield the path and the size of each regular file in a layer, and a function that opens the file.
 
     The function must be called before the next file is requested.
     """
@@ -166,7 +170,7 @@ def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callab
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
     """Return the content of a file like `read_member`, but without checking the rest of the layer.
 
-    It is faster, but must only be used for layers that were built on this machine.
+    This is faster, but safe only for layers that were built on this machine.
     """
     how: Any = "r:" if media_type in PLAIN else "r|"  # tarfile can seek in an uncompressed file
     with (
@@ -180,7 +184,7 @@ def glance(path: Path, media_type: str, name: str) -> bytes | None:
 
 
 def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    """Yield path and header of each file and link of a layer, and the tar, whose position is at the content."""
+    """Yield the path and the header of each file and link in a layer, and the tar, positioned at the content."""
     tar_headers.require()
     known: set[str] = set()
     folders: dict[str, bool] = {}

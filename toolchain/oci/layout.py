@@ -38,7 +38,7 @@ class Layout(Blobs):
         self._index = root / "index.json"
 
     def ensure(self) -> Layout:
-        """Create the layout if it does not exist, and return it."""
+        """Create the layout if it does not exist, and return the object itself."""
         marker = self.root / "oci-layout"
         try:
             self._folder().mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ class Layout(Blobs):
         self.retag(name, lambda _: descriptor)
 
     def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
-        """Make the tag `name` point to the result of `make`, which is called with the present target or None.
+        """Make the tag `name` point to the result of `make`, which is called with the current target, or with None.
 
         index.json is locked during the call.
         """
@@ -146,7 +146,7 @@ class Layout(Blobs):
                 entries.append(_untagged(descriptor).as_json())
 
     def roots(self) -> tuple[Descriptor, ...]:
-        """Return all entries of index.json, also those without a tag."""
+        """Return all entries of index.json, including those without a tag."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
@@ -182,7 +182,7 @@ class Layout(Blobs):
     def refs(self) -> dict[str, Descriptor]:
         """Return the descriptor of each tag, sorted by tag.
 
-        DigestError is raised for a tag with two targets, because programs choose different ones.
+        DigestError is raised for a tag with two targets, because programs would choose different targets.
         """
         self._require_version()
         named: dict[str, Descriptor] = {}
@@ -203,7 +203,7 @@ class Layout(Blobs):
     def require_one_reading(self) -> None:
         """Raise DigestError for a folder that is also in the format of `docker save`.
 
-        `docker load` would read other images from it than other programs do.
+        `docker load` would read different images from such a folder than other programs do.
         """
         for name in ("manifest.json", "repositories"):
             if os.path.lexists(self.root / name):
@@ -215,7 +215,7 @@ class Layout(Blobs):
                 )
 
     def images(self) -> dict[str, Descriptor]:
-        """Return the tags of images, without cosign's tags of signatures."""
+        """Return the descriptor of each tag, except cosign's tags for signatures and attestations."""
         return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
@@ -247,7 +247,7 @@ class Layout(Blobs):
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        """Return the entries of an index, or config and layers of a manifest; empty for other blobs."""
+        """Return the entries of an index, or the config and the layers of a manifest; empty for any other blob."""
         if descriptor.media_type not in media.MANIFESTS:
             return ()
         return children_of(self.read_json(descriptor), descriptor)
@@ -281,7 +281,7 @@ class Layout(Blobs):
         A damaged manifest is kept, but the blobs that only it refers to are removed.
 
         Args:
-            keep: digests of further manifests and blobs to keep, which are not tagged yet.
+            keep: the digests of other manifests and blobs to keep, because they are not tagged yet.
             older_than: the least age in seconds of blobs to remove.
         """
         with self._lock():
@@ -306,7 +306,7 @@ class Layout(Blobs):
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for a name that cannot be a tag in a layout; its rules differ from those of a registry."""
+    """Raise ConfigError for a name that cannot be a tag in a layout; a registry has other rules for tags."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "not-a-tag",

@@ -54,7 +54,7 @@ class LayoutPlace(Place):
         return tuple(self._layout.refs()) if self._layout.root.exists() else ()
 
     def _copy(self, layout: Layout, blob: Descriptor) -> int:
-        """Copy a blob from `layout`, unless it exists already; return the number of bytes written."""
+        """Copy a blob from `layout`, unless this place already has it; return the number of bytes written."""
         path = layout.blob(blob.digest)
         if self._layout.holds(blob.digest):
             return 0
@@ -135,7 +135,7 @@ class LayoutPlace(Place):
 
 
 def resolve(ref: LayoutRef) -> Descriptor:
-    """Return the image for a reference; without tag and digest, it is the only image of the folder."""
+    """Return the image that a reference names; without a tag or digest, the only image in the folder."""
     there = Layout(ref.path)
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
@@ -156,6 +156,6 @@ def resolve(ref: LayoutRef) -> Descriptor:
 
 
 def _unnamed(there: Layout) -> list[Descriptor]:
-    """Return the images without a tag, as other tools may write them; artifacts are skipped."""
+    """Return the images without a tag, which other tools may have written; artifacts are skipped."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]

@@ -69,7 +69,7 @@ def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
 def _login(files: list[_File], name: str) -> str:
     """Return the login for a name, or an empty text.
 
-    The files are searched first, then the helper of the name is asked, then the default helper.
+    The files are searched first, then the helper for the name is asked, and then the default helper.
     """
     for file in files:
         if name in file.auths and (login := _written(file, name)):

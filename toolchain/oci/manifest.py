@@ -15,7 +15,7 @@ _DESCRIPTOR: Keys = {
     **dict.fromkeys(("mediaType", "digest", "size", "urls", "annotations", "data", "artifactType")),
     "platform": _PLATFORM,
 }
-# These keys are also for indexes, such as index.json and lists of referrers.
+# The same keys are accepted in indexes, such as index.json and lists of referrers.
 MANIFEST_KEYS: Keys = {
     **dict.fromkeys(("schemaVersion", "mediaType", "artifactType", "annotations")),
     **dict.fromkeys(("config", "layers", "manifests", "subject"), _DESCRIPTOR),
@@ -39,7 +39,12 @@ def keys_of(media_type: str) -> Keys:
 
 
 def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
-    """Parse bytes as a JSON object, whose keys are checked by `strict_json.read`; `name` is for messages."""
+    """Parse bytes as a JSON object, and return the object.
+
+    Args:
+        name: the name of the content, for messages.
+        keys: the known keys of the object (see `strict_json.read`).
+    """
     try:
         value = strict_json.read(content, name, keys=keys)
     except DocumentError:
@@ -61,7 +66,7 @@ def media_type_of(value: dict[str, Any]) -> str:
 
 
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
-    """Return the entries of an index, or config and layers of a manifest.
+    """Return the entries of an index, or the config and the layers of a manifest.
 
     RegistryError is raised if the content does not have the media type of the descriptor.
     """

@@ -39,7 +39,7 @@ class Published:
         digest: the digest of the index.
         tags: the tags that point to the index.
         pushed_bytes: the number of bytes that were sent or written.
-        skipped_bytes: the number of bytes that existed already.
+        skipped_bytes: the number of bytes that the place already had.
     """
 
     ref: str
@@ -90,7 +90,7 @@ class Place(ABC):
         """Return a layout and the images in it that `ref` names; images of a registry are downloaded into `scratch`."""
 
     def require_one_reading(self) -> None:  # noqa: B027 - a repository needs no check
-        """Raise DigestError if other programs would read other images from this place."""
+        """Raise DigestError if other programs would read different images from this place."""
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class Place(ABC):
         Content that exists already is skipped.
 
         Args:
-            layout: the layout that contains it.
+            layout: the layout that contains the index or artifact.
             tags: the tags to set.
         """
 
@@ -111,22 +111,22 @@ class Place(ABC):
     def tag(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> None:
         """Set tags of an image or artifact that `put` stored and `layout` contains.
 
-        To publish an image with attestations, call `put` without tags, then `attach`, then `tag`. So a tag never points
-        to an image that lacks them.
+        To publish an image with attestations, call `put` without tags, then `attach`, and then `tag`, so that a tag
+        never points to an image that lacks its attestations.
         """
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """Return the artifacts about a digest.
+        """Return the artifacts about the image with a digest.
 
         The list is not trusted, so the caller must check the subject of each manifest.
         """
 
     @abstractmethod
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
-        """Store artifacts about an image that exists here, so that `referrers` lists them.
+        """Store artifacts about an image that this place already has, so that `referrers` lists the artifacts.
 
-        Artifacts that are listed already are skipped.
+        Artifacts that are already listed are skipped.
 
         Args:
             layout: the layout that contains the artifacts.
@@ -141,11 +141,11 @@ class Place(ABC):
         Layers of other publishers are kept.
 
         Args:
-            layout: the layout that contains the blobs of the layers. The new manifests are stored in it too.
+            layout: the layout that contains the blobs of the layers. The new configs are stored in this layout too.
         """
 
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:
-        """Return descriptor and bytes of the image or index that `ref` names.
+        """Return the descriptor and the bytes of the image or index that `ref` names.
 
         Args:
             platform: if `ref` names an index, return its image for this platform.
@@ -157,7 +157,7 @@ class Place(ABC):
         return top, content
 
     def fetch(self, layout: Layout, *, platform: Platform | None = None) -> Descriptor:
-        """Copy the result of `find`, with everything that it refers to, into a layout, without a tag."""
+        """Copy what `find` returns, and everything that it refers to, into a layout; return its descriptor."""
         top, content = self.find(platform)
         self.fetch_below(top, content, layout)
         return top
@@ -174,10 +174,10 @@ class Place(ABC):
         """Copy a manifest or index, with everything that it refers to, into a layout.
 
         Args:
-            item: the descriptor.
+            item: the descriptor of the manifest or index.
             content: the bytes of the manifest or index.
-            depth: the number of indexes above it.
-            seen: digests, media types and sizes of the content that was copied already.
+            depth: the number of indexes above the item.
+            seen: the digests, media types and sizes of the content that was already copied.
         """
         require_shallow(item, depth)
         seen = set() if seen is None else seen

@@ -1,4 +1,4 @@
-"""Open the folder or repository of a reference."""
+"""Open the folder or repository that a reference names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.oci.repository_place import RepositoryPlace
 
 @contextlib.contextmanager
 def open_place(ref: Target) -> Iterator[Place]:
-    """Yield the folder or repository of a reference; no request is sent to the registry yet."""
+    """Yield the folder or repository that a reference names; no request is sent to the registry yet."""
     if isinstance(ref, LayoutRef):
         yield LayoutPlace(ref)
         return

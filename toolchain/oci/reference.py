@@ -32,7 +32,7 @@ class LayoutRef:
     remote: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        # Records and JSON need valid UTF-8, but a path may have other bytes.
+        # Records and JSON need valid UTF-8, but a path may contain other bytes.
         path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
         return f"oci:{path}{_suffix(self.tag, self.digest)}"
 
@@ -41,7 +41,7 @@ class LayoutRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
-        """Return the reference of the image `name` in a folder with several images; the tag begins with its name."""
+        """Return a reference to the image `name` in a folder with several images; its tag begins with the name."""
         return self.at(tag=f"{name}.{tag}" if tag else name)
 
 
@@ -93,7 +93,7 @@ def _repository(text: str, whole: str) -> str:
 
 
 def check_tag(tag: str) -> None:
-    """Raise ConfigError if a text is not a valid tag of a registry."""
+    """Raise ConfigError if a text is not a valid tag in a registry."""
     if not TAG.fullmatch(tag):
         raise ConfigError(
             "not-a-tag",

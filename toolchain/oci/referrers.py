@@ -15,7 +15,7 @@ LOG = logging.getLogger(__name__)
 
 
 def fallback_tag(subject: str) -> str:
-    """Return the tag `sha256-<hex>` of the list of referrers, for registries without the referrers API."""
+    """Return the tag `sha256-<hex>` that points to the list of referrers in registries without the referrers API."""
     return check_digest(subject).replace(":", "-")
 
 
@@ -51,7 +51,7 @@ def subject_of(value: Mapping[str, Any]) -> str | None:
 
 
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
-    """Yield the valid descriptors of a list, and log the invalid entries, which anyone with access may have added."""
+    """Yield the valid descriptors in a list; log and skip invalid entries, because anyone who may push can add some."""
     for entry in entries:
         try:
             yield Descriptor.from_json(entry)

@@ -1,4 +1,4 @@
-"""Read and write blobs, manifests and tags of a registry."""
+"""Read and write the blobs, manifests and tags in a registry."""
 
 from __future__ import annotations
 
@@ -102,13 +102,13 @@ class Registry(Transport):
         kind: str = "",
         keys: Keys = MANIFEST_KEYS,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the pages of a list; nothing if the registry does not have the list.
+        """Yield the pages of a list; yield nothing if the registry does not have the list.
 
         Args:
             path: the path or URL of the first page.
             name: the name of the list, for messages.
-            none: statuses which mean that the list does not exist.
-            most: the largest number of pages.
+            none: the statuses which mean that the list does not exist.
+            most: the largest number of pages; RegistryError is raised if the list has more.
             kind: the expected media type; the list does not exist if the first page has another type.
             keys: the keys of a page (see `strict_json.read`).
         """

@@ -20,16 +20,16 @@ _DATA = FOLDER / "registries.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The rules of a kind of registry.
+    """The rules for a kind of registry.
 
     Args:
         name: the name of the registry in messages.
-        hosts: patterns of its hosts, without a port; empty if users host it under their own names.
-        location: a part of its upload URLs that identifies it; empty if there is none.
+        hosts: the patterns of its hosts, without a port; empty if users host it under their own names.
+        location: a part of its upload URLs that identifies the registry; empty if there is none.
         upload: whether a blob is uploaded as a whole or in chunks.
         chunk: the size of a chunk in bytes.
-        position: how to find out how much arrived: from the `Range` header (`range`), or by adding up the accepted
-            chunks (`sent`) because the registry does not report it.
+        position: how to find out how much of a blob arrived: from the `Range` header (`range`), or by adding up the
+            accepted chunks (`sent`), because the registry does not report a position.
         last: how an upload in chunks ends: by an `empty` request, or by a request with the last `piece`.
         layer_limit, manifest_limit: the largest sizes in bytes; 0 if unknown.
         least_parts, most_parts: the least and largest number of components of a repository's name; 0 for no limit.
@@ -62,13 +62,13 @@ def known() -> tuple[Rules, ...]:
 
 
 def for_host(host: str) -> Rules:
-    """Return the rules for a host, which may have a port; `UNKNOWN` if it is not listed."""
+    """Return the rules for a host, which may have a port; `UNKNOWN` if the host is not listed."""
     name = host.partition(":")[0].lower()
     return next((rules for rules in known() if any(fnmatchcase(name, pattern) for pattern in rules.hosts)), UNKNOWN)
 
 
 def for_location(location: str) -> Rules:
-    """Return the rules of the registry with an upload URL; `UNKNOWN` if none matches."""
+    """Return the rules for the registry that sent an upload URL; `UNKNOWN` if the URL matches no rules."""
     return next((rules for rules in known() if rules.location and rules.location in location), UNKNOWN)
 
 

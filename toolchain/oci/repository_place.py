@@ -24,7 +24,7 @@ from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag, add_to_all
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
-# The statuses by which registries without the referrers API answer requests for it.
+# The statuses with which registries that lack the referrers API answer requests to it.
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _PAGES = 100
 
@@ -156,7 +156,8 @@ class RepositoryPlace(Place):
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
         """Return the list of referrers under the fallback tag; None if the tag does not exist.
 
-        GitLab's registry reads the tag `sha256-HEX` as a digest, and returns the subject itself. The result is None.
+        The result is also None for GitLab's registry, which reads the tag `sha256-HEX` as a digest and returns the
+        subject itself.
         """
         tag, repository = fallback_tag(subject), self.ref.repository
         if self._registry.manifest_digest(repository, tag) in {None, subject}:

@@ -1,8 +1,8 @@
 """Add entries to the content of a tag that several publishers may change at the same time.
 
-A publisher reads the content, adds its entries and writes it. No known registry can do this atomically. So the
-publisher reads the tag several times after writing, and adds its entries again if another publisher replaced them.
-Before each write the content is read again.
+A publisher reads the content, adds its entries and writes the result. No known registry can do this atomically.
+Therefore the publisher reads the tag several times after writing, and adds its entries again if another publisher
+replaced them. Before each write, the content is read again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from toolchain.core.web import Retries, TryAgainError
 from toolchain.oci.registry import Registry
 
 LOG = logging.getLogger(__name__)
-# The waits in seconds before the content is read again. Their sum is longer than any publisher takes between reading
-# and writing the content.
+# The waits in seconds before the content is read again. Their sum should be longer than any publisher takes between
+# reading and writing the content.
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
@@ -34,8 +34,8 @@ class SharedTag:
 
     Args:
         media_type: the media type of the content.
-        read: returns the content, or None if the tag does not exist.
-        change: returns the content with the additions, or None if it has them already.
+        read: a function that returns the content, or None if the tag does not exist.
+        change: a function that returns the content with the additions, or None if the content already has them.
     """
 
     registry: Registry

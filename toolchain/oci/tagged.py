@@ -1,7 +1,7 @@
 """Read and write cosign's signatures and attestations under the tags `sha256-<hex>.sig` and `sha256-<hex>.att`.
 
-The tag points to a manifest with a layer for each signature. Its config lists the layers like that of an image, because
-some programs require this.
+Such a tag points to a manifest with a layer for each signature or attestation. The config of the manifest lists the
+layers like the config of an image, because some programs require this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
 
 def about_tag(subject: str, kind: Kind) -> str:
-    """Return the tag under which cosign looks for signatures or attestations of a digest."""
+    """Return the tag under which cosign looks for the signatures or attestations of an image with a digest."""
     return f"{check_digest(subject).replace(':', '-')}.{kind}"
 
 
@@ -81,7 +81,8 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
 def manifest_with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
     """Return a manifest with the layers of `value` and the missing layers; store its config in the layout.
 
-    Subject, artifact type and annotations of `value` are dropped, because another publisher may have written them.
+    The subject, the artifact type and the annotations of `value` are dropped, because another publisher may have
+    written them.
     """
     layers = [*(value or {}).get("layers", ()), *(layer.as_json() for layer in missing)]
     config = {

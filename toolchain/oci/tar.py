@@ -1,4 +1,4 @@
-"""Write headers of tar members whose bytes do not depend on the version of Python or tar.
+"""Make headers for tar members; their bytes do not depend on the version of Python or tar.
 
 Headers are in the ustar format. PAX records are added only for values that ustar cannot express: names over 100 bytes
 or outside of ASCII, sizes from 8 GiB, large ids, and extended attributes. All container engines support this format.
@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A member of a tar. Names are bytes without a leading slash, and `size` is the size of a regular file."""
+    """A member of a tar. Names are bytes without a leading slash, and only a regular file has a `size`."""
 
     name: bytes
     kind: bytes
@@ -72,12 +72,12 @@ class Member:
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros that fill the last block of a content of `size` bytes."""
+    """Return the zeros that fill the last block after `size` bytes of content."""
     return b"\0" * (-size % BLOCK)
 
 
 def copy_content(source: IO[bytes], sink: Sink, size: int, *, name: str) -> None:
-    """Copy `size` bytes and the padding after them; raise BuildError if the source has fewer bytes."""
+    """Copy `size` bytes from a source to a sink and add the padding; raise BuildError if the source has fewer bytes."""
     left = size
     while left:
         piece = source.read(min(left, CHUNK))
@@ -102,7 +102,7 @@ def _utf8(text: bytes) -> bool:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    # The length of a record includes the digits of the length.
+    # The length at the beginning of a record includes its own digits.
     body = b" " + key + b"=" + value + b"\n"
     size = len(body)
     while len(text := b"%d" % size + body) != size:

@@ -26,11 +26,11 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.registry_rules import for_host
 
 LOG = logging.getLogger(__name__)
-_WORDS = 16 << 10  # bytes of an error response that are read
+_WORDS = 16 << 10  # the number of bytes that are read from an error response
 # Error codes that a registry sends temporarily, while another publisher removes or writes the same content.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
-QUESTION = 60.0  # timeout in seconds of reading a response, after which a GET or HEAD is retried
+QUESTION = 60.0  # timeout in seconds for reading a response, after which a GET or HEAD is retried
 
 
 class _Quiet(logging.Filter):
@@ -90,15 +90,15 @@ class Transport:
     """A connection to a registry, which is a context manager and not thread-safe.
 
     Args:
-        host: the name or address, with an optional port. http is used for a loopback address, and https for others.
+        host: the name or address, with an optional port. http is used for a loopback address, and https for any other.
         chunk: the size of a chunk in bytes; smaller blobs are uploaded as a whole. The default depends on the rules of
             the registry.
         attempts: the number of retries of a request, and of restarts of an upload.
         backoff: the first wait between attempts in seconds. Each further wait is twice as long, up to 30 seconds.
-        timeout: the timeouts in seconds of connecting and of waiting for a response. The latter is at most `QUESTION`
+        timeout: the timeouts in seconds for connecting and for waiting for a response. The latter is at most `QUESTION`
             for GET and HEAD.
         login: the login in the form that follows `Basic`; the default is the user's login (`logins.credentials`).
-        repository: the repository for which a login is searched.
+        repository: the repository for which the user's login is looked up.
         pause: the function that waits between attempts.
     """
 
@@ -127,7 +127,7 @@ class Transport:
         named = logins.registry_name(host)  # in lower case, because URLs in responses are compared with it
         self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
-        # A proxy cannot connect to the loopback address of this machine.
+        # No proxy is used for a loopback address, because a proxy cannot connect to it.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
@@ -145,10 +145,10 @@ class Transport:
         self._session.close()
 
     def url(self, path: str) -> str:
-        """Return the URL of a path of the registry; a URL from a `Location` header is also accepted.
+        """Return the URL of a path on the registry; a URL from a `Location` header is also accepted.
 
-        A registry behind a TLS proxy may send http URLs of itself. They are changed to https, because a token must not
-        be sent without encryption.
+        A registry behind a TLS proxy may send http URLs that point to itself. They are changed to https, because a
+        token must not be sent without encryption.
         """
         try:
             url = urljoin(self._base + "/", path)
@@ -172,10 +172,10 @@ class Transport:
         """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
         Args:
-            path: a path of the registry, or a URL from one of its responses.
+            path: a path on the registry, or a URL from one of its responses.
             actions: the required access to the repository: `pull` or `pull,push`.
             body: a function that returns the body, which is called for each attempt.
-            headers: further headers.
+            headers: additional headers.
         """
         url = self.url(path)
         scopes = (f"repository:{repository}:{actions}",)
@@ -227,7 +227,7 @@ class Transport:
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
     def error_of(self, response: requests.Response) -> tuple[str, str]:
-        """Return code and text of the error in a response, without secrets; the code is empty if there is none."""
+        """Return the code and the text of the error in a response, without secrets; the code may be empty."""
         code = ""
         try:
             # Enough bytes are read for a whole token, because a part of it would not be redacted.
@@ -243,8 +243,8 @@ class Transport:
         """Return the error to raise for an unexpected response.
 
         Args:
-            what: the title of the error.
-            error: the result of `error_of`, if the caller has it.
+            what: what happened, for the error.
+            error: the result of `error_of`, if the caller already has it.
         """
         code, text = error or self.error_of(response)
         sending = response.request.method not in {"GET", "HEAD"}
@@ -274,7 +274,7 @@ class Transport:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Replace exceptions of requests by UnreachableError."""
+        """Raise UnreachableError instead of an exception of the library `requests`."""
         try:
             yield
         except requests.RequestException as error:
@@ -282,7 +282,7 @@ class Transport:
             raise self.unreachable(error) from None
 
     def retries(self) -> web.Retries:
-        """Return the retries of an operation, which count its failures."""
+        """Return an object that repeats an operation and counts its failures."""
         return web.Retries(self.attempts, self.backoff, self.host, self._again)
 
     def _again(self, seconds: float) -> None:

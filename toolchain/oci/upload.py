@@ -1,7 +1,7 @@
 """Upload a blob: resume after a failure, and send smaller requests if the registry refuses large ones.
 
 `skopeo copy` is not used, because it waits forever if a connection stalls, and because some registries refuse the only
-kind of request by which it uploads a blob (docs/measurements/tool.md).
+kind of request with which it uploads a blob (docs/measurements/tool.md).
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from toolchain.oci.registry_rules import CHUNK, UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 
 LOG = logging.getLogger(__name__)
-# The smallest chunk that is tried. By default, reverse proxies accept requests of at least a megabyte.
+# The size in bytes of the smallest chunk that is tried. By default, reverse proxies accept requests of up to a megabyte
+# or more.
 LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})
-# Statuses by which registries refuse the upload of a whole blob in one request.
+# Statuses with which registries refuse the upload of a whole blob in one request.
 _NO_WHOLE = frozenset({405, 411, 413, 415, 501})
 # Error codes that do not depend on the kind or size of the request.
 _NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
@@ -111,7 +112,7 @@ class Upload:
         return True
 
     def _shrink(self) -> bool:
-        """Choose a smaller size for further requests; return False if the size is already the smallest."""
+        """Choose a smaller size for later requests; return False if the size is already the smallest."""
         tried = self._chunk or self._blob.size
         smaller = min(max(tried // 4, LEAST), CHUNK)
         if smaller >= tried and self._chunk is not None:
@@ -268,7 +269,10 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 
 def _reached(header: str | None, otherwise: int) -> int:
-    """Return the position after the bytes in a `Range: 0-N` header; `0-0` means that nothing arrived."""
+    """Return the position after the bytes in a `Range: 0-N` header, or `otherwise` if the header has another form.
+
+    `0-0` means that nothing arrived.
+    """
     match = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", header.strip()) if header else None
     last = header_number(match[1]) if match else None
     if last is None:

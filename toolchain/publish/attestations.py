@@ -128,7 +128,7 @@ _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
-    """Return the content of a file in the layers of a base; empty if it is missing."""
+    """Return the content of a file in the layers of a base; empty if the file is missing."""
     layout = Layout(cache.images)
     if base is None or not base.manifest or not layout.has(base.manifest):
         return ""

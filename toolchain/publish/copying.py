@@ -34,7 +34,7 @@ class Copied:
 
     Args:
         image: the name of the image in the destination.
-        refs: the references of the image in the destination, one for each tag.
+        refs: the references to the image in the destination, one for each tag.
         digest: the digest of the index or manifest.
         platforms: the number of images in the index.
         attached: the number of attached artifacts, and of signatures and attestations under cosign's tags.
@@ -80,7 +80,7 @@ class _Everything:
 
     @property
     def attached(self) -> int:
-        """Return the number of artifacts and of layers under cosign's tags."""
+        """Return the number of attached artifacts plus the number of layers under cosign's tags."""
         return sum(map(len, self.artifacts.values())) + sum(len(entry.layers) for entry in self.tagged)
 
 
@@ -105,7 +105,7 @@ def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
 
 
 def _named(source: Target) -> list[Target]:
-    """Return the references of the images to copy: `source` itself, or the tagged images of a folder, each once."""
+    """Return references to the images to copy: `source` itself, or one for each tagged image in a folder."""
     if source.path is None or source.tag or source.digest:
         return [source]
     images = Layout(source.path).images()

@@ -30,7 +30,7 @@ from toolchain.trust.keys import Signer
 
 @dataclass(frozen=True)
 class Delivered:
-    """A published image, its attestations and plain files, and the lines that use it."""
+    """A published image, its attestations and plain files, and the lines of a Containerfile that use the image."""
 
     image: str
     refs: tuple[str, ...]

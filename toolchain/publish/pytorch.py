@@ -56,7 +56,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The AOTriton that a PyTorch requires.
+    """The AOTriton that a PyTorch source tree requires.
 
     Args:
         release: the release of AOTriton, as URLs contain it.
@@ -89,7 +89,7 @@ class Wanted:
         return tuple(archive.rocm for archive in self.archives if archive.rocm)
 
     def needed(self, rocm: str, gpus: Sequence[str]) -> list[Archive]:
-        """Return the archives for a ROCm version and GPUs; an empty value selects all.
+        """Return the archives for a ROCm version and GPUs; an empty argument selects all ROCm versions or all GPUs.
 
         Raises:
             UnsupportedError: PyTorch has no runtime for the ROCm version, or no pack for a GPU.

@@ -40,7 +40,7 @@ class Wanted:
 
     @property
     def advice(self) -> str:
-        """Return advice on how to provide the file: in a bundle, or with `--source` if that option accepts it."""
+        """Return advice on how to provide the file: in a bundle or, if the source has such a name, with `--source`."""
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
         if self.source.startswith("wheel-"):  # --source does not accept these names
             return bundle

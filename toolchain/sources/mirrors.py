@@ -86,7 +86,7 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """Return the `Signed-By` value of a mirror from its entry in apt's sources, because apt does not print it.
+    """Return the `Signed-By` value of a mirror from its entry in apt's sources; apt does not print this value.
 
     Args:
         entry: `FILE:NUMBER`, the file and the line or stanza that configures the mirror.

@@ -21,7 +21,7 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{1,40}")
 _BARE_VERSION = re.compile(r"\d+(\.\w+)+")
-_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # from a bundle
+_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # a tree or file from a bundle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None
 
 
 def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE) -> None:
-    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is missing or empty.
+    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which must be missing or empty.
 
     `dest` is removed after an error.
 
