@@ -79,7 +79,7 @@ def ends_block(instruction: Instruction) -> bool:
 
 
 def branch(instruction: Instruction) -> Branch | None:
-    """Return an instruction as a branch; None if it is not a branch.
+    """Return the branch that an instruction makes; None if the instruction is not a branch.
 
     Raises:
         NotEmulatedError: the condition of the branch is unknown.
@@ -101,7 +101,7 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
         The numbers by counter; an empty mapping if the instruction does not wait for a counter.
 
     Raises:
-        NotEmulatedError: the wait has an unknown form.
+        NotEmulatedError: the form of the wait is unknown.
     """
     name, text = instruction.name, " ".join(instruction.operands)
     counts: dict[str, int] | None = {}

@@ -89,7 +89,7 @@ class Operation:
         how: how the instruction can run for several waves: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
         masks: the scalar registers that are read as lane masks.
         numbers: the scalar registers that are read in any other way.
-        effects: the `Effects` that the scoreboard uses; None until the scoreboard computes them.
+        effects: the `scoreboard.Effects` of the instruction; None until the scoreboard computes them.
         rows: a sequence with the function that runs the instruction for all waves of a batch, or with None if there is
             no such function; empty until a plan looks for it.
     """

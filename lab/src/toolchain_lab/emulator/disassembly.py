@@ -37,7 +37,7 @@ class Disassembler:
 
     Args:
         version: the version as three numbers, such as (22, 1, 8).
-        run: runs the program.
+        run: a function that runs the program.
     """
 
     path: Path
@@ -66,7 +66,7 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     PATH or below /usr/lib is used, or `llvm-objdump` on PATH if there is none.
 
     Args:
-        run: runs the program.
+        run: a function that runs the program.
         given: the path that the user gave, which takes precedence; None if there is none.
 
     Raises:

@@ -39,7 +39,7 @@ _CDNA2 = (*_CDNA, ("stored", "valu result", 1))
 _CDNA3 = (
     *_CDNA,
     ("stored", "valu result", 2),
-    ("stored at a scalar", "valu result", 1),  # LLVM enforces this since 23, by llvm#197267
+    ("stored at a scalar", "valu result", 1),  # since LLVM 23; see llvm#197267
     ("transcendental", "plain source", 1),
     ("shifted", "valu source", 1),
     ("shifted", "valu result", 1),
@@ -121,7 +121,7 @@ class Kind:
 
 @cache
 def _kind(name: str, form: str, gpu: str) -> Kind:
-    """Return the properties that do not depend on an instruction's registers; `_form` returns the argument `form`."""
+    """Return the properties that do not depend on an instruction's registers; `form` is the result of `_form`."""
     groups = {key: group for key, group, pattern in _SETS if pattern.match(f"{name} {form}")}
     matrix, generation = _MATRIX.match(name), int(gpu[3:-2])
     single = matrix is not None and matrix[4] is not None and not matrix[3]
@@ -206,7 +206,7 @@ class Facts:
 
 
 def _form(operation: Operation) -> str:
-    """Return a text for the patterns in `_SETS`: the instruction's suffix, and whether it is a wide store or shifts."""
+    """Return the text that `_SETS` matches after the mnemonic: the kind of a wide store, or the suffix and `shifts`."""
     name, instruction = operation.names[0], operation.instruction
     if _STORE.match(name):
         at_scalar = name.startswith("buffer") and instruction.operands[3].startswith("s")
@@ -234,8 +234,8 @@ def too_close(
         states: the number of wait states between the instructions.
         valus: the number of vector instructions between them.
         transcendental: how many of the vector instructions are transcendental, such as V_EXP_F32.
-        newer: the registers that matrix instructions between the two wrote, for which the first instruction is not
-            relevant.
+        newer: the registers that matrix instructions between the two wrote, so that the first one no longer affects
+            them.
 
     Returns:
         The required distance, and the registers for which it is required; None if the distance is sufficient.

@@ -17,7 +17,7 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 
 
 def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
-    """Return the offset in LDS, in bytes, for each active lane, and the bitwise or of all offsets.
+    """Return the offset in LDS, in bytes, for each active lane, and the bitwise OR of all offsets.
 
     Raises:
         FaultyKernelError: a lane accesses bytes beyond the LDS of the workgroup.
@@ -26,7 +26,7 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
     if offset:
         place += offset
     limit, bits = wave.group.lds_size, int(np.bitwise_or.reduce(place))
-    # No offset is larger than the bitwise or of all offsets, so the exact maximum is rarely needed.
+    # No offset is larger than the bitwise OR of all offsets, so the exact maximum is rarely needed.
     if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
         raise FaultyKernelError(
             "lds-outside",

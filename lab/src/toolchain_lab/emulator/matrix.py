@@ -226,7 +226,7 @@ def _matrix(compute: Callable[[Array, Array, Array, int], tuple[Array, float]]) 
         name = operands.instruction.name
 
         def run(wave: Wave) -> None:
-            # The results of all lanes are written, because matrix instructions ignore EXEC.
+            # The registers of all lanes are read and written, because matrix instructions ignore EXEC.
             a = wave.vectors[left.index : left.index + left.count]
             b = wave.vectors[right.index : right.index + right.count]
             result, magnitude = compute(a, b, add(wave), len(wave.members))

@@ -140,7 +140,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
         name = operands.instruction.name
 
         def run(wave: Wave) -> None:
-            # The results of all lanes are written, because matrix instructions ignore EXEC.
+            # The registers of all lanes are read and written, because matrix instructions ignore EXEC.
             matrices = []
             for number, factor in enumerate(factors):
                 rows = wave.vectors[factor.index : factor.index + factor.count]

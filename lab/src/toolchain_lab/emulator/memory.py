@@ -31,7 +31,7 @@ class Views:
 
         Args:
             place: the byte offset of each lane.
-            bits: the bitwise or of the offsets, if the caller has computed it.
+            bits: the bitwise OR of the offsets, if the caller has computed it.
         """
         if size == 1:
             return np.asarray(self.bytes.take(place).astype(np.uint32)[None])
@@ -216,12 +216,12 @@ class Memory:
         self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
-        """Write bytes to the beginning of the buffer with an index."""
+        """Write bytes to the beginning of the buffer that has the index `number`."""
         start = self._places[number]
         self.views.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def content(self, number: int) -> bytes:
-        """Return the bytes of the buffer with an index."""
+        """Return the bytes of the buffer that has the index `number`."""
         start = self._places[number]
         return self.views.bytes[start : start + self._ends[number] - self._starts[number]].tobytes()
 

@@ -84,7 +84,8 @@ class Program:
         self._blocks: dict[int, Block] = {}
         self.scoreboard = Scoreboard(self.target)
         self.magnitudes: dict[str, float] = {}
-        # This becomes false if the waves of a workgroup had to run one after the other.
+        # This becomes false when the waves of a workgroup had to run one after the other, so that later workgroups do
+        # not try to run their waves together.
         self.together = True
 
     @classmethod
@@ -100,7 +101,7 @@ class Program:
         return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
 
     def operation(self, place: int) -> Operation:
-        """Return the decoded instruction in the line with an index.
+        """Return the decoded instruction of the line at the index `place`.
 
         Raises:
             NotEmulatedError: the instruction is unknown.

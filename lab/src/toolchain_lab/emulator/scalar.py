@@ -378,7 +378,7 @@ def _with_carry(*, subtract: bool) -> Handler:
 
 
 def _lowest_bit(value: int) -> int:
-    """Return the position of the lowest set bit; -1 if no bit is set, which is stored as all ones."""
+    """Return the position of the lowest set bit; if no bit is set, -1, which becomes all ones in a register."""
     return (value & -value).bit_length() - 1
 
 

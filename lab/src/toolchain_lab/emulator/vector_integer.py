@@ -18,7 +18,7 @@ _U32, _U63 = np.uint64(32), np.uint64(63)
 
 
 def _amount(value: Array) -> Array:
-    """Return the amount by which a 32-bit value is shifted, which only the five lowest bits give."""
+    """Return the amount by which a 32-bit value is shifted: the five lowest bits of the operand."""
     return value & _U31
 
 

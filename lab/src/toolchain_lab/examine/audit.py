@@ -185,7 +185,7 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
 
 
 def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> Iterator[StoredFile]:
-    """Yield the files that are not libraries; add facts about libraries and known prebuilt files to `result`."""
+    """Yield the files that may contain kernels; record libraries, partial packs and prebuilt files in `result`."""
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for file in files:
         folder, _, name = file.path.rpartition("/")

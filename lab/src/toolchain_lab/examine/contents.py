@@ -106,7 +106,7 @@ def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | 
     """Yield the compiled code and the JSON files of a place, in the order of its files.
 
     Args:
-        on_fault: called with the error of a damaged file, which is then skipped.
+        on_fault: a function that is called with the error for a damaged file, which is then skipped.
     """
     budget = UnpackBudget()
     for file in files:

@@ -89,7 +89,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     """Return the facts about each kernel in a code object.
 
     Args:
-        where: the name of the file, for messages.
+        where: the name of the file, for error messages.
         shared: the number of bytes of LDS that a launch adds.
 
     Raises:

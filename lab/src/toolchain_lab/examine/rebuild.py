@@ -75,7 +75,7 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
     """Return the rules of a plan, by the path of their code object. The plan may have been written at another path.
 
     Raises:
-        SourceError: the folder holds no plan, or the source lacks its kernels.
+        SourceError: the folder does not contain a plan, or kernels of the plan are missing from the source.
     """
     try:
         with (plan / FLATZIP).open(encoding="utf-8") as stream:
@@ -96,7 +96,7 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
     The returned function returns None for a kernel that is not in the plan.
 
     Raises:
-        SourceError: the folder holds no plan, or the source lacks its kernels.
+        SourceError: the folder does not contain a plan, or kernels of the plan are missing from the source.
     """
     rules, keys = _rules(plan, source), objects_of(plan, ())
 
@@ -108,7 +108,7 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
 
 
 def _planned(plan: Path, source: Path, audited: Audit) -> dict[str, Any]:
-    """Return the tasks of a plan, by key, with the precision for float32 dot products that AOTriton uses, IEEE."""
+    """Return the tasks of a plan, by key; as in AOTriton, float32 dot products are compiled with IEEE precision."""
     rules = _rules(plan, source)
     keys = objects_of(plan, sorted(gpu for gpu in audited.gpus() if gpu.startswith("gfx")))
     return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

@@ -51,7 +51,7 @@ class Triton:
 
 
 def triton_of_wheel(text: str, cache: Cache) -> Triton:
-    """Unpack a wheel of Triton into the cache, and return the Triton.
+    """Unpack a wheel of Triton into the cache, and return this Triton with a Python that can import it.
 
     Args:
         text: the wheel: a file, a version in the index, or `pypi:…`.

@@ -84,7 +84,8 @@ class WheelLlvm:
     """A wheel of Triton, and the LLVMs in it.
 
     Args:
-        project, version: from the wheel's metadata, or else from its name; empty if neither states them.
+        project, version: the project and the version in the wheel's metadata, or else in its name; empty if neither
+            states them.
         tag: the tag in the wheel's name, such as `cp313-cp313-manylinux_2_28_x86_64`.
     """
 

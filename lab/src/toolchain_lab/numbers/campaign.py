@@ -50,7 +50,7 @@ class Report:
         return {label: counts[label] for label in LABELS}
 
     def of(self, status: str) -> list[Checked]:
-        """Return the results that have a status."""
+        """Return the results that have a given status."""
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:

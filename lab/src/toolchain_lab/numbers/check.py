@@ -72,7 +72,7 @@ class Checked:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Checked:
-        """Return the result that `as_json` converted to JSON values."""
+        """Return the result for JSON values that `as_json` returned."""
         errors = {name: (_number(error), float(bound)) for name, (error, bound) in row["errors"].items()}
         more = {"share": _number(row["share"]), "cases": tuple(row["cases"]), "unknown": tuple(row["unknown"])}
         return cls(**{**row, **more, "errors": errors})

@@ -168,7 +168,7 @@ class _Known:
             yield key, _metadata(about)
 
     def _beside(self, path: str) -> tuple[str, Launches] | None:
-        """Return the folder with the launch data for the pack at a path, and the data; None if there is none."""
+        """Return the folder of the launch data for the pack at a path, and the launch data; None if there is none."""
         for folder in map(str, PurePosixPath(path).parents):
             if folder in self._launches:
                 return folder, self._launches[folder]
