@@ -163,7 +163,7 @@ class _Taker:
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
-        """Check all entries, and then import them."""
+        """Check all entries against the lock, import them, and return them."""
         require_fitting(lock)
         require_whole(lock, self._entries)
         self._named_parts(lock)

@@ -52,7 +52,7 @@ class Download:
                 if wrong := self._begins(got) or self._copy(got):
                     return wrong
         except requests.RequestException as error:
-            raise self._registry.unreachable(error) from None  # `request` has already retried it
+            raise self._registry.unreachable(error) from None  # `request` has already retried the request
         except HTTPError as error:
             raise TryAgainError(self._registry.unreachable(error)) from None
         except TooSlowError as error:

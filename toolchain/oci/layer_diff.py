@@ -9,7 +9,7 @@ from typing import Any
 
 from toolchain.oci.layer_files import LayerFile, layer_files, read_members
 
-# Larger files are compared only by digest.
+# Larger files, in bytes, are compared only by digest, because both contents are held in memory.
 _LIMIT = 256 << 20
 _AROUND = 16
 _PIECE = 1 << 16

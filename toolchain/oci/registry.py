@@ -183,7 +183,7 @@ class Registry(Transport):
                 content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
                 return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
         except requests.RequestException as error:
-            raise self.unreachable(error) from None  # `request` has already retried it
+            raise self.unreachable(error) from None  # `request` has already retried the request
         except HTTPError as error:
             raise TryAgainError(self.unreachable(error)) from None
 

@@ -64,7 +64,7 @@ def deliver_files(
 
     Args:
         made: the facts of the image for each architecture.
-        index: the index, which was stored in `place` before.
+        index: the index of the image, which `place` must already contain.
         refs: the references under which the artifact is published, each with a tag.
         signer: the signer of a provenance that names each file; None for no provenance.
 

@@ -70,7 +70,7 @@ class AttachedEvidence:
 
 
 def collect(cache: Cache, record: Record) -> ImageFacts:
-    """Return the facts of a finished image that its SBOM and provenance need."""
+    """Return the facts about a finished image that its SBOM and its provenance contain."""
     dependencies = stages_below(cache, record.inputs)
     require_below(record, dependencies)
     base = next((dependency for dependency in (record, *dependencies) if dependency.stage == "base"), None)
@@ -215,7 +215,7 @@ def attach_to_files(
 
     Args:
         made_by: the facts of the image for each architecture, with its files.
-        files: the manifest of the artifact, which was stored in `place` before.
+        files: the manifest of the artifact, which `place` must already contain.
     """
     if signer is None:
         return AttachedEvidence((), "", "none", 0)

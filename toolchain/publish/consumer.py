@@ -52,7 +52,7 @@ class Use:
         source: the value of `COPY --from`.
         prefix: the absolute path of the copied folder; empty if unknown.
         lines: the lines of a Containerfile, including comments.
-        unknown: the facts that could not be found out from the image.
+        unknown: descriptions of the facts that the image does not reveal.
     """
 
     kind: Kind

@@ -102,7 +102,7 @@ def shipped() -> tuple[EditFile, ...]:
 
 
 def read_edits(path: Path) -> EditFile:
-    """Read and check an edit file."""
+    """Return the content of an edit file; raise PatchError if the file is invalid."""
     content = read_toml(path, error=PatchError, fix="correct the edit file")
     rows = content.get("edit")
     heads = {name: content.get(name) for name in ("source", "commit", "llvm")}

@@ -184,7 +184,7 @@ def fetch_source(
 
 
 def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool = False) -> bool:
-    """Return whether the store has a source, without reading its files; always True for a local source.
+    """Return whether the store has a source, without reading its files; True for every source with a local path.
 
     Args:
         tests, patched: whether the build needs the source's tests, and whether it applies patches (see `fetch_source`).
