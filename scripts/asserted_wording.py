@@ -1,7 +1,7 @@
 """Compute the share of tests that assert the wording of this project's messages.
 
 python -m scripts.asserted_wording          # prints the share
-python -m scripts.asserted_wording --list   # and each test with the first such text
+python -m scripts.asserted_wording --list   # also prints each test with its first such text
 
 A test counts if a string in one of its `assert` statements or `match=` arguments contains two or more words in a row,
 of which the first four also occur in a row in a string of the two packages. The values of a test's parameter count too

@@ -222,7 +222,7 @@ def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
 
 
 def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str, str]]:
-    """Return the LLVMs for GPUs that pin files name, by LLVM's name for the target, and the problems, by file name."""
+    """Return the LLVMs for GPUs that pin files name, and the problems, both by LLVM's name for the target."""
     pins: dict[str, CodegenPin] = {}
     odd: dict[str, str] = {}
     for name in sorted({match[1] for file in files if (match := _CODEGEN.fullmatch(file))}):

@@ -342,7 +342,8 @@ def what_it_takes() -> str:
     needs = needs_for("3.7")
     parts = {"distribution": "", "wheel": " (the index's wheel)"}
     wheels = "`, `".join((*(row.name for row in wheel_rows()), "wheels"))
-    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu", "wheel": wheels}  # only AMDGPU has one
+    # AMDGPU is the only target with an LLVM of its own.
+    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu", "wheel": wheels}
     counts = (2, 4, 8, 32)
     rows = []
     for one in costs():

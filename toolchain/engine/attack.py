@@ -43,7 +43,7 @@ def _has_our_root(pid: str) -> bool:
 
 
 def keys(_: Sequence[str]) -> str:
-    """Return what the session keyring of the caller is called if it can be reached, else an empty string."""
+    """Return a name for the caller's session keyring if this process can reach it, else an empty string."""
     number = _KEYCTL.get(platform.machine())
     if number is None or _LIBC.syscall(number, _GET_KEYRING_ID, _SESSION_KEYRING, 1) < 0:
         return ""
@@ -51,7 +51,7 @@ def keys(_: Sequence[str]) -> str:
 
 
 def second_chroot(_: Sequence[str]) -> str:
-    """Leave the root folder by a second chroot, as root in a chroot may be able to, and describe what was reached."""
+    """Try to leave the root folder by a second chroot, and describe the root that was reached."""
     for folder in _HOLDERS:
         place = f"{folder.rstrip('/')}/second-root"
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def attended(child: subprocess.Popen[str]) -> Iterator[None]:
-    """Close the standard input of `child` after the block, and kill its process group if it runs two seconds longer."""
+    """After the block, close the standard input of `child`; kill its process group if it runs on for two seconds."""
     try:
         yield
     finally:

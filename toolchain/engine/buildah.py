@@ -80,7 +80,7 @@ class Buildah(Storage):
         self._references: dict[str, str] = {}
 
     def prove_isolation(self) -> str:
-        """Prove that containers are isolated, once for each object, and return the name of the isolation."""
+        """Prove that containers are isolated, unless this object has already done so; return the isolation's name."""
         # Several threads may start workers at once, but one proof is enough.
         with self._probing:
             if not self._proved:
@@ -136,7 +136,7 @@ class Buildah(Storage):
             BuildError: the build failed; `why` begins with the first error among the last lines of output.
             EngineError: buildah does not work, or a build without network access sees a network.
             HostileInputError: the built tree contains a device, pipe or socket, or a link that leads out of the tree.
-            LimitError: the build reached a limit of `data/limits.toml`.
+            LimitError: the build reached a limit in `data/limits.toml`.
         """
         source = root / recipe.containerfile
         self.prove_isolation()
@@ -194,7 +194,7 @@ class Buildah(Storage):
                 self.call("rmi", "--force", tag, check=False)
 
     def _preloaded(self, image: str) -> list[Mount]:
-        """Return the mounts of the preloaded libraries for containers of `image`; the first call builds them."""
+        """Return the preloaded libraries' mounts for containers of `image`; the first call builds the libraries."""
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
@@ -271,7 +271,7 @@ class Buildah(Storage):
             how: see `RunOptions`; `env` is added to the image's environment.
 
         Raises:
-            LimitError: the container reached a limit of `data/limits.toml`.
+            LimitError: the container reached a limit in `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")
         how["env"], how["check"] = None, False  # `env` becomes options, and limits are checked first

@@ -54,7 +54,7 @@ def rows() -> list[Limit]:
 
 
 def values() -> dict[str, float]:
-    """Return the value of each limit by name, from `TOOLCHAIN_LIMITS` if it is there, else from `data/limits.toml`."""
+    """Return the value of each limit by name, as `data/limits.toml` or the variable `TOOLCHAIN_LIMITS` sets it."""
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, text = pair.partition("=")

@@ -113,7 +113,7 @@ def outside(table: str, number: int) -> int:
 
 
 def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]) -> EngineError | None:
-    """Run the probe's container. Return an error that another user may avoid; raise any other error."""
+    """Run the probe's container. Return an error that might not occur with another user; raise others."""
     word = secrets.token_hex(16)
     shown.mkdir()
     (shown / "asked").write_text(f"{word}\n", encoding="ascii")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import deque
 
-# Seconds per step on one core, measured with LLVM 22.1.8 on an idle Xeon of 2.5 GHz. Only the ratios matter, so the
-# table can be used for other machines and versions.
+# Seconds per step on one core, measured with LLVM 22.1.8 on an idle 2.5 GHz Xeon. Only the ratios matter, so the table
+# can be used for other machines and versions.
 _KINDS = tuple(
     (re.compile(pattern), seconds)
     for pattern, seconds in (
@@ -70,7 +70,7 @@ class Pace:
     def __init__(self, mean: float) -> None:
         self._mean = mean
         self._done = 0.0
-        self._total = self._left = 0  # steps
+        self._total = self._left = 0  # numbers of steps
         self._rate = Rate()
 
     def count(self, done: int, total: int, label: str, now: float) -> None:

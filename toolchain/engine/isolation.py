@@ -1,4 +1,4 @@
-"""Choose the options of buildah that isolate containers, and check that a build has no network."""
+"""Choose buildah's options for isolating containers, and check that a build has no network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCRIPT = (
 # counts separately.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
-# Of these capabilities, package managers need some to install packages.
+# Package managers need these of the dropped capabilities to install packages.
 _INSTALLING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
 # This step comes before the first RUN of a stage, so that the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"

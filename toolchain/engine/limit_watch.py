@@ -1,6 +1,6 @@
 """Measure what a container uses, and end it when it reaches a limit.
 
-`engine.launcher` imports this module in a process that can import nothing else but the standard library.
+`engine.launcher` imports this module in a process that can otherwise import only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
     TypedDict = dict
 
 _EVERY = 0.2  # seconds between two checks
-_MORE_PROCESSES = 4096  # more than a program can start between two checks
+_MORE_PROCESSES = 4096  # more processes than a program can start between two checks
 
 
 class Limits(TypedDict):

@@ -13,7 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The pipes are mounted below /run, which is in no layer; `sweep` removes the mount point from an exported tree.
+# The pipes are mounted below /run, which is not part of any layer; `sweep` removes the mount point from an exported
+# tree.
 TARGET = "/run/toolchain-output"
 # The path of the pipes in the engine's view (see `engine.view`).
 PIPES = "/pipes"

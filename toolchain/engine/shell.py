@@ -202,7 +202,7 @@ class Shell:
 
 @dataclass
 class _Terminal:
-    """A pseudo-terminal for a container. A container cannot open the user's terminal, so data is copied between both.
+    """A pseudo-terminal for a container. A container cannot open the user's terminal, so data is copied between them.
 
     Args:
         mounts: the mounts through which the engine sees this terminal.

@@ -52,7 +52,7 @@ ALWAYS_FIXED = {
     "host-name": "it is `toolchain` in every container",
     "build-path": "it is the same in every container",
 }
-"""The conditions that are the same in every container, and why, so that no build can see a difference."""
+"""The conditions that are the same in every container, each with the reason. No build can see a difference in them."""
 
 
 @dataclass
@@ -240,7 +240,7 @@ class Variation:
         return shown
 
     def known(self, image: str) -> list[Mount] | None:
-        """Return the mounts that `take` returned for `image`; None if it was not called."""
+        """Return the mounts that `take` returned for `image`; None if there was no such call."""
         return self._prepared.get(image)
 
     def as_json(self) -> dict[str, Any]:

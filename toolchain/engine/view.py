@@ -120,7 +120,7 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Write `files` to `folder` under names that contain digests, and return their places by the paths inside."""
+    """Write `files` under names that contain their digests, and return the path of each file by its path inside."""
     there = {}
     for inside, text in files.items():
         path = folder / f"{sha256_bytes(text.encode())[7:19]}-{Path(inside).name}"

@@ -64,7 +64,8 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
 
     Raises:
         KernelError: the file is damaged.
-        HostileInputError: the file unpacks to more bytes than any archive of kernels, or two of its entries overlap.
+        HostileInputError: the file unpacks to more bytes than any archive of kernels has, or two of its entries
+            overlap.
     """
     head = stream.read(_HEADER.size)
     if head[:4] != MAGIC or len(head) < _HEADER.size:

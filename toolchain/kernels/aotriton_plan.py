@@ -69,7 +69,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class BarePlan:
-    """What a generator plans: the rules, the clusters and the archives.
+    """The rules, the clusters and the archives that AOTriton's generator plans.
 
     Args:
         copies: by a rule's `out`, the outputs that get the same object as this rule. Their own rules differ from it

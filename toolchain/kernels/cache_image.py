@@ -1,4 +1,4 @@
-"""Read an image with a Triton cache by MCV's rules ("compat"), and report the calls that it has kernels for."""
+"""Read an image with a Triton cache by MCV's rules ("compat"), and report the calls whose kernels it contains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain.oci.layout import Layout
 _CACHE, _MANIFEST = f"{FOLDER}/", f"{MANIFEST.partition('/')[0]}/"
 _LARGEST = 64 << 20  # the limit in bytes for one file, and for all JSON together
 _LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
-_MOST = 500_000  # files
+_MOST = 500_000  # files in a cache
 _KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # keys read from a kernel's JSON
 
 
@@ -36,7 +36,7 @@ class TritonCache:
         entries: the number of kernels.
         size: the bytes of all files in the cache.
         targets: the GPUs of the kernels.
-        calls: the calls that the cache has kernels for, each with the GPU as the argument `gpu`; empty if the image
+        calls: the calls whose kernels the cache contains, each with the GPU as the argument `gpu`; empty if the image
             does not list them.
     """
 

@@ -321,7 +321,7 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, such as by a worker's link."""
+    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, e.g. through a link."""
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(

@@ -101,7 +101,8 @@ async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterab
         provides: the values of `cluster.requirements`.
         scratch: a folder for Dask's temporary files.
     """
-    host = urlsplit(address).hostname if address.startswith("tcp://") else None  # `tcp://` is only allowed on loopback
+    # A scheduler without TLS is on loopback, and the worker must listen only there too.
+    host = urlsplit(address).hostname if address.startswith("tcp://") else None
     resources = dict.fromkeys(provides, compiler.slots)
     while compiler.error is None:
         worker = distributed.Worker(

@@ -30,8 +30,8 @@ class Executor(Protocol):
         Yields:
             an outcome for each rule: `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`.
             With the status "done" it also contains `"sha256"` and `"bitcode"`. With "failed" it may contain `"log"`,
-            the last lines that the worker printed. `"origin"` is there if another machine compiled the rule. Closing
-            the generator ends all workers.
+            the last lines that the worker printed. `"origin"` names the worker if another machine compiled the rule.
+            Closing the generator ends all workers.
         """
         ...
 

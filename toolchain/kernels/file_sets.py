@@ -14,7 +14,7 @@ from toolchain.core.filesystem import emptied, read_regular
 from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
-_LARGEST_FILE = 1 << 30  # bytes
+_LARGEST_FILE = 1 << 30  # bytes of one source file
 # Every file gets this time on every machine, because a compile process can see the time of a file.
 _TIME = 0
 

@@ -231,7 +231,7 @@ class Standing:
     """The state of a campaign, read from its ledger.
 
     Args:
-        count, total: finished kernels and all kernels of the latest request; zeros if unknown.
+        count, total: how many kernels of the latest request are finished, and how many there are; 0 if unknown.
         counted: the number of entries by status, see `counts`.
         entries: the entries sorted by id; empty if only their counts were read.
         numbers: how many of the checked kernels are `right`, `wrong`, `skipped` and `refused`.
@@ -276,7 +276,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of damaged rows inside the block into a ConfigError."""
+    """Turn errors of SQLite, and errors about damaged rows, into a ConfigError."""
     try:
         yield
     except sqlite3.DatabaseError as error:

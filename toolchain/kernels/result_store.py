@@ -28,7 +28,7 @@ _LARGEST_RECORD = 1 << 30
 LARGEST_OBJECT = 1 << 30  # bytes of a code object
 LARGEST_METADATA = 16 << 20  # bytes of the JSON beside an object
 _LARGEST_NOTE = 64 << 20
-_LONGEST = 1e9  # seconds
+_LONGEST = 1e9  # seconds; a record with a longer compilation is damaged
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
 _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", "bitcode", "seconds", "about"))
 

@@ -304,7 +304,7 @@ def _resolve(
 
 
 def _fill(value: Value, choice: Mapping[str, Value]) -> Value:
-    """Return `value` with each `{axis}` replaced; a text that is only `{axis}` becomes the value itself."""
+    """Return `value` with each `{axis}` replaced; a text that is only `{axis}` becomes the axis's value itself."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}") and value[1:-1] in choice:

@@ -113,7 +113,7 @@ class OverMemoryError(Exception):
 class Worker:
     """One long-lived compile process, and the threads that read its output.
 
-    The process can write only to its own folder, so it can neither read nor change the objects of other processes.
+    The process has a folder of its own to write to, so it can neither read nor change the objects of other processes.
 
     Args:
         files: the set of source files that the process sees.
