@@ -88,7 +88,7 @@ class Library:
 
 
 def compile_by_triton(compiler: Any, rule: Rule, tree: Path) -> tuple[bytes, bytes, dict[str, Any]]:
-    """Compile a rule with the Triton of this Python; return LLVM IR, assembly and metadata."""
+    """Compile a rule with this Python's Triton; return the LLVM IR, the assembly and the metadata."""
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
     task = rule.task(str(tree), "/nowhere")

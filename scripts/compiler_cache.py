@@ -46,7 +46,7 @@ def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int
 
 
 def changed(folder: Path) -> bool:
-    """Return whether the cache has objects that were added after `trim`."""
+    """Return whether the cache contains objects that were added after `trim`."""
     note = folder / _NOTE
     before = set(note.read_text(encoding="utf-8").splitlines()) if note.is_file() else set()
     return any(os.fspath(path.relative_to(folder)) not in before for path in objects(folder))

@@ -205,7 +205,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
 
 
 def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
-    """Return the pin in pin files, read by the same code as in builds; or None and the reason why there is none."""
+    """Return the pin in pin files, read by the code that builds use, or None and the reason why there is no pin."""
     held = {name: files[name] for name in PIN_FILES if name in files}
     if not held:
         return None, "its pin was not read"

@@ -211,7 +211,7 @@ def launch_all(folder: Path, result: Path) -> int:
 
 
 def compare(out: Path, result: Path, checked: list[Path]) -> int:
-    """Print the largest error of each kernel as a share of the allowed error, and its share on the emulator."""
+    """Print each kernel's largest error as a share of the allowed error, here and on the emulator."""
     numpy: Any = importlib.import_module("numpy")
     emulated: dict[str, list[str]] = {}
     for path in checked:

@@ -11,7 +11,7 @@ precision (2^-10 for fp16, 2^-7 for bf16).
     python scripts/gpu/run.py FOLDER [FOLDER...] [--json FILE]
 
 Several folders may contain the same kernels compiled by different Tritons. The script then prints a table for each
-folder, and counts how many outputs are bit for bit the same in both.
+folder, and counts how many outputs are bit for bit the same as those of the first folder.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class Buildah(Storage):
         network: bool = False,
         **how: Unpack[RunOptions],
     ) -> Result:
-        """Run a command in a fresh container of `image`, which is removed at the end.
+        """Run a command in a fresh container of `image`, and remove the container afterwards.
 
         Args:
             image: a reference that `ensure_image` returned.

@@ -1,7 +1,8 @@
 """Make an ordinary user root in a user namespace that maps the user's subordinate ids, so that containers can run.
 
-In this namespace the process may mount file systems, and may create files with the different owners that a base needs.
-It keeps its PID, so signals reach it as before. The files that it makes as root of the namespace belong to the user.
+In this namespace the process may mount file systems, and may create files with the different owners that a base image
+needs. It keeps its PID, so signals reach it as before. The files that it makes as root of the namespace belong to the
+user.
 """
 
 from __future__ import annotations

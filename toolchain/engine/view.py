@@ -61,7 +61,7 @@ def ids() -> tuple[int, int]:
         first = max(inside, 1)
         best = max(best, (inside + count - first, first))
     have, first = best
-    # The range may lack its last id, which is `nobody`, because few files belong to nobody.
+    # The range may lack its last id, which is that of `nobody`, because few files belong to this user.
     if have < COUNT - 1:
         raise EngineError(
             "subordinate-ids-missing",
@@ -170,7 +170,7 @@ def own(folder: Path) -> None:
 
 
 def visible(path: Path, copies: Path) -> Path:
-    """Return `path`, or a copy of it in the folder `copies` if the ids of containers cannot read all of it."""
+    """Return `path`, or a copy of it in the folder `copies` if users in containers cannot read all of it."""
     path = path.resolve()
     if _readable(path):
         return path

@@ -144,7 +144,7 @@ def run_campaign(
 
     Args:
         out: the folder of the objects and of `report.json`.
-        worker_tree: the path of the source tree that the workers see.
+        worker_tree: the path at which the workers see the source tree.
         keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
         bounds: the bounds on the memory of the executor's workers, for the status.
         shared: the kernel stores to take results from and to add results to.
@@ -204,7 +204,7 @@ class _Run:
 
     Args:
         todo: the rules that are not finished, by id.
-        tree: the path of the source tree that the workers see.
+         tree: the path at which the workers see the source tree.
     """
 
     wanted: Sequence[Rule]

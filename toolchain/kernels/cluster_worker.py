@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 
 def compile_rules(rules: Sequence[Rule]) -> dict[str, Any]:
-    """Compile rules on the Dask worker that runs this; see `Compiler.compile`."""
+    """Compile rules on the Dask worker that runs this function; see `Compiler.compile`."""
     compiler: Compiler = distributed.get_worker().plugins[Compiler.name]
     return compiler.compile(rules)
 

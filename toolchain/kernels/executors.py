@@ -24,8 +24,8 @@ class Executor(Protocol):
         """Compile all rules.
 
         Args:
-            tree: the path of the source tree that compile processes see.
-            out: the folder of the objects on this machine.
+            tree: the path at which compile processes see the source tree.
+            out: the folder for the objects on this machine.
 
         Yields:
             an outcome for each rule: `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`.

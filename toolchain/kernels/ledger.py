@@ -208,7 +208,7 @@ class Ledger:
         return True
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
-        """Record the result of a check of a rule's object."""
+        """Record the result of checking a rule's object."""
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:
@@ -339,7 +339,7 @@ def _not_ours(path: Path, why: str) -> ConfigError:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return entries sorted by output path, without values that differ between runs."""
+    """Return entries sorted by output path, without the values that differ between runs."""
     left_out = (
         "seconds", "attempt", "origin", "signer", "over_memory", "refused", "exit_code", "metadata_sha256",
     )  # fmt: skip

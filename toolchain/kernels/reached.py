@@ -45,7 +45,8 @@ class _Scanned:
     """The result of scanning a module.
 
     Args:
-        runs: the part that runs on import or compilation, which is everything but the undecorated functions.
+        runs: the part that runs when the module is imported or compiled, which is everything except the undecorated
+            functions.
         functions: the undecorated functions, each of which can run only if running code uses its name.
     """
 

@@ -174,7 +174,7 @@ def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rul
 def load_rules(
     data: Path, source_root: Path, gpus: Sequence[str], *, select: str | None = None, limit: int | None = None
 ) -> RuleSet:
-    """Return the rules for GPUs that a data file describes.
+    """Return the rules that a data file describes, for the given GPUs.
 
     Args:
         data: a TOML file; aotriton/flash-attn.toml explains its form.

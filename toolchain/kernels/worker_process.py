@@ -103,7 +103,7 @@ class StoppedError(Exception):
 
 
 class OverMemoryError(Exception):
-    """The worker was ended because it used too much memory. `final` means that another attempt alone would not help."""
+    """The worker was ended because it used too much memory. `final` means that trying again alone would not help."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
