@@ -24,8 +24,8 @@ from toolchain.oci.registry_rules import CHUNK, UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 
 LOG = logging.getLogger(__name__)
-# The size in bytes of the smallest chunk that is tried. By default, reverse proxies accept requests of up to a megabyte
-# or more.
+# After a request was too large, smaller chunks are tried, but none below this size in bytes. A registry that refuses
+# even such chunks has another problem, because reverse proxies accept requests of about 1 MB by default.
 LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})

@@ -1,4 +1,4 @@
-"""Write an image's SLSA v1 provenance as an in-toto statement."""
+"""Make the SLSA v1 provenance of an image as an in-toto statement, and read its byproducts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from toolchain.trust.image_facts import ImageFacts, is_tool, origin, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-# The project has no web address, so this is a name. "Build type" in docs/trust.md documents it.
+# The project has no web address, so the build type is a URN. "Build type" in docs/trust.md documents it.
 BUILD_TYPE = "urn:toolchain:build:v1"
 _RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"))
 KEYS: Keys = {
     **dict.fromkeys(("_type", "predicateType")),
     "subject": _RESOURCE,
-    # The predicate types of a provenance and of an SBOM.
+    # The predicate is either an SBOM or a provenance, so the keys of both are known here.
     "predicate": {
         **sbom.KEYS,
         "buildDefinition": {
@@ -66,17 +66,27 @@ class Statement(TypedDict):
 
 
 def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
-    """Return the subjects of an image, by the digests of its manifest and of its indexes."""
+    """Return a list with one subject for each digest; all subjects have the name `image`.
+
+    Args:
+        digests: the digests of the image's manifest and of its indexes, as `sha256:<hex>`.
+    """
     return [{"name": image, "digest": {"sha256": digest.removeprefix("sha256:")}} for digest in digests]
 
 
 def statement(subject: Sequence[Resource], kind: str, predicate: Mapping[str, Any]) -> Statement:
-    """Return a statement with a predicate of this type."""
+    """Return an in-toto statement.
+
+    Args:
+        subject: the resources that the statement is about.
+        kind: the type of the predicate, which is a URI.
+        predicate: the content of the statement.
+    """
     return {"_type": STATEMENT, "subject": list(subject), "predicateType": kind, "predicate": dict(predicate)}
 
 
 def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statement:
-    """Return the provenance of an image."""
+    """Return the provenance of an image as a statement about the resources in `subject`."""
     record = image_facts.record
     inputs = dict(record.inputs)
     finished = record.finished or image_facts.finished
@@ -119,15 +129,19 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
 
 
 def isolation_of(record: Record) -> str:
-    """Return the mode of isolation and the first digits of the measures' digest, or `none` without a proof."""
+    """Return the isolation mode of a build and the shortened digest of its isolation measures, separated by a space.
+
+    If the record contains neither, return `none`.
+    """
     facts = record.isolation or {}
     return " ".join(str(facts[key])[:19] for key in ("mode", "measures") if facts.get(key)) or "none"
 
 
 def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
-    """Return the request in an image's record, with the sources that were named for the stages below.
+    """Return the request in an image's record, with the sources that the requests for the lower stages named.
 
-    A source has the form of `--source`; a checkout is given as its tree in the store, `stored:NAME@sha256:DIGEST`.
+    The sources have the form of `--source`. A checkout is replaced by its tree in the store
+    (`stored:NAME@sha256:DIGEST`), and a base in a layout folder by the digest of its manifest.
     """
     record = image_facts.record
     request = dict(record.request or {"stage": record.stage})
@@ -142,7 +156,7 @@ def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
 
 
 def spec_of(row: RecordedSource) -> str:
-    """Return a recorded source in the form of `--source`."""
+    """Return the value of `--source` that selects a recorded source, without the `NAME=` before it."""
     match row.kind:
         case "git":
             return f"{row.repository}@{row.ref}"
@@ -167,7 +181,7 @@ def _source(record: Record, row: RecordedSource) -> Resource:
     if known.commit:
         digest = {"gitCommit": known.commit}
     elif (row.digest or "").startswith("sha256:"):
-        # The digest of a checkout is that of its tree, not of a file.
+        # The digest of a checkout is the digest of a tree, so it must not be written as the SHA-256 of a file.
         value = str(row.digest).removeprefix("sha256:")
         digest = {"sha256": value} if known.sha256 and row.kind != "local" else {"toolchainTree": value}
     about: dict[str, Any] = {
@@ -194,17 +208,18 @@ def _stage(record: Record) -> Resource:
             "role": "base" if record.stage == "base" else "stage",
             "stage": record.stage,
             "inputDigest": record.input_digest,
-            # Unlike the manifest's digest, this digest does not depend on the compression.
+            # Unlike the digest of the manifest, the diff id does not depend on the compression.
             "diffId": record.diff_id,
         },
     }
 
 
 def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None = None) -> dict[str, Any] | None:
-    """Return the byproduct `name` of a provenance, or None.
+    """Return the JSON object in a byproduct of a provenance; None if the provenance has no such byproduct.
 
     Args:
-        recorded: the required value of its annotation `recorded`; None for any.
+        name: the name of the byproduct.
+        recorded: the value that the byproduct's annotation `recorded` must have; None to accept any value.
     """
     for byproduct in statement["predicate"]["runDetails"].get("byproducts") or ():
         if byproduct["name"] == name and recorded in {None, (byproduct.get("annotations") or {}).get("recorded")}:
@@ -214,7 +229,10 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
 
 
 def _byproducts(image_facts: ImageFacts) -> list[Resource]:
-    """Return the result of the isolation probe and the build report, which `--reuse-from` reads."""
+    """Return the byproducts that `--reuse-from` reads: the result of the isolation probe, and the build report.
+
+    A byproduct that is unknown or empty is missing from the list.
+    """
     record = image_facts.record
     resources: list[Resource] = []
     if probe := record.isolation or image_facts.isolation:

@@ -1,4 +1,4 @@
-"""Find the Triton, LLVM, GPUs and Pythons of an image."""
+"""Find out which Triton, LLVM, GPUs and Python versions an image was built with."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TRITON, LLVM = "triton", "llvm"
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A Triton or an LLVM.
+    """The version of Triton or LLVM in an image.
 
     Args:
-        version: the version of the release; empty if none is known.
-        commit: 40 hex digits; empty if none is known.
-        tree: the first 12 digits of the tree's digest of a checkout, which has no commit.
+        version: the version of the release; empty if it is unknown.
+        commit: the commit, as 40 hex digits; empty if it is unknown.
+        tree: for a local checkout, whose commit is not recorded, the first 12 hex digits of the digest of its tree;
+            otherwise empty.
     """
 
     version: str = ""
@@ -38,17 +39,17 @@ class Component:
 
     @property
     def label(self) -> str:
-        """The version and the whole commit, as in the image's label."""
+        """The text for the image's label: the version and the full commit, or the tree of a checkout."""
         return " ".join(part for part in (self.version, self.commit) if part) or str(self)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the known values, and null for the others."""
+        """Return all fields as JSON; unknown fields are null."""
         return {"version": self.version or None, "commit": self.commit or None, "tree": self.tree or None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The contents of an image; a field is None or empty if it is unknown or does not apply."""
+    """The contents of an image. A field is None or empty if it is unknown, or if it does not apply to the image."""
 
     triton: Component | None = None
     llvm: Component | None = None
@@ -65,12 +66,12 @@ class Contents:
         }
 
     def labels(self) -> dict[str, str]:
-        """Return the labels of an image with these contents."""
+        """Return the labels that name the Triton and the LLVM of the image; an unknown component has no label."""
         components = ((labels.TRITON, self.triton), (labels.LLVM, self.llvm))
         return {name: component.label for name, component in components if component is not None}
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and the value of each known field, for display."""
+        """Yield a title and the value of each known field as texts to display."""
         for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
             if component is not None:
                 yield name, str(component)
@@ -83,18 +84,20 @@ def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
     """Return the contents of a finished image.
 
     Args:
-        below: the records of the stages on which it was built, lowest first.
+        record: the record of the image.
+        below: the records of the stages on which the image was built, lowest first.
     """
     rows = [row for each in (record, *reversed(below)) for row in each.sources]
     return of_sources(rows, record.inputs)
 
 
 def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Contents:
-    """Return the contents of an image that was built from these sources.
+    """Return the contents of an image that is built from the given sources.
 
     Args:
-        rows: the sources of the stage, followed by those of the stages below.
-        inputs: the inputs of the stage.
+        rows: the sources of the image's stage, followed by those of the stages below. If several sources have the same
+            name, the first one is used.
+        inputs: the inputs of the image's stage, which contain the GPUs and the Python versions.
     """
     by_name: dict[str, Component] = {}
     for row in rows:
@@ -103,7 +106,7 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
 
 
 def of_provenance(statement: Mapping[str, Any]) -> Contents:
-    """Return the contents of an image from its provenance."""
+    """Return the contents of an image according to its provenance."""
     definition = statement["predicate"]["buildDefinition"]
     by_name: dict[str, Component] = {}
     for row in definition["resolvedDependencies"]:
@@ -132,9 +135,9 @@ def _kind(ref: str, digest: Mapping[str, str]) -> str:
 
 def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Contents:
     triton, llvm = by_name.get(TRITON), by_name.get(LLVM)
-    if llvm is None:  # the LLVM that only one GPU uses
+    if llvm is None:  # an LLVM that only generates code for a GPU, such as `llvm-amdgpu`
         llvm = next((component for name, component in by_name.items() if name.startswith(f"{LLVM}-")), None)
-    if llvm is None and triton is not None and triton.version:  # a wheel of the index contains the LLVM of its release
+    if llvm is None and triton is not None and triton.version:  # Triton from a package index contains its own LLVM
         with contextlib.suppress(PinError, UnsupportedError):
             llvm = Component(commit=triton_release(triton.version).llvm)
     return Contents(triton=triton, llvm=llvm, gpus=_texts(inputs.get("gpus")), pythons=_texts(inputs.get("pythons")))

@@ -1,6 +1,6 @@
-"""Write signatures and attestations for cosign and similar programs: layers under tags, and Sigstore bundles.
+"""Make signatures and attestations that cosign can verify: layers under cosign's tags, and Sigstore bundles.
 
-`verify` ignores the tags, and reads only the envelope of a bundle.
+`verify` does not read cosign's tags. From a bundle that is signed with a key, it reads only the envelope.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from toolchain.trust import dsse, keyless
 from toolchain.trust.keys import PublicKey, Signer
 
 SIGNATURE = "dev.cosignproject.cosign/signature"
-# The predicate type of the bundle that replaces a signature under a tag. Its predicate is empty.
+# The predicate type of a bundle that replaces the signature under a tag in newer versions of cosign. Its predicate is
+# empty.
 SIGNED = "https://sigstore.dev/cosign/sign/v1"
 CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 
 
 def payload(reference: str, digest: str) -> bytes:
-    """Return the payload of a simple signature for an image that is published in the repository `reference`."""
+    """Return the bytes that cosign signs for an image, which are a "simple signing" payload.
+
+    Args:
+        reference: the repository of the image, or the name of an image in a folder.
+        digest: the digest of the image or index.
+    """
     return canonical(
         {
             "critical": {
@@ -36,21 +42,25 @@ def payload(reference: str, digest: str) -> bytes:
 
 
 def signature_layer(layout: Layout, signer: Signer, reference: str, digest: str) -> Descriptor:
-    """Write the blob of a layer under `.sig` into `layout`, and return the layer."""
+    """Sign an image in cosign's format, and return a layer for the tag `.sig`, whose blob is stored in `layout`."""
     content = payload(reference, digest)
     made = layout.put_bytes(content, media.SIMPLE_SIGNING)
     return made.annotated({SIGNATURE: base64.b64encode(signer.sign(content)).decode()})
 
 
 def attestation_layer(layout: Layout, envelope: bytes, predicate: str) -> Descriptor:
-    """Write an envelope as a layer under `.att`; cosign requires the annotation, whose value is empty."""
+    """Store an envelope in `layout`, and return it as a layer for the tag `.att`.
+
+    The layer's annotation SIGNATURE is empty, but cosign requires it.
+    """
     return layout.put_bytes(envelope, dsse.MEDIA_TYPE).annotated({SIGNATURE: "", "predicateType": predicate})
 
 
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
-    """Return an envelope as a Sigstore bundle to be verified by a key.
+    """Return a Sigstore bundle that contains an envelope, and that can be verified with `key`.
 
-    The bundle has no key id, because readers expect another form of id and skip signatures with ours.
+    The key ids in the envelope are removed, because other programs expect ids of another form, and skip signatures with
+    the ids of this tool.
     """
     wrapped = envelope.as_json()
     for signature in wrapped["signatures"]:
@@ -61,5 +71,5 @@ def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
 
 
 def bundle_notes(predicate: str) -> dict[str, str]:
-    """Return the annotations of a bundle's artifact; `cosign load` copies only artifacts with both."""
+    """Return two annotations for the artifact of a bundle; `cosign load` copies only artifacts that have both."""
     return {CONTENT: "dsse-envelope", PREDICATE_TYPE: predicate}

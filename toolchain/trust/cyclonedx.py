@@ -1,6 +1,7 @@
-"""Write an SBOM as CycloneDX 1.6, from the SPDX document of the same image; equal images give equal bytes.
+"""Make a CycloneDX 1.6 SBOM from the SPDX document of the same image; equal images give equal SBOMs.
 
-Importing this module imports the CycloneDX library, which takes 0.15 seconds, so callers import it when they need it.
+This module imports the CycloneDX library, which takes 0.15 seconds, so callers import this module only when they need
+it.
 """
 
 from __future__ import annotations
@@ -39,17 +40,19 @@ _TYPES = {
     "FILE": ComponentType.FILE,
 }
 _ALGORITHMS = {"SHA256": HashAlgorithm.SHA_256, "SHA512": HashAlgorithm.SHA_512}
-# These relationships of SPDX say that a package was used only during the build.
+# The types of SPDX relationships which say that a package was used only during the build.
 _BUILD_ONLY = frozenset({"BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"})
 
 
 def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_digest: str) -> dict[str, Any]:
     """Return a CycloneDX document with the content of an SPDX document.
 
-    The serial number is a name-based UUID of the input digest, and the time is SOURCE_DATE_EPOCH of the build.
+    The document is deterministic: its serial number is a name-based UUID of the input digest, and its time is `EPOCH`.
 
     Args:
+        spdx: the SPDX document of the image.
         files: the files of the image's own layer, which become components of the image's component.
+        input_digest: the input digest of the image.
     """
     texts = {row["licenseId"]: row for row in spdx.get("hasExtractedLicensingInfos", ())}
     rows = {row["SPDXID"]: row for row in spdx["packages"]}
@@ -81,7 +84,7 @@ def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_dige
     bom.register_dependency(image, components.values())
     document = dict(strict_json.read(JsonV1Dot6(bom).output_as_string()))
     if files:
-        # The library needs 15 seconds of CPU time for 20,000 files, so their rows do not pass through it.
+        # The library would need 15 seconds of CPU time for 20,000 files, so the files are added to its output.
         document["metadata"]["component"]["components"] = [_file(file) for file in sorted(files, key=_path)]
     return document
 

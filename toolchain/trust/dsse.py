@@ -1,4 +1,4 @@
-"""Read and write signed envelopes (DSSE)."""
+"""Read and write DSSE envelopes, which contain a payload and its signatures."""
 
 from __future__ import annotations
 
@@ -25,42 +25,49 @@ BUNDLE: Keys = {
 
 @dataclass(frozen=True)
 class Envelope:
-    """A payload with its signatures, each as (key id, signature). Key ids are not verified."""
+    """A payload and its signatures.
+
+    Args:
+        signatures: the key id and the bytes of each signature. A signature does not protect its key id.
+    """
 
     payload_type: str
     payload: bytes
     signatures: tuple[tuple[str, bytes], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the envelope as JSON."""
+        """Return the envelope in the JSON form that DSSE defines."""
         signatures = [{"keyid": key, "sig": base64.b64encode(sig).decode()} for key, sig in self.signatures]
         payload = base64.b64encode(self.payload).decode()
         return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
 
     def as_bytes(self) -> bytes:
-        """The envelope as it is stored."""
+        """Return the envelope as canonical JSON, which is the form in which it is published."""
         return canonical(self.as_json())
 
     def signed_by(self, key: PublicKey) -> bool:
-        """Return whether one of the signatures was made by `key`."""
+        """Return whether at least one of the signatures was made with `key`."""
         content = pae(self.payload_type, self.payload)
         return any(key.verifies(signature, content) for _, signature in self.signatures)
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return DSSE's pre-authentication encoding, over which signatures are made."""
+    """Return the bytes that are signed: DSSE's pre-authentication encoding of a payload and its type."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def sign(statement: Any, signer: Signer) -> Envelope:
-    """Return an envelope that contains a statement in canonical form with one signature."""
+    """Return an envelope that contains an in-toto statement as canonical JSON, and its signature by `signer`."""
     payload = canonical(statement)
     return Envelope(IN_TOTO, payload, ((signer.public.id, signer.sign(pae(IN_TOTO, payload))),))
 
 
 def from_bundle(content: bytes) -> Envelope:
-    """Return the envelope in a Sigstore bundle, ignoring the rest of the bundle."""
+    """Return the envelope in a Sigstore bundle, without verifying its signatures; raise UntrustedError if malformed.
+
+    The other parts of the bundle, such as a certificate, are ignored.
+    """
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:
@@ -71,7 +78,10 @@ def from_bundle(content: bytes) -> Envelope:
 
 
 def read(content: bytes) -> Envelope:
-    """Parse an envelope. Signatures are not verified."""
+    """Parse an envelope and return it, without verifying its signatures.
+
+    UntrustedError is raised if the envelope is malformed, has no signature, or has more than `MOST_SIGNATURES`.
+    """
     try:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
     except ValueError as error:
@@ -100,7 +110,7 @@ def _envelope(value: Any) -> Envelope:
             "envelope-malformed", "what is attached is not a signed envelope", why=type(error).__name__
         ) from error
     if len(envelope.signatures) > MOST_SIGNATURES:
-        # Each signature is verified over the whole payload, and anybody may attach an envelope.
+        # Anyone who may push can attach an envelope, and each signature costs a hash of the whole payload.
         raise UntrustedError(
             "envelope-too-many-signatures", f"an attached envelope has more than {MOST_SIGNATURES} signatures"
         )

@@ -1,4 +1,4 @@
-"""Collect the facts for a finished image's SBOM and provenance, and name them by package URLs."""
+"""Define the facts for an image's SBOM and provenance, parse lists of packages, and make package URLs (purls)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import EPOCH
 from toolchain.core.record import Fate, Record, RecordedSource
 
-# The names of distributions in package URLs, where they differ from those of bases.
+# The names of distributions in package URLs, where they differ from the names of bases.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
 
 def distribution(base: str) -> tuple[str, str]:
-    """Return the distribution and the release of a base (`debian13`) as in package URLs: `debian`, `13`."""
+    """Return the name and the release of a base's distribution, in the spelling of package URLs.
+
+    For example, they are `debian` and `13` for the base `debian13`. The release is empty if the base's name has none.
+    """
     match = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
     family, release = (match[1], match[2] or "") if match else (base, "")
     return _NAMESPACE.get(family, family), release.replace("_", ".")
@@ -25,14 +28,14 @@ def distribution(base: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, order=True)
 class Package:
-    """A package of a base.
+    """A package of a Linux distribution.
 
     Args:
         kind: `deb` or `rpm`.
-        sha256: the SHA-256 of the package file in hex; empty if the list has none.
-        source: the name and version of the source package, `glibc 2.41-12`, if they are known and differ. Security
-            advisories name source packages.
-        system: the package's distribution (`debian11`), if it is not the base's.
+        sha256: the SHA-256 of the package file in hex; empty if the list of packages does not contain it.
+        source: the name and version of the source package, such as `glibc 2.41-12`, because security advisories name
+            source packages; empty if they are unknown, or equal to those of the package.
+        system: the distribution of the package (`debian11`); empty if it is the distribution of the base.
     """
 
     name: str
@@ -44,7 +47,11 @@ class Package:
     system: str = ""
 
     def purl(self, base: str) -> str:
-        """Return the package URL, for a base with this name (`debian13`)."""
+        """Return the package URL.
+
+        Args:
+            base: the name of the base (`debian13`), whose distribution is used if `system` is empty.
+        """
         family, release = distribution(self.system or base)
         distro = f"{family}-{release}" if release else family
         upstream = self.source.replace(" ", "@")
@@ -54,16 +61,18 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """The input of an SBOM and a provenance.
+    """The facts from which the SBOM and the provenance of an image are made.
 
     Args:
         record: the record of the image, as the pipeline wrote it.
-        dependencies: the records of the stages on which it was built, lowest first.
-        packages: the packages of the base.
-        isolation: the result of the engine's probe; empty if there is none.
-        finished: the time in seconds since 1970, for records without a time.
-        system: the name in the base's os-release (`debian12`), for a base without a recipe.
-        compressors: the program that wrote each published layer's blob (`gzip/zlib-1.2.13/9`), by digest.
+        dependencies: the records of the stages on which the image was built, lowest first.
+        packages: the packages of the base, and other packages whose code was compiled or copied into a stage.
+        isolation: the result of the isolation probe on the machine that publishes, which is used if the record contains
+            none; None if it is unknown.
+        finished: the Unix time at which the build ended, which is used if the record contains none.
+        system: the distribution in the base's os-release (`debian12`), for a base without a recipe; otherwise empty.
+        compressors: the compressor of each published layer whose compressor is known (`gzip/zlib-1.2.13/9`), by the
+            digest of the layer's blob.
     """
 
     record: Record
@@ -76,19 +85,19 @@ class ImageFacts:
 
     @property
     def base(self) -> Record | None:
-        """The record of the base. The image itself may be the base."""
+        """The record of the base, which may be the image itself; None if there is no base."""
         return next(
             (dependency for dependency in (*self.dependencies, self.record) if dependency.stage == "base"), None
         )
 
     @property
     def base_name(self) -> str:
-        """The name of the base (`debian13`), for package URLs."""
+        """The name of the base (`debian13`) for package URLs; `linux` if it is unknown."""
         named = self.base.inputs.get("base") if self.base is not None else ""
         return str(named or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
-        """Yield the `--allow-binary` name of each prebuilt input, with the lowest stage that contains it."""
+        """Yield the name of each prebuilt input, as in `--allow-binary`, and the record of the lowest stage with it."""
         seen: set[str] = set()
         for record in (*self.dependencies, self.record):
             for name in sorted(_names_let_in(record) - seen):
@@ -96,7 +105,7 @@ class ImageFacts:
                 yield name, record
 
     def prebuilt_files(self) -> Iterator[tuple[Mapping[str, Any], Record]]:
-        """Yield each prebuilt file that was found in the sources and allowed."""
+        """Yield the entry of each prebuilt file that was found in a source and allowed, and the record of its stage."""
         for record in (*self.dependencies, self.record):
             for row in _found(record):
                 yield row, record
@@ -107,7 +116,7 @@ def _found(record: Record) -> list[Mapping[str, Any]]:
 
 
 def _names_let_in(record: Record) -> set[str]:
-    # Prebuilt files without a name are allowed by their path.
+    # A prebuilt file that has no name in `record.binaries` is allowed by its path.
     choices = record.inputs.get("binaries")
     allowed = set(choices.get("allow") or ()) if isinstance(choices, dict) else set()
     files = {str(row["path"]).partition("!")[0] for row in _found(record)}
@@ -121,9 +130,9 @@ class Origin:
     Args:
         purl: the package URL.
         version: the commit, the version, or the first digits of the digest.
-        location: an address in SPDX's form, or NOASSERTION.
-        sha256: the SHA-256 of the file in hex; empty if the source is a tree.
-        commit: 40 hex digits; empty if the source is not from git.
+        location: the download location in SPDX's form; NOASSERTION if there is none that the public can use.
+        sha256: the SHA-256 of the source's archive or package in hex; empty if the source is a commit or a tree.
+        commit: the commit, as 40 hex digits; empty if the source is not from git.
     """
 
     purl: str
@@ -134,7 +143,7 @@ class Origin:
 
 
 def origin(row: RecordedSource) -> Origin:
-    """Return the origin of a recorded source."""
+    """Return the public identity of a recorded source."""
     name, ref, repository, digest = row.name, row.ref, row.repository, row.digest or ""
     plain = digest.removeprefix("sha256:") if digest.startswith("sha256:") else ""
     match row.kind:
@@ -152,7 +161,7 @@ def origin(row: RecordedSource) -> Origin:
             url_name = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
             return Origin(url_name, plain[:12], url, plain)
         case _:
-            # The digest of a checkout is that of a tree, but SPDX has only checksums of files.
+            # `sha256` stays empty, because SPDX has only checksums of files, and this is the digest of a tree.
             return Origin(purl("generic", name, version=plain[:12]), plain[:12], "NOASSERTION")
 
 
@@ -166,24 +175,33 @@ def _git(name: str, commit: str, repository: str) -> Origin:
 
 
 def is_tool(row: RecordedSource) -> bool:
-    """Return whether a source is a wheel that is only imported during the build."""
+    """Return whether a source is a wheel that the build only imports, so that the image does not contain it."""
     return row.name.startswith("wheel-")
 
 
 def binary_row(name: str, record: Record) -> RecordedSource | None:
-    """Return the source that is the prebuilt input `name` (`triton` for `triton-wheel`), or None."""
+    """Return the recorded source of a prebuilt input; None if the input is not a wheel from a package index.
+
+    Args:
+        name: the name of the prebuilt input: `triton-wheel` for the source `triton`.
+    """
     return next((row for row in record.sources if f"{row.name}-wheel" == name and row.kind == "pypi"), None)
 
 
 def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:
-    """Return a package URL with sorted qualifiers, without empty ones."""
+    """Return a package URL, whose qualifiers are sorted by name; empty qualifiers are omitted.
+
+    Args:
+        kind: the type of the package, such as `deb`.
+        path: the namespace and the name of the package.
+    """
     name = "/".join(quote(part, safe=".-_~") for part in path)
     rest = "&".join(f"{key}={quote(text, safe='/:.-_~')}" for key, text in sorted(qualifiers.items()) if text)
     return f"pkg:{kind}/{name}" + (f"@{quote(version, safe=':.-_~')}" if version else "") + (f"?{rest}" if rest else "")
 
 
 def parse_dpkg_status(text: str) -> tuple[Package, ...]:
-    """Return the installed packages of a dpkg status file, sorted."""
+    """Return the installed packages in the text of a dpkg status file, sorted."""
     packages = []
     for fields in stanzas(text):
         if fields.get("status", "").endswith(" installed") and fields.keys() >= {"package", "version", "architecture"}:
@@ -194,14 +212,19 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """Return `NAME VERSION` of a source package from dpkg's field; empty if both are those of the package."""
+    """Return `NAME VERSION` of a package's source package; empty if both are equal to those of the package.
+
+    Args:
+        name, version: the name and version of the package.
+        field: the value of dpkg's field `Source`, which omits what is equal.
+    """
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)
 
 
 def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple[Package, ...]:
-    """Return the packages, with source packages taken from known packages of the same name and version."""
+    """Return the packages; a missing source package is taken from the known package of the same name and version."""
     sources = {(package.name, package.version): package.source for package in known}
     return tuple(
         replace(package, source=package.source or sources.get((package.name, package.version), ""))
@@ -210,13 +233,20 @@ def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple
 
 
 def parse_os_release(text: str) -> str:
-    """Return a distribution's name and release from its os-release, such as `debian12`; empty if missing."""
+    """Return the name and release of a distribution, such as `debian12`, from the text of its os-release file.
+
+    The result is empty if the text has no `ID`.
+    """
     fields = dict(re.findall(r"^(ID|VERSION_ID)=[\"']?([^\"'\n]*)", text, re.MULTILINE))
     return fields.get("ID", "") + fields.get("VERSION_ID", "") if fields.get("ID") else ""
 
 
 def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:
-    """Parse the packages of a base's lock: rows of dpkg, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    """Return the packages in the list of a lock, sorted.
+
+    The entry of a deb package is an object. The entry of an rpm package is a text of the form
+    `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`, whose digest is not that of the package file and is therefore not used.
+    """
     parsed = []
     for row in packages:
         if isinstance(row, dict):

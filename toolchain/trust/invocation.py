@@ -1,4 +1,4 @@
-"""Write the options in a provenance as the command that builds the image again."""
+"""Turn the request in a provenance into the command that builds the image again."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ _LONGEST = 4000
 
 
 def request_command(request: Any) -> str:
-    """Return the command for the request in a provenance; empty if it is malformed or too long.
+    """Return the shell command that builds an image again.
 
-    A checkout is given by its tree in the store, and a patch by its file name, because paths are those of the
-    publisher's machine. Options with default values are omitted.
+    The result is empty if the request is malformed, or if the command is too long or contains unprintable characters. A
+    provenance names a checkout by its tree in the store, and a patch by its file name, because paths are only valid on
+    the publisher's machine. Options with their default values are omitted.
+
+    Args:
+        request: the request in the image's provenance.
     """
     if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""
     try:
         text = shlex.join(build_command(request["stage"], [*_words(request)]))
-    except (TypeError, ValueError, RecursionError):  # the signer decides the form, so it may be malformed
+    except (TypeError, ValueError, RecursionError):  # the request is as the signer wrote it, so it may be malformed
         return ""
     # Users copy the command, so it must not contain characters that a terminal hides or reorders.
     return text if len(text) <= _LONGEST and text.isprintable() else ""
 
 
 def _words(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options that differ from their defaults."""
-    # Without a floor, the base is always given.
+    """Yield the words of the options whose values differ from their defaults."""
+    # Without a glibc floor, the base is always named, even if it is the default.
     usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}
     for option in options():
         value = request.get(option.field)

@@ -1,6 +1,6 @@
-"""Sign by an OIDC identity instead of a key, with Sigstore.
+"""Sign with an OIDC identity instead of a key, using Sigstore, and verify such signatures.
 
-Sigstore's library is an optional extra, so it is imported only when it is needed.
+The library `sigstore` is an optional dependency, so this module imports it only in the functions that need it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
     from sigstore.verify import Verifier
 
 T = TypeVar("T")
-PATIENCE = 180.0  # seconds for a signature, or for Sigstore's roots
+PATIENCE = 180.0  # seconds to wait for a signature, or for the root certificates of a Sigstore
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the variable that sigstore's own program reads
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A signer by certificate: the name in it, and the issuer of the identity.
+    """The identity of a signer, which a certificate from Sigstore proves.
 
     Args:
-        name: an e-mail address, or `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…` for a workflow.
-        issuer: e.g. `https://token.actions.githubusercontent.com`.
-        config: the trust config of a private Sigstore, or a stored one for use without a network; None for the public
-            Sigstore, whose roots are refreshed.
+        name: the name in the certificate: an e-mail address, or, for a GitHub workflow,
+            `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…`.
+        issuer: the OIDC issuer of the identity, such as `https://token.actions.githubusercontent.com`.
+        config: a file with the trust config of a Sigstore, for a private Sigstore or for use without a network; None
+            for the public Sigstore, whose current trust config is downloaded.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Identity:
 
     @property
     def id(self) -> str:
-        """The name and the issuer, for display."""
+        """A text with the name and the issuer, to display."""
         return f"{self.name} (vouched for by {self.issuer})"
 
     @cached_property
@@ -59,7 +60,11 @@ class Identity:
             return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
 
     def opened(self, content: bytes) -> Envelope:
-        """Verify the signature, certificate, log entry and identity of a bundle, and return its payload."""
+        """Verify a Sigstore bundle, and return an envelope with its payload.
+
+        UntrustedError is raised if the content is not a bundle, or if its signature, certificate or log entry is
+        invalid or belongs to another identity.
+        """
         require()
         from sigstore.errors import Error  # noqa: PLC0415
         from sigstore.models import Bundle  # noqa: PLC0415
@@ -78,7 +83,7 @@ class Identity:
         except DocumentError as error:
             raise UntrustedError("not-a-sigstore-bundle", "what is attached is not a bundle", why=error.what) from error
         except Exception as error:
-            # The libraries raise many kinds of exceptions for hostile certificates and JSON.
+            # For hostile certificates and JSON, sigstore and its dependencies raise exceptions of many types.
             raise UntrustedError(
                 "not-a-sigstore-bundle", "what is attached is not a bundle", why=type(error).__name__
             ) from error
@@ -86,10 +91,10 @@ class Identity:
 
 
 class Keyless:
-    """Signs as the identity of this process. The token is never shown."""
+    """A signer that uses the OIDC identity of this process. The token of the identity is never shown."""
 
     def __init__(self, config: Path | None = None) -> None:
-        """Read the identity, so that a missing one is reported before anything is sent."""
+        """Read the identity now, so that a missing identity is reported before anything is uploaded."""
         require()
         self._config = config
         self._token = _identity()
@@ -99,7 +104,11 @@ class Keyless:
         return f"Keyless({self.identity.id})"
 
     def sign(self, statement: Mapping[str, Any]) -> bytes:
-        """Return a bundle with the statement, its signature, the certificate and the log entry."""
+        """Sign a statement, and return a Sigstore bundle.
+
+        The bundle contains the statement, its signature, the certificate of the identity, and the entry in Sigstore's
+        log. UnreachableError is raised if Sigstore does not answer, and ConfigError if it refuses to sign.
+        """
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
@@ -116,7 +125,7 @@ class Keyless:
 
 
 def require() -> None:
-    """Check that Sigstore's library is installed."""
+    """Raise ConfigError if the library `sigstore` is not installed; otherwise, make it log only warnings."""
     try:
         import sigstore.models  # noqa: F401, PLC0415
     except ImportError as error:
@@ -126,12 +135,16 @@ def require() -> None:
             why=f"Python finds no module {error.name}",
             fix="pip install '.[keyless]' in a checkout of the tool, or use --key",
         ) from error
-    # The library logs whole statements at debug level.
+    # At debug level, sigstore logs whole statements, which would flood the log of this tool.
     logging.getLogger("sigstore").setLevel(logging.WARNING)
 
 
 def trust_config(path: Path | None) -> ClientTrustConfig:
-    """Return the addresses and keys of a Sigstore."""
+    """Return the trust config of a Sigstore, which contains its addresses and its root certificates.
+
+    Args:
+        path: a file with the trust config; None to download that of the public Sigstore.
+    """
     from sigstore.models import ClientTrustConfig  # noqa: PLC0415
 
     if path is None:
@@ -171,7 +184,12 @@ def _identity() -> IdentityToken:
 
 @contextmanager
 def _translated(what: str, *, secret: str = "") -> Iterator[None]:
-    """Translate errors of the library, and remove the token from them."""
+    """Turn exceptions of sigstore into UnreachableError or ConfigError.
+
+    Args:
+        what: what failed, for the error.
+        secret: a token to remove from the text of the error.
+    """
     import requests  # noqa: PLC0415
     from sigstore.errors import NetworkError, TUFError  # noqa: PLC0415
 
@@ -187,7 +205,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
             fix="check the network; --sigstore FILE names another Sigstore",
         ) from None
     except Exception as error:
-        # The library does not export the classes of some errors.
+        # Some exceptions of sigstore have no public class, so the name of the module identifies them.
         if not (isinstance(error, ValueError) or type(error).__module__.startswith("sigstore")):
             raise
         cause = error.__cause__ or error.__context__
@@ -200,7 +218,10 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`, with a time limit, which the library does not have."""
+    """Return the result of `call`; raise UnreachableError if it takes longer than `PATIENCE`.
+
+    The limit is needed because sigstore has no timeout of its own.
+    """
     result: list[T] = []
     failed: list[Exception] = []
 
@@ -210,7 +231,7 @@ def _patiently(call: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)  # the process does not wait for this thread at exit
+    thread = threading.Thread(target=run, daemon=True)  # a hanging daemon thread does not prevent the exit
     thread.start()
     thread.join(PATIENCE)
     if failed:

@@ -1,4 +1,4 @@
-"""Create and read keys, sign and verify, with Ed25519 or ECDSA on P-256."""
+"""Create and read keys, and sign and verify with them; the algorithms are Ed25519 and ECDSA on P-256."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
 _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
 _LONGEST_PASSPHRASE = 1023  # bytes; OpenSSL's maximum
-_LARGEST = 1 << 20  # bytes of a key's file
+_LARGEST = 1 << 20  # bytes; the rest of a larger key file is not read
 _LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
-# cosign's keys are JSON with scrypt and secretbox, which our library does not support.
+# The labels of private keys that cosign encrypted with scrypt and secretbox, which `cryptography` cannot decrypt.
 _OF_COSIGN = (b"ENCRYPTED SIGSTORE PRIVATE KEY", b"ENCRYPTED COSIGN PRIVATE KEY")
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key. Its `id` is the SHA-256 of its SubjectPublicKeyInfo."""
+    """A public key for Ed25519 or ECDSA on P-256."""
 
     key: ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
     @property
     def id(self) -> str:
-        """`sha256:<hex>`, with the digits that `openssl pkey -pubin -outform DER | sha256sum` prints."""
+        """The digest (`sha256:<hex>`) of the key's SubjectPublicKeyInfo.
+
+        `openssl pkey -pubin -outform DER | sha256sum` prints the same digits.
+        """
         spki = self.key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         return sha256_bytes(spki)
 
     def verifies(self, signature: bytes, content: bytes) -> bool:
-        """Return whether `signature` is this key's signature over `content`."""
+        """Return whether `signature` is a signature over `content` that was made with this key."""
         try:
             if isinstance(self.key, ed25519.Ed25519PublicKey):
                 self.key.verify(signature, content)
@@ -51,16 +54,16 @@ class PublicKey:
         return True
 
     def pem(self) -> bytes:
-        """Return the key as PEM."""
+        """Return the key in PEM format."""
         return self.key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 @dataclass(frozen=True, repr=False)
 class Signer:
-    """A private key. It is never shown, not even in a traceback.
+    """A private key, which `repr` does not show, so that tracebacks do not show it either.
 
     Args:
-        bundles: whether `publish` also writes what it signs as Sigstore bundles.
+        bundles: whether `publish` also attaches Sigstore bundles with the signed statements.
     """
 
     key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -68,13 +71,14 @@ class Signer:
 
     @property
     def public(self) -> PublicKey:
-        """The public key."""
+        """The public key that belongs to this private key."""
         return PublicKey(self.key.public_key())
 
     def sign(self, content: bytes) -> bytes:
         """Return a signature over `content`.
 
-        Signing again gives the same bytes, so publishing again adds nothing. For P-256 this needs OpenSSL 3.2.
+        Signing the same content again gives the same bytes, so publishing an image again adds nothing. With a P-256 key
+        and an OpenSSL before 3.2, however, each signature is different.
         """
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)
@@ -85,9 +89,11 @@ class Signer:
 
 
 def new_key(path: Path) -> PublicKey:
-    """Write an Ed25519 key: the private key to `path` (mode 0600), the public key to `<path>.pub`.
+    """Create an Ed25519 key, write it to two new files, and return the public key.
 
-    If TOOLCHAIN_KEY_PASSPHRASE is set, the private key is encrypted with it.
+    The private key is written to `path` with the mode 0600, and the public key to `<path>.pub`. If
+    TOOLCHAIN_KEY_PASSPHRASE is set, the private key is encrypted with it. ConfigError is raised if one of the files
+    exists or cannot be written.
     """
     if not path.name:
         raise ConfigError("not-a-file-name", f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
@@ -122,7 +128,7 @@ def new_key(path: Path) -> PublicKey:
         ) from error
     finally:
         if begun is not None:
-            begun.unlink(missing_ok=True)  # a private key without its public key is useless
+            begun.unlink(missing_ok=True)  # the public key could not be written
     return signer.public
 
 
@@ -139,7 +145,10 @@ def _passphrase() -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
-    """Read a key's file only once, because it may be a pipe."""
+    """Return the content of a key file, which is read only once, because it may be a pipe.
+
+    ConfigError is raised if the file cannot be read or is empty.
+    """
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)
@@ -173,7 +182,10 @@ def _other_kind(path: Path) -> ConfigError:
 
 
 def load_signer(path: Path) -> Signer:
-    """Read a private key in PEM (PKCS#8 or SEC1). An encrypted one needs TOOLCHAIN_KEY_PASSPHRASE."""
+    """Read a private key from a PEM file (PKCS#8 or SEC1); raise ConfigError if the key cannot be used.
+
+    An encrypted key is decrypted with the passphrase in TOOLCHAIN_KEY_PASSPHRASE.
+    """
     return _signer(_content(path), path)
 
 
@@ -195,7 +207,8 @@ def _signer(content: bytes, path: Path) -> Signer:
             fix="make one with toolchain keygen FILE; `cosign import-key-pair --key FILE` gives it to cosign. "
             "To verify, name the public half, cosign.pub",
         )
-    # The library refuses a passphrase for an unencrypted key, but the variable may be meant for another key.
+    # `cryptography` refuses a passphrase for an unencrypted key. The variable may be set for another key, so it is only
+    # used for an encrypted one.
     encrypted = b"ENCRYPTED" in content
     secret = _passphrase() if encrypted else None
     try:
@@ -220,7 +233,10 @@ def _signer(content: bytes, path: Path) -> Signer:
 
 
 def load_public(path: Path) -> PublicKey:
-    """Read a public key in PEM, or the public half of a private key."""
+    """Read a public key from a PEM file; raise ConfigError if the key cannot be used.
+
+    If the file contains a private key, its public key is returned.
+    """
     content = _content(path)
     if b"PRIVATE KEY" in content:
         return _signer(content, path).public

@@ -11,22 +11,29 @@ from toolchain.core.errors import UntrustedError
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 
-# This is a name and not an address; docs/lab/emulator.md explains it.
+# This URN is only a name. docs/lab/emulator.md says when such statements are made.
 PREDICATE = "urn:toolchain:numbers:v1"
 
 
 def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> attest.Statement:
-    """Return the statement about the kernels that were checked, were skipped (and why), or gave wrong results."""
+    """Return a statement with the result of a numerical check of an image's kernels.
+
+    Args:
+        about: the resources that the statement is about, which are the image's manifest and its indexes.
+        numbers: the numbers of kernels that were checked and skipped, and that gave wrong results.
+    """
     return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
 
 
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """Return the result in the signed statements about an image as a sentence; empty if there is none.
+    """Return a sentence with the result of the numerical check of an image's kernels; empty if there is no statement.
 
-    If there are several statements, the one about the most kernels is used.
+    If there are several statements, the sentence describes the one with the most checked kernels. UntrustedError is
+    raised if any of them reports wrong results or is malformed.
 
     Args:
-        needed: the digests that a statement must contain.
+        statements: signed statements of any type.
+        needed: the digests that the subjects of a statement must include.
     """
     texts = [
         statement

@@ -1,4 +1,4 @@
-"""Check what `verify` requires of an image in addition to a valid signature."""
+"""Check the provenance of an image against the requirements of `verify`, after its signature was verified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# The tolerance for differing clocks. A later time is forged or from a broken clock.
+# The difference between clocks that is tolerated. A build that ended even later in the future has a forged time, or its
+# machine had a wrong clock.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
@@ -26,19 +27,20 @@ POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The requirements of `verify`.
+    """The requirements of `verify` for the provenance of an image.
 
     Args:
-        source_only: whether prebuilt inputs other than those in `allow` are refused. The packages of the base are not
+        source_only: whether prebuilt inputs are refused, except for those in `allow`. The packages of the base are not
             prebuilt inputs.
-        isolated: whether the build must have run in proved isolation.
-        fresh: whether the build must not have used a compiler cache.
-        no_kernel_store: whether the build must have compiled every kernel.
-        allow: the names of prebuilt inputs, as in `--allow-binary`.
-        source_repos: normalized repositories; each source of the image must come from one of them.
+        isolated: whether the provenance must contain proof that the build was isolated.
+        fresh: whether an image that was built with a compiler cache is refused.
+        no_kernel_store: whether an image with kernels from a kernel store is refused.
+        allow: the names of the prebuilt inputs that `source_only` permits, as in `--allow-binary`.
+        source_repos: the repositories from which the sources of the image's own stage may come, in the form that
+            `normal_repository` returns; empty to allow any repository.
         max_age: the maximum number of days since the end of the build; None for no limit.
-        input_digest: the input digest of the image; None for any.
-        image: the image's name in the provenance; None for any.
+        input_digest: the required input digest; None to accept any.
+        image: the required name of the image; None to accept any.
     """
 
     source_only: bool = False
@@ -53,7 +55,7 @@ class Policy:
 
     @property
     def empty(self) -> bool:
-        """Whether the policy requires nothing."""
+        """Whether the policy has no requirements; `allow` by itself is not a requirement."""
         return self == Policy(allow=self.allow)
 
 
@@ -65,7 +67,12 @@ def make_policy(
     max_age: float | None = None,
     image: str | None = None,
 ) -> Policy:
-    """Return the policy for the values of options."""
+    """Return the policy that the options of `verify` describe; raise ConfigError for an invalid value.
+
+    Args:
+        name: the value of `--policy`: names in `POLICIES`, separated by commas; None if the option is not used.
+        source_repos: repositories as the user writes them.
+    """
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(
@@ -84,7 +91,11 @@ def make_policy(
 
 
 def normal_repository(text: str) -> str:
-    """Normalize a repository for comparison: `OWNER/NAME` is on GitHub, and URLs lose `.git` and a final slash."""
+    """Return a repository in a normal form, so that equal repositories have equal texts.
+
+    `OWNER/NAME` becomes a URL of GitHub, and a URL loses `.git` and a final slash. ConfigError is raised for a text
+    that is not a repository.
+    """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
     parts = urlsplit(text)
@@ -98,8 +109,8 @@ def normal_repository(text: str) -> str:
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
-        # GitHub is the only host known to ignore case.
-        query = f"?{parts.query}" if parts.query else ""  # some hosts choose the repository by it
+        # Only for GitHub is the path lowered, because no other host is known to ignore the case of paths.
+        query = f"?{parts.query}" if parts.query else ""  # some hosts name the repository in the query
         return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):
         return text
@@ -117,7 +128,11 @@ def _same(repository: str, wanted: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _reading(check: str) -> Iterator[None]:
-    """Turn exceptions from reading a malformed statement into a check's error."""
+    """Raise UntrustedError instead of the exceptions that reading a malformed statement raises.
+
+    Args:
+        check: the name of the check, for the error.
+    """
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -127,10 +142,14 @@ def _reading(check: str) -> Iterator[None]:
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
-    """Check a provenance's consistency, its sources and its age; its subject and signature are already checked.
+    """Raise UntrustedError if a provenance contradicts itself or the image, or if its sources or age are not accepted.
+
+    The caller must have checked the signature and the subjects of the provenance.
 
     Args:
-        label: the image's `toolchain.input-digest`; None if the image has none.
+        demands: the requirements for the sources, the age, the input digest and the name of the image.
+        now: the time from which the age is measured.
+        label: the image's label `toolchain.input-digest`; None if the image has no such label.
     """
     _check_provenance(statement, demands, label)
     _check_sources(statement, demands)
@@ -139,7 +158,7 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
 @_reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
-    """Check that this tool made the provenance, and that it agrees with itself and with the image."""
+    """Check the build type and the input digest of a provenance, the name of its image, and that it names a source."""
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
         raise UntrustedError(
@@ -169,14 +188,14 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
     for row in inner.get("kernelStores", ()):
         stored(row)
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
-        inner["stage"] not in of_packages()  # these stages contain packages, which the SBOM lists
+        inner["stage"] not in of_packages()  # these stages have packages instead, which the SBOM lists
     ):
         raise UntrustedError("provenance-without-source", "provenance: it names no source")
 
 
 @_reading("source-repo")
 def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
-    """Check that each source of the image itself comes from one of the required repositories."""
+    """Check that each source of the image's own stage comes from one of the accepted repositories."""
     if not demands.source_repos:
         return
     definition = statement["predicate"]["buildDefinition"]
@@ -200,7 +219,7 @@ def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
 
 @_reading("age")
 def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> None:
-    """Check that the build is neither too old nor in the future."""
+    """Check that the build ended neither too long ago nor in the future."""
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
@@ -213,7 +232,11 @@ def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> 
 
 @_reading("policy")
 def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
-    """Check that the provenance names the prebuilt inputs that an SBOM lists."""
+    """Raise UntrustedError unless the provenance names exactly the prebuilt inputs that an SBOM lists.
+
+    Args:
+        listed: the names of the prebuilt inputs in the SBOM, sorted.
+    """
     named = _binaries(statement)
     if named != list(listed):
         raise UntrustedError(
@@ -224,7 +247,7 @@ def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
 
 @_reading("policy")
 def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
-    """Check an image against a policy."""
+    """Raise UntrustedError if a provenance does not meet the requirements that `--policy` names."""
     inner = statement["predicate"]["buildDefinition"]["internalParameters"]
     names = [name for name in _binaries(statement) if name not in demands.allow] if demands.source_only else []
     if names:
@@ -249,7 +272,13 @@ def _binaries(statement: Mapping[str, Any]) -> list[str]:
 
 
 def met(demands: Policy, *names: str) -> dict[str, str]:
-    """Return descriptions of the requirements that the checks with these names met, for display."""
+    """Return a text to display for each of the named checks whose requirements the image met, by name.
+
+    A check without requirements is missing from the result.
+
+    Args:
+        names: the names of checks that passed: `source-repo`, `age` or `policy`.
+    """
     policies = (
         (demands.source_only, "nothing prebuilt but what was allowed"),
         (demands.isolated, "built in a proved isolation"),
@@ -265,7 +294,7 @@ def met(demands: Policy, *names: str) -> dict[str, str]:
 
 
 def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarize a trusted provenance: the image's name, whether it is partial, and whether its contract was checked."""
+    """Return the facts in a trusted provenance that `verify --json` prints, such as the contents of the image."""
     definition = statement["predicate"]["buildDefinition"]
     inner, request = definition["internalParameters"], definition.get("externalParameters")
     return {
@@ -283,13 +312,16 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: Mapping[str, Any]) -> str:
-    """Return a row of a provenance's kernel stores, for display."""
+    """Return a sentence to display about a kernel store in a provenance: the number of kernels, and who signed it."""
     signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
     return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 
 
 def named(statement: Mapping[str, Any]) -> str:
-    """Return the result of `summary` in a few words, for display."""
+    """Return a text to display with the name of the image in a trusted provenance.
+
+    The text also says whether the image is partial, and whether it was built without its contract check.
+    """
     row = summary(statement)
     part = f", a part: {row['partial']}" if row["partial"] else ""
     return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

@@ -1,4 +1,4 @@
-"""Sign SLSA provenance of a rebuild, and judge provenance by the builders that a policy lists."""
+"""Make the SLSA provenance of a rebuild, and judge provenance by a list of known builders."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ _HOSTED = (2, 3)  # SLSA build levels that need a hosted builder
 def provenance(
     image: str, digests: Sequence[str], *, builder: str, input_digest: str, parameters: Mapping[str, Any]
 ) -> attest.Statement:
-    """Return the provenance of a rebuild that gave equal bytes.
+    """Return the provenance of a rebuild whose image has the same bytes as the published image.
 
-    It contains the input digest but not the inputs, which are in the publisher's provenance, and no host, user or path.
+    It contains the input digest but not the inputs, because the publisher's provenance contains them. It names no host,
+    user or path.
 
     Args:
-        digests: the digests of the image's manifest and of the indexes that name it.
-        builder: the rebuilder's URI.
-        parameters: the request of the rebuild.
+        image: the name of the image.
+        digests: the digests of the image's manifest and of the indexes that list the image.
+        builder: the URI of the rebuilder.
+        parameters: the request with which the image was rebuilt.
     """
     predicate = {
         "buildDefinition": {
@@ -49,7 +51,7 @@ def provenance(
 
 
 def require_uri(builder: str) -> None:
-    """Raise an error if a builder's id is not a URI."""
+    """Raise ConfigError if the id of a builder is not a URI."""
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder):
         raise ConfigError(
             "not-a-uri", f"{builder!r} is not a URI", fix="e.g. --builder-id https://ci.example.org/builder"
@@ -58,11 +60,14 @@ def require_uri(builder: str) -> None:
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder that a policy lists. Builders of one operator are not independent of each other.
+    """A builder in the file of `--builders`.
 
     Args:
-        signer: the key, or the identity in a certificate, that must have signed its provenance.
-        level: the SLSA build level of its provenance: 1, or for a hosted builder 2 or 3.
+        id: the URI that provenance of this builder contains.
+        signer: the key or identity that must have signed the provenance of this builder.
+        operator: the name of the person or organization that runs the builder. Builders of the same operator are not
+            independent of each other.
+        level: the SLSA build level of the builder's provenance: 1, or for a hosted builder 2 or 3.
     """
 
     id: str
@@ -73,7 +78,10 @@ class Builder:
 
 @dataclass(frozen=True)
 class Rebuilders:
-    """The builders whose provenance of an image counts, and the required number of independent ones."""
+    """The builders whose provenance of an image counts, and the number of operators that must have signed provenance.
+
+    ConfigError is raised if `needed` is not positive, or larger than the number of different operators.
+    """
 
     needed: int
     builders: tuple[Builder, ...]
@@ -90,13 +98,14 @@ class Rebuilders:
 
 
 def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ...]:
-    """Read the builders of a policy from tables `[[builder]]`.
+    """Read the builders in a TOML file; raise ConfigError if the file is invalid.
 
-    Each has `id`, `operator`, either `key` (a file in the same folder) or `identity` and `issuer`, and optionally
-    `level`.
+    Each table `[[builder]]` contains `id`, `operator`, either `key` or both `identity` and `issuer`, and optionally
+    `level`. The value of `key` is a path relative to the folder of the file.
 
     Args:
-        sigstore: the trust config for identities; None for the public Sigstore.
+        path: the TOML file.
+        sigstore: a file with the trust config for identities; None for the public Sigstore.
     """
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["builder"]
@@ -114,11 +123,15 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
 
 
 def _require_distinct(builders: Sequence[Builder]) -> None:
-    """Raise an error if a builder has two operators or levels, or if the local builder is listed as hosted."""
+    """Raise ConfigError if the list of builders is ambiguous, or if it lists the local builder as hosted.
+
+    The list is ambiguous if a signer or an id belongs to two operators, if the name of an operator is written in two
+    ways, or if two tables have the same id and signer.
+    """
     owners: dict[str, str] = {}
     for row in builders:
         name = " ".join(row.operator.casefold().split())
-        # Every build outside of a CI has the local id, so it identifies neither an operator nor a hosted builder.
+        # Every build outside of a CI has the local id, so this id identifies neither an operator nor a hosted builder.
         ids = [f"the id {row.id}"] if row.id != LOCAL_BUILDER else []
         if row.level > 1 and not ids:
             raise ConfigError(
@@ -163,9 +176,13 @@ def _builder(row: dict[str, Any], folder: Path, sigstore: Path | None) -> Builde
 def granted_level(
     builders: Iterable[Builder], signer: PublicKey | Identity, provenances: Iterable[Mapping[str, Any]]
 ) -> int:
-    """Return the lowest SLSA build level of provenances that `signer` has signed.
+    """Return the lowest SLSA build level of the given provenances; 1 if there are none.
 
-    The level is above 1 only if each provenance names a builder that is listed with this signer and a higher level.
+    A provenance has the level of the builder that it names, if this builder is listed with `signer`, and otherwise 1.
+
+    Args:
+        builders: the listed builders.
+        signer: the key or identity that signed all of the provenances.
     """
     levels = {row.id: row.level for row in builders if row.signer == signer}
     ids = (str(text["predicate"]["runDetails"]["builder"]["id"]) for text in provenances)
@@ -173,10 +190,15 @@ def granted_level(
 
 
 def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *, input_digest: str | None) -> str:
-    """Check that enough operators have signed provenance of an image, and return their names for display.
+    """Return a sentence with the operators that have signed provenance of an image; raise UntrustedError for too few.
 
-    A provenance counts if its signer and `builder.id` are those of a listed builder, and if it contains the digest of
-    the manifest and the input digest. An image without an input digest cannot have such provenance.
+    A provenance counts if its signer and its `builder.id` are those of a listed builder, and if it contains both the
+    digest of the image's manifest and the input digest of the image.
+
+    Args:
+        evidence: the files that are attached to the image.
+        digest: the digest of the image's manifest.
+        input_digest: the input digest in the label of the image. If it is None, no provenance counts.
     """
     operators = set()
     for row in rebuilders.builders:

@@ -1,4 +1,4 @@
-"""Define the formats of an SBOM, and read from either format what `verify` needs."""
+"""Define the two SBOM formats, and read from both the facts that `verify` compares with an image."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from toolchain.core.errors import UntrustedError
 from toolchain.core.strict_json import Keys
 from toolchain.oci.layer_files import LayerFile
 
-# The id of the image's own package in SPDX, and the prefix of the ids of prebuilt inputs.
+# In SPDX documents: the id of the package that is the image itself, and the prefix of the ids of prebuilt inputs.
 IMAGE, BINARY = "SPDXRef-Image", "SPDXRef-Binary-"
 LAYER = "files are those of the layer with diff_id "
-# The names of properties of CycloneDX components.
+# The names of properties in CycloneDX documents: the diff id of the image's layer, and the name of a prebuilt input.
 DIFF_ID, ALLOWED = "toolchain:diff-id", "toolchain:allow-binary"
 _CHECKSUM: Keys = dict.fromkeys(("algorithm", "checksumValue"))
 _COMPONENT: Keys = {
@@ -22,7 +22,7 @@ _COMPONENT: Keys = {
     "properties": dict.fromkeys(("name", "value")),
 }
 _MALFORMED = (KeyError, TypeError, AttributeError, StopIteration)
-# The keys in both formats that this module reads.
+# The keys that this module reads, from documents in either format.
 KEYS: Keys = {
     **dict.fromkeys(("spdxVersion", "SPDXID", "name", "relationships")),
     "packages": {**dict.fromkeys(("SPDXID", "name", "sourceInfo")), "checksums": _CHECKSUM},
@@ -35,13 +35,14 @@ KEYS: Keys = {
 
 @dataclass(frozen=True)
 class Listing:
-    """What an SBOM says about an image.
+    """The facts about an image that its SBOM states.
 
     Args:
         manifest: the digest of the image's manifest.
         diff_id: the digest of the uncompressed layer that contains the files.
-        files: the SHA-256 of each file in hex, by path; for a symbolic link that of its target's name.
-        binaries: the names of the prebuilt inputs, sorted.
+        files: a SHA-256 in hex for each path in the layer. For a file, it is the SHA-256 of the content. For a symbolic
+            link, it is the SHA-256 of the path to which the link points.
+        binaries: the names of the prebuilt inputs, as in `--allow-binary`, sorted.
     """
 
     manifest: str
@@ -50,7 +51,10 @@ class Listing:
     binaries: tuple[str, ...]
 
     def require(self, files: Sequence[LayerFile]) -> None:
-        """Raise an error that names the first difference if a layer's files are not the listed ones."""
+        """Raise UntrustedError if the files of a layer differ from the listed files.
+
+        The error names the first path that is missing on one side, or that has different content.
+        """
         there = {file.path: file for file in files}
         for path in sorted(self.files.keys() | there.keys()):
             if path not in there:
@@ -66,11 +70,12 @@ class Format:
     """A format of SBOMs.
 
     Args:
-        kind: the name of this kind of attached evidence.
+        kind: the name under which `publish` reports a document in this format.
         media_type: the media type of an unsigned document.
         predicate: the predicate type of a signed statement that contains a document.
-        manifest: returns the digest of the image that a document describes.
-        parse: reads a document. Like `manifest` it raises KeyError, TypeError or StopIteration if it is malformed.
+        manifest: a function that returns the digest of the image that a document describes.
+        parse: a function that returns the facts in a document. This function and `manifest` raise KeyError, TypeError,
+            AttributeError or StopIteration for a malformed document.
     """
 
     kind: str
@@ -80,14 +85,17 @@ class Format:
     parse: Callable[[Mapping[str, Any]], Listing]
 
     def describes(self, document: Mapping[str, Any], manifest: str) -> bool:
-        """Return whether a document is about this image. Its other fields may be malformed."""
+        """Return whether a document describes the image with the digest `manifest`.
+
+        Only the digest in the document is read, so its other fields may still be malformed.
+        """
         try:
             return self.manifest(document) == manifest
         except _MALFORMED:
             return False
 
     def read(self, document: Mapping[str, Any]) -> Listing:
-        """Return what a document says about its image."""
+        """Return the facts in a document; raise UntrustedError if it is malformed or lists a file twice."""
         try:
             return self.parse(document)
         except _MALFORMED as error:
@@ -148,7 +156,8 @@ def _from_cyclonedx(document: Mapping[str, Any]) -> Listing:
     )
 
 
-# in-toto has a second predicate type for SPDX, which includes the version. cosign and similar programs use this one.
+# in-toto defines two predicate types for SPDX, one of which contains the version of SPDX. This is the one without the
+# version, because cosign and similar programs use it.
 SPDX = Format("sbom", "application/spdx+json", "https://spdx.dev/Document", _spdx_manifest, _from_spdx)
 CYCLONEDX = Format(
     "cyclonedx", "application/vnd.cyclonedx+json", "https://cyclonedx.org/bom", _cyclonedx_manifest, _from_cyclonedx

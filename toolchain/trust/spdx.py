@@ -1,6 +1,7 @@
-"""Write an SBOM as SPDX 2.3; equal images give equal bytes.
+"""Make an SBOM in SPDX 2.3; equal images give equal SBOMs.
 
-SPDX 2.3 is written in addition to CycloneDX, because it has a list of files, and because Grype and Trivy read it.
+Images get an SPDX document in addition to a CycloneDX document, because SPDX has a standard list of files, and because
+Grype and Trivy read this version of SPDX.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from toolchain.trust.image_facts import (
 from toolchain.trust.sbom import BINARY, IMAGE, LAYER
 
 _NOTHING = "NOASSERTION"
-_BUILT_FROM = "built package from: "  # the form that Trivy writes and reads
-# The spelling of SPDX's JSON schema; SPDX's tag-value form has OPERATING-SYSTEM.
+_BUILT_FROM = "built package from: "  # the wording that Trivy writes and reads
+# The spelling in the JSON schema of SPDX; in the tag-value format of SPDX, it is OPERATING-SYSTEM.
 _OS = "OPERATING_SYSTEM"
-# The names by which scanners know systems, where package URLs use another name.
+# The names by which scanners know distributions, where they differ from the names in package URLs.
 _SYSTEMS = {"almalinux": "alma"}
 
 
@@ -58,7 +59,8 @@ def spdx(image_facts: ImageFacts, *, manifest: bytes, diff_id: str, files: Seque
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": record.image,
-        # This is SPDX's convention for documents without an address. The digests of input and result make it unique.
+        # SPDX recommends this form for documents without a web address. The input digest and the digest of the manifest
+        # make it unique.
         "documentNamespace": f"https://spdx.org/spdxdocs/{record.image}-{_hex(record.input_digest)}-{_hex(digest)}",
         "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
         **({"hasExtractedLicensingInfos": licences} if licences else {}),
@@ -73,7 +75,7 @@ def spdx(image_facts: ImageFacts, *, manifest: bytes, diff_id: str, files: Seque
 
 def _image(image_facts: ImageFacts, manifest: bytes, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
     record = image_facts.record
-    # SPDX defines the code as the SHA-1 of the sorted SHA-1s of all files.
+    # SPDX defines the verification code as the SHA-1 of the sorted and concatenated SHA-1s of all files.
     code = hashlib.sha1("".join(sorted(file.sha1 for file in files)).encode(), usedforsecurity=False).hexdigest()
     comment = f"input digest {record.input_digest}"
     if record.partial:
@@ -94,7 +96,7 @@ def _file(file: LayerFile) -> dict[str, Any]:
     if file.kind == "link":
         comment = f"symbolic link; the checksums are those of its target: {file.target}"
     return {
-        # An SPDX id cannot contain the path, so it contains a digest of the path.
+        # An SPDX id cannot contain all characters of a path, so it contains a digest of the path.
         "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(file.path.encode()))[:32]}",
         "fileName": f"./{file.path}",
         "checksums": _checksums(SHA1=file.sha1, SHA256=file.sha256, SHA512=file.sha512),
@@ -128,7 +130,7 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
     for record in (image_facts.record, *reversed(image_facts.dependencies)):
         for row in sorted(record.sources, key=lambda source: source.name):
             if any(row is binary for binary in prebuilt):
-                continue  # `_binaries` lists it
+                continue  # `_binaries` yields it
             source = origin(row)
             spdx_id = f"SPDXRef-Source-{_id(record.stage)}-{_id(row.name)}"
             purpose = "LIBRARY" if is_tool(row) else "SOURCE"
@@ -176,7 +178,10 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
 
 
 def _inside(image_facts: ImageFacts) -> set[str]:
-    """Return the lower stages whose layers are in the image. The other stages were only used to build it."""
+    """Return the names of the lower stages whose layers are part of the image.
+
+    The other lower stages were only used during the build.
+    """
     own = {*image_facts.record.layer_digests}
     return {
         dependency.stage
@@ -190,7 +195,7 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
         return
     contained = image_facts.record.stage == "base" or "base" in _inside(image_facts)
     family, release = distribution(image_facts.base_name)
-    # Scanners identify the system, and so its security advisories, by this id or by its purpose.
+    # From the id or the purpose of this package, scanners know which distribution's security advisories apply.
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]
@@ -212,7 +217,11 @@ def _part(spdx_id: str, *, contained: bool) -> tuple[str, str, str]:
 
 
 def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Turn each declared licence into an SPDX expression, and return the other texts, each with an id."""
+    """Replace the declared licence of each package by a valid SPDX expression.
+
+    A text that is not a valid expression is replaced by an id. The texts and their ids are returned in the form of
+    SPDX's `hasExtractedLicensingInfos`, sorted by id.
+    """
     extracted: dict[str, dict[str, str]] = {}
     for package in packages:
         declared = package["licenseDeclared"]
@@ -240,6 +249,10 @@ def _hex(digest: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Replace characters that an SPDX id must not contain by dashes, and append a digest, which keeps it unique."""
+    """Return a text in a form that can be part of an SPDX id.
+
+    Characters that an id must not contain become dashes. If there are any, a digest of the text is appended, so that
+    different texts still have different ids.
+    """
     plain = "".join(char if char.isascii() and (char.isalnum() or char in ".-") else "-" for char in str(text))
     return plain if plain == text else f"{plain}-{_hex(sha256_bytes(str(text).encode()))[:8]}"

@@ -1,4 +1,4 @@
-"""Gather the statements attached to an image, open them, and select them by their signers."""
+"""Read the files that are attached to an image, and select the statements by their signers and subjects."""
 
 from __future__ import annotations
 
@@ -22,28 +22,47 @@ from toolchain.trust.keys import PublicKey
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-# Anyone who may push can attach files, and reading them must not exhaust memory or time.
+# The limits for the attachments of an image. Anyone who may push can attach files, and reading them must not exhaust
+# the memory or take too long.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20  # for all attachments; an SBOM of this tool is a few megabytes
+_MOST_BYTES = 512 << 20  # for all attachments together; an SBOM of this tool is a few megabytes
 ENVELOPES = frozenset({dsse.MEDIA_TYPE, keyless.MEDIA_TYPE})
 _KINDS = ENVELOPES | {of.media_type for of in sbom.FORMATS}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A file attached to an image: the kind and the bytes of its content, and the digest of its artifact."""
+    """A file that is attached to an image.
+
+    Args:
+        media_type: the media type of the content.
+        content: the bytes of the file.
+        artifact: the digest of the artifact that contains the file.
+    """
 
     media_type: str
     content: bytes
     artifact: str
 
     def envelope(self) -> dsse.Envelope:
-        """The envelope in the content, which may be wrapped in a bundle. Only its form is checked."""
+        """Return the envelope in the content, or in the Sigstore bundle that the content is.
+
+        Only the form is checked, and UntrustedError is raised if it is wrong. The signatures are not verified.
+        """
         return dsse.from_bundle(self.content) if self.media_type == keyless.MEDIA_TYPE else dsse.read(self.content)
 
 
 def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
-    """Return the known attachments of the given digests. Malformed ones are skipped and logged."""
+    """Return the attached files whose media types are known, each content once.
+
+    Attachments that cannot be read and attachments beyond the limits of this module are skipped, and a warning is
+    logged.
+
+    Args:
+        place: the repository or folder with the image.
+        subjects: the digests to which files may be attached: those of the image and of its index.
+        scratch: a layout for the downloaded files.
+    """
     evidence: dict[tuple[str, bytes], Evidence] = {}  # the same file may be attached to an image and to its index
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
@@ -87,13 +106,16 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
 def signed_by(
     key: PublicKey | Identity, evidence: Sequence[Evidence], digest: str, checks: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the attached statements that a key or an identity has signed.
+    """Return the attached statements that a key or an identity has signed; raise UntrustedError if there are none.
 
     Args:
-        digest: the digest of the image that they are attached to, for display.
-        checks: the passed checks by name; the name of the signer is added as `signature`.
+        key: the key or identity.
+        evidence: the attached files.
+        digest: the digest of the image to which the files are attached, for the error.
+        checks: the checks that passed; an entry `signature`, which names the signer, is added to it.
     """
-    # An identity signs bundles. An envelope signed by a key may also be in a bundle, whose rest is ignored.
+    # The signatures of identities are always in bundles. An envelope that is signed with a key may also be in a bundle,
+    # of which only the envelope is read.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
     contents = [attached for attached in evidence if attached.media_type in kinds]
     good, broken, names = [], "", set()
@@ -122,7 +144,7 @@ def signed_by(
     for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):
         try:
             statements.append(opened(envelope))
-        except UntrustedError as error:  # one valid statement is enough, whoever attached the others
+        except UntrustedError as error:  # one valid statement is enough, so others are skipped
             LOG.warning("%s is passed over: %s", error.what, error.why)
             broken = f"{error.what}: {error.why}"
     if not statements:
@@ -136,7 +158,15 @@ def signed_by(
 
 
 def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, name: str) -> list[dict[str, Any]]:
-    """Return the statements of a kind whose subjects include all required digests."""
+    """Return the statements of a type whose subjects include all required digests.
+
+    UntrustedError is raised if there are none.
+
+    Args:
+        needed: the required digests.
+        kind: the predicate type.
+        name: the name of the check, for the error.
+    """
     of_kind = [statement for statement in statements if statement["predicateType"] == kind]
     if not of_kind:
         raise UntrustedError("statement-other-key", f"{name}: none is signed by this key")
@@ -150,9 +180,9 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, nam
 
 
 def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
-    """Return the candidates that pass, or raise the first candidate's problem if none does.
+    """Return the candidates for which `check` raises no UntrustedError; if all fail, raise the error of the first one.
 
-    Anyone who may push can attach invalid ones, so one valid candidate is enough.
+    One valid candidate is enough, because anyone who may push can attach invalid ones.
     """
     passed: list[T] = []
     problem: UntrustedError | None = None
@@ -169,7 +199,10 @@ def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
 
 
 def opened(envelope: dsse.Envelope) -> dict[str, Any]:
-    """Return the statement in an envelope."""
+    """Return the in-toto statement in an envelope; raise UntrustedError if it contains no valid statement.
+
+    The signatures of the envelope are not verified.
+    """
     try:
         value = strict_json.read(envelope.payload, "the statement", keys=attest.KEYS)
         if value["_type"] != attest.STATEMENT or not isinstance(value["predicate"], dict):
@@ -184,7 +217,10 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
 
 
 def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return the name and the digest of each subject of a statement."""
+    """Return the name and the digest (`sha256:<hex>`) of each subject of a statement.
+
+    Subjects without a SHA-256 digest are skipped.
+    """
     named = set()
     for subject in statement["subject"]:
         digest = subject.get("digest") if isinstance(subject, dict) else None
@@ -194,5 +230,5 @@ def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def subjects_of(statement: Mapping[str, Any]) -> set[str]:
-    """Return the digests of a statement's subjects."""
+    """Return the digests (`sha256:<hex>`) of the subjects of a statement; subjects without one are skipped."""
     return {digest for _, digest in named_subjects(statement)}

@@ -1,4 +1,7 @@
-"""Verify an image: its bytes, signature, provenance, SBOM and policy, until the first failure."""
+"""Verify an image: its bytes, its signature, its provenance, its SBOM, and the requirements of a policy.
+
+The verification ends at the first check that fails.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,15 @@ class Verdict:
     """The result of a verification.
 
     Args:
-        problems: the first problem, if there is one.
-        checks: the checks that passed, in order, each with a text for display.
-        fix: what the caller can do about the problem.
-        id: the id of the error with which the image is refused.
-        believed: the signed provenances that were accepted: one for each image, or several for plain files.
+        ref: the reference to the image, for display.
+        digest: the digest of the verified image, index or artifact.
+        problems: the reasons for which the verification failed; empty if it passed. If the bytes are wrong, these are
+            all faults that `verify_layout` found. Otherwise, it is the one problem of the check that failed.
+        checks: a text to display for each check that passed, by the name of the check, in the order of the checks.
+        believed: the signed provenances that were accepted: one for each image, or one or more for plain files. It is
+            empty if no signature was required, or if a check failed.
+        fix: advice for the user about the problem; empty if there is none.
+        id: the id of the error for the first problem; empty if there is no problem.
     """
 
     ref: str
@@ -52,20 +59,22 @@ class Verdict:
 
     @property
     def provenance(self) -> Mapping[str, Any] | None:
-        """The accepted provenance; that of the last image if there are several."""
+        """The last of the accepted provenances; None if there are none."""
         return self.believed[-1] if self.believed else None
 
     @property
     def verdict(self) -> Literal["trusted", "intact", "untrusted"]:
-        """`trusted`: signed, and all checks passed. `intact`: the bytes match their digests, and no signature was
-        checked. `untrusted`: a check failed.
+        """The result in one word.
+
+        It is `untrusted` if a check failed, `intact` if all checks passed but no signature was required, and `trusted`
+        if all checks including that of the signature passed.
         """
         if self.problems:
             return "untrusted"
         return "intact" if self.provenance is None else "trusted"
 
     def as_json(self) -> dict[str, Any]:
-        """Return a row of `verify --json`."""
+        """Return the entry for the image in the output of `verify --json`."""
         return {
             "ref": self.ref,
             "digest": self.digest,
@@ -88,14 +97,17 @@ def verify(
     now: datetime | None = None,
     accept: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Verdict:
-    """Verify the image or index `top`, whose blobs are in `layout`, with its attachments in `place`.
+    """Verify an image, an index, or an artifact with plain files; the verdict says which checks passed or failed.
 
     Args:
+        place: the repository or folder with the attached signatures, SBOMs and provenances.
+        layout: the layout that contains all blobs of `top`.
+        top: the image, index or artifact.
         key: the key or identity that must have signed it; None if no signature is required.
-        demands: further requirements, which are checked only with a key.
-        rebuilders: the builders of whom enough must have rebuilt it; None for no requirement.
-        now: the time to compare with; None for the present.
-        accept: raises UntrustedError for a provenance that the caller cannot use.
+        demands: requirements for the provenance, which are checked only if `key` is given.
+        rebuilders: the builders of which enough must have rebuilt the image; None for no requirement.
+        now: the time from which the age of the build is measured; None for the current time.
+        accept: a function that raises UntrustedError for a provenance of an image that the caller cannot use.
 
     Raises:
         UnreachableError, RegistryError: the attachments could not be read, which says nothing about the image.
@@ -157,9 +169,15 @@ def _signed_files(
     now: datetime,
     checks: dict[str, str],
 ) -> list[Mapping[str, Any]]:
-    """Check that provenances by `key` name each file of an artifact, by name and digest, and return them.
+    """Return signed provenances that together name every file of an artifact with its name and digest.
 
-    Files for several architectures come from several builds, each with its own provenance.
+    There may be several, because the files for each architecture come from a build of their own. UntrustedError is
+    raised if the provenances that `key` has signed, and that meet the requirements, do not name every file.
+
+    Args:
+        manifest: the manifest of the artifact, which each provenance must name too.
+        evidence: the files that are attached to the artifact.
+        checks: the checks that passed; the checks of this function are added to it.
     """
     statements = signed_by(key, evidence, manifest.digest, checks)
     left = {(file.name, file.blob.digest) for file in files}
@@ -172,7 +190,7 @@ def _signed_files(
         try:
             policy.check_build_facts(statement, demands, now, label=None)
             policy.require_policy(statement, demands)
-        except UntrustedError as error:  # one valid provenance is enough
+        except UntrustedError as error:  # another provenance may name the same files
             problem = problem or error
             continue
         left -= covered
@@ -196,7 +214,10 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
-    """Return the oldest system that can link every image of an index, from their labels; empty without labels."""
+    """Return a sentence with the glibc version in the images' label `toolchain.glibc`; empty if none has this label.
+
+    UntrustedError is raised if the labels of the images differ.
+    """
     floors: dict[str, str] = {}
     for image in images:
         config = layout.read_json(layout.children(image)[0])
@@ -211,7 +232,7 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
 
 
 class _Image:
-    """The checks of one image. Each check raises the first problem."""
+    """The checks of a single image. A check that fails raises UntrustedError."""
 
     def __init__(
         self, layout: Layout, image: Descriptor, top: Descriptor, evidence: Sequence[Evidence], checks: dict[str, str]
@@ -230,7 +251,10 @@ class _Image:
         self._files: list[LayerFile] | None = None
 
     def unsigned(self) -> None:
-        """Compare unsigned SBOMs with the bytes."""
+        """Check that the attached SBOMs match the image, without verifying signatures.
+
+        If there are SBOMs of a format that describe the image, at least one of them must match.
+        """
         for format_ in FORMATS:
             documents = [
                 document for document in self._documents(format_) if format_.describes(document, self._image.digest)
@@ -246,7 +270,10 @@ class _Image:
         )
 
     def _documents(self, format_: Format) -> Iterator[Mapping[str, Any]]:
-        """Yield each attached SBOM of a format, signed or not."""
+        """Yield each attached SBOM of a format, whether or not it is signed; signatures are not verified.
+
+        Attachments that cannot be read are skipped, and a warning is logged.
+        """
         for attached in self._found:
             try:
                 if attached.media_type == format_.media_type:
@@ -257,7 +284,7 @@ class _Image:
                         yield statement["predicate"]
             except (UntrustedError, RegistryError, DocumentError) as error:
                 LOG.warning("%s: %s", attached.artifact, error.what)
-            except (ValueError, RecursionError) as error:  # JSON that cannot be written again
+            except (ValueError, RecursionError) as error:  # hostile JSON
                 LOG.warning("%s: it holds no envelope (%s)", attached.artifact, type(error).__name__)
 
     def signed(
@@ -267,7 +294,10 @@ class _Image:
         now: datetime,
         accept: Callable[[Mapping[str, Any]], object] | None,
     ) -> Mapping[str, Any]:
-        """Check the statements that a key or an identity has signed, and return the accepted provenance."""
+        """Check the provenance and the SBOMs that a key or an identity has signed, and return the accepted provenance.
+
+        UntrustedError is raised if there is no provenance that passes all checks.
+        """
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
         made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
@@ -290,10 +320,10 @@ class _Image:
         return chosen
 
     def _signed_sbom(self, statements: Sequence[dict[str, Any]], format_: Format) -> tuple[str, ...] | None:
-        """Compare the signed SBOM of a format with the image, and return the prebuilt inputs that it lists.
+        """Return the prebuilt inputs in the signed SBOM of a format, after comparing this SBOM with the image.
 
-        SPDX is required. If CycloneDX is missing, None is returned; but a wrong one is an error, because scanners read
-        it.
+        The result is None if there is no CycloneDX document, because only the SPDX document is required. UntrustedError
+        is raised if the SPDX document is missing, or if a document does not match the image.
         """
         if format_ is not SPDX and all(each["predicateType"] != format_.predicate for each in statements):
             return None
@@ -303,7 +333,7 @@ class _Image:
         return listing.binaries
 
     def _passing(self, format_: Format, documents: Sequence[Mapping[str, Any]]) -> Listing:
-        """Return the listing in the first document that agrees with the image."""
+        """Return the facts in the first document that matches the image; raise UntrustedError if none matches."""
         passed = passing(documents, lambda document: self._compare(format_.read(document)))
         return format_.read(passed[0])
 

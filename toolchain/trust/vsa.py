@@ -1,4 +1,4 @@
-"""Write the result of `verify` as a SLSA verification summary (VSA), for programs that do not verify themselves."""
+"""Make a SLSA verification summary (VSA) of the result of `verify`, for programs that do not verify images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.oci.image import timestamp
 from toolchain.trust import attest
 
 PREDICATE = "https://slsa.dev/verification_summary/v1"
-# SLSA's working draft has this property; it asks for provenance by two or more independent builders.
+# A property in the working draft of SLSA, which requires provenance by at least two independent builders.
 REPRODUCED = "SLSA_BUILD_REPRODUCED"
 _INDEPENDENT = 2
 
@@ -20,12 +20,17 @@ _INDEPENDENT = 2
 def statement(
     ref: str, digests: Sequence[str], policy: Mapping[str, Any], *, ok: bool, level: int, rebuilders: int
 ) -> attest.Statement:
-    """Return the unsigned verification summary of images.
+    """Return the verification summary of images as a statement, which is not signed.
 
     Args:
-        policy: the requirements, whose digest the summary contains.
-        level: the SLSA build level: 0 without a signature, and above 1 only for a hosted builder that the policy lists.
-        rebuilders: the required number of independent builders.
+        ref: the reference to the images.
+        digests: the digests of the verified images.
+        policy: the requirements that the images were checked against; the summary contains only the digest of this
+            object.
+        ok: whether the verification passed.
+        level: the SLSA build level of the images: 0 if no signature was required, and above 1 only for a hosted builder
+            in the file of `--builders`.
+        rebuilders: the required number of independent builders; 0 if none was required.
     """
     draft = [REPRODUCED] if rebuilders >= _INDEPENDENT else []
     predicate = {

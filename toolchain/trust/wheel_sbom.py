@@ -1,8 +1,9 @@
-"""Put an SBOM into a wheel, as PEP 770 defines it; equal inputs give equal bytes.
+"""Add an SBOM to a wheel as PEP 770 specifies it; equal inputs give equal bytes.
 
-The document is CycloneDX 1.6. It names the sources that the wheel was compiled from and no program of the host, so that
-the wheel has the same bytes wherever it is built. If the bytes change, `stages.wheels.SBOM_WRITER` must change too. The
-document is written here and not by a library, because another version of a library could write other bytes.
+The SBOM is a CycloneDX 1.6 document. It names the sources from which the wheel was compiled, but no program of the
+machine that built it, so that the wheel has the same bytes on every machine. No library writes the document, because
+another version of the library could write other bytes. Whoever changes these bytes must also change
+`stages.wheels.SBOM_WRITER`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Contents:
     """The sources of a wheel.
 
     Args:
-        input_digest: the input digest of the stage that builds it.
-        sources: the sources of the stage and of the stages whose code the wheel contains. Wheels that the build only
-            imports are not in the SBOM.
+        input_digest: the input digest of the stage that builds the wheel.
+        sources: the sources of this stage, and of the stages whose code the wheel contains. They may include wheels
+            that the build only imports, which the SBOM does not list.
     """
 
     input_digest: str
@@ -51,11 +52,12 @@ class Contents:
 
 
 def add_sbom(wheel: Path, contents: Contents) -> None:
-    """Add the SBOM to a wheel and to the wheel's list of files, unless there is a file of this name.
+    """Add the SBOM to a wheel, and list it in the wheel's RECORD.
 
-    The wheel is checked first, because a build may leave anything: its name, its METADATA and its RECORD must agree
-    with each other and with its files. The compressed bytes of the other files stay, because other versions of zlib
-    would write other bytes.
+    The wheel is checked first, because the build of a project may produce a malformed one. BuildError is raised if the
+    name of the wheel, METADATA, RECORD and the files contradict each other, or if the wheel already contains a file
+    with the name of the SBOM. The other files are not compressed again, because another version of zlib could write
+    other bytes.
     """
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
@@ -74,7 +76,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
         try:
             for name in (*names, f"{folder}{_FILE}"):
                 taken.add(name, folder=name.endswith("/"))
-        except HostileInputError:  # all names but the last were checked by open_wheel
+        except HostileInputError:  # it is the name of the SBOM, because `open_wheel` checked the others
             why = f"it has {folder}{_FILE}, or a file or folder in its place that differs in case alone"
             raise _refused(wheel, "wheel-sbom-name-taken", why) from None
         fields = email.parser.HeaderParser().parsestr(_text(wheel, archive, f"{folder}METADATA"))
@@ -92,9 +94,10 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
 
 
 def document_of(project: str, version: str, contents: Contents) -> bytes:
-    """Return the SBOM of a wheel of a project as CycloneDX 1.6 in JSON.
+    """Return the SBOM of a project's wheel as a CycloneDX 1.6 document in JSON.
 
-    For each source it contains only what the input digest covers, so no name of a patch file, folder or mirror.
+    The document describes each source only by facts that the input digest covers. Therefore it contains no names of
+    patch files, folders or mirrors.
     """
     rows = {row.name: row for row in contents.sources if not is_tool(row)}
     components = [_component(rows[name]) for name in sorted(rows)]
@@ -121,7 +124,7 @@ def document_of(project: str, version: str, contents: Contents) -> bytes:
 
 
 def _component(row: RecordedSource) -> dict[str, Any]:
-    # Another mirror has the same archive, and another folder the same tree.
+    # The URL of an archive is removed, because other mirrors have the same archive.
     source = origin(replace(row, repository="") if row.kind == "archive" else row)
     named = {row.ref if row.kind in {"git", "distro", "pypi"} else "", row.digest or ""} - {""}
     component = {
@@ -157,7 +160,12 @@ def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, project: str, version: Version) -> bool:
-    """Return whether the fields of METADATA name exactly this project and this version."""
+    """Return whether the values of `Name` and `Version` in METADATA are exactly one name and one version, as expected.
+
+    Args:
+        projects, versions: all values of the two fields; None if a field is missing.
+        project, version: the expected name, in its normalized form, and the expected version.
+    """
     try:
         return [canonicalize_name(name.strip()) for name in projects or ()] == [project] and [
             Version(text) for text in versions or ()
@@ -167,7 +175,11 @@ def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, proje
 
 
 def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[list[str]]:
-    """Check that RECORD lists every file with its hash, and return its rows."""
+    """Return the rows of RECORD; raise BuildError unless it lists exactly the wheel's files with the right hashes.
+
+    Args:
+        record: the path of RECORD in the wheel.
+    """
     try:
         rows = [row for row in csv.reader(io.StringIO(_text(wheel, archive, record)), strict=True) if row]
     except csv.Error:
@@ -195,14 +207,17 @@ def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[li
 
 
 def _replace(wheel: Path, name: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Remove a file from a wheel and append files, uncompressed, with the removed file's date and permissions."""
+    """Remove the file `name` from a wheel, and append files with the date and permissions of the removed file.
+
+    The appended files are not compressed.
+    """
     with zipfile.ZipFile(wheel, "a") as archive:
         stream = cast("io.BufferedRandom", archive.fp)
         removed = archive.getinfo(name)
         later = [row for row in archive.filelist if row.header_offset > removed.header_offset]
         end = min((row.header_offset for row in later), default=archive.start_dir)
         gap = end - removed.header_offset
-        for start in range(end, archive.start_dir, CHUNK):  # a build may leave an entry with gigabytes
+        for start in range(end, archive.start_dir, CHUNK):  # in pieces, because entries may be gigabytes large
             stream.seek(start)
             moved = stream.read(min(CHUNK, archive.start_dir - start))
             stream.seek(start - gap)
