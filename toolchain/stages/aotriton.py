@@ -1,4 +1,7 @@
-"""Build AOTriton: upstream's library, and the kernels of upstream's plan, which a campaign compiles."""
+"""Build AOTriton: its library and its kernels.
+
+Upstream's own build system makes the library and a plan of the kernels. A campaign compiles the planned kernels.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +64,11 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# Further files in each pack: the list of its kernels, and the parts that the pack lacks.
+# LEDGER is the list of kernels in each pack. PARTIAL describes what a pack lacks; complete packs do not contain it.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
-# The name of the signature file that upstream's tool writes into each pack; AOTriton 0.10b writes none.
+# The signature file that upstream's packing tool writes into each pack. The tool of AOTriton 0.10b does not write one.
 SIGNATURE = "__signature__"
-# The format is an input, because it decides the bytes of the file with the launch values in each pack.
+# The format of the file with the launch values in each pack. It is an input, because it decides the bytes of that file.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
@@ -129,11 +132,11 @@ class AotritonStage:
         )
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
-        # Builds of different selections of kernels share this tree.
+        # The lock is needed because builds of other selections of kernels use the same build tree.
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # The library is checked now, because compiling the kernels takes hours.
+        # The library is checked before the kernels are compiled, because compiling them takes hours.
         linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
@@ -189,9 +192,11 @@ class AotritonStage:
 
 
 def aotriton_stage(_: str, request: Request) -> AotritonStage:
-    """Return the stage, or raise an error if AOTriton cannot be built.
+    """Return the AOTriton stage; raise an error if the requested release of AOTriton cannot be built.
 
-    The check comes first, because the stages below would report missing pins instead."""
+    The check is made here and not in `plan`, because the plans of the stages below come first and would only report
+    missing pins.
+    """
     refuse_unbuildable(request)
     return AotritonStage()
 
@@ -199,7 +204,16 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """Return the generation of a fetched tree, and the user's database with its path in the tree."""
+    """Return the generation of an AOTriton tree, and the user's tuning database with its path in the tree.
+
+    An error is raised if the tree cannot be built as requested, for example because a tuning database is missing.
+
+    Args:
+        given: the user's database.
+
+    Returns:
+        the generation, and the pair of `given` and the path; None instead of the pair if `given` is None.
+    """
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     if not details.release:
@@ -209,18 +223,19 @@ def refined(
 
 
 def release_to_check(details: AotritonDetails, request: Request) -> str:
-    """Return the name of the release whose database is required; empty for a patched tree."""
+    """Return the release whose databases a tree must contain; empty if the tree is patched or is not a release."""
     return "" if request.patches.get("aotriton") else details.release
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """Return the inputs of the compiled objects other than their rules.
+    """Return everything that decides the compiled objects, except the rules.
 
-    The GPUs and the build of the library are left out, because they do not affect the objects."""
+    The requested GPUs and the settings of the library's build are not included, because they change no object.
+    """
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
-        # The digest of its layer identifies a Triton, because layers with the same content contain the same compiler.
+        # The digest of its layer identifies the Triton, because layers with equal digests contain the same compiler.
         "triton": dependencies["triton"].layers[-1]["digest"],
         "base": dependencies["base"].input_digest,
         "recipe": digests(*WORKER_FILES),
@@ -229,18 +244,19 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
 
 
 def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
-    """Return the number of `bad` kernels of each pack."""
+    """Return the number of kernels in `bad` for each pack; packs without such kernels are not listed."""
     return dict(sorted(Counter(entry.cluster.partition("/")[0] for entry in bad).items()))
 
 
 @contextlib.contextmanager
 def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
-    """Lock and yield the folder for the kernels of one AOTriton, compiled by one Triton.
+    """Lock and yield the folder for the kernels of one AOTriton that are compiled by one Triton.
 
-    Builds of different selections, and builds with --keep-going, have different input digests but share objects.
+    Builds that differ only in the selection of kernels or in --keep-going have different input digests, but they use
+    the same folder and so share the compiled objects.
 
     Args:
-        objects: the digest of everything that decides the objects.
+        objects: the digest of everything that decides the objects, except the rules.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
     with held(cache.locks / f"{name}.lock", what="a campaign over the same kernels"):
@@ -248,15 +264,21 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
 
 
 def gpus_by_pack(gpus: Sequence[str], of: Generation) -> dict[str, list[str]]:
-    """Return the requested GPUs of each image pack; the release decides which GPUs are in a pack."""
+    """Return the requested GPUs in each image pack, by the pack's name; empty if the library contains its kernels.
+
+    The release decides which GPUs belong to a pack.
+    """
     packs = sorted({of.pack(gpu) for gpu in gpus}) if not of.inside else []
     return {f"amd-{pack}": [gpu for gpu in gpus if of.pack(gpu) == pack] for pack in packs}
 
 
 def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
-    """Return the GPUs that were not requested, by image pack; complete packs are not listed."""
+    """Return the GPUs that each image pack lacks because they were not requested, by the pack's name.
+
+    Complete packs are not listed. The result is empty if the library contains its kernels.
+    """
     packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
-    # This uses the packs of the release, because a GPU that is added to the tool's table must not change the result.
+    # The release decides which GPUs a pack should contain, so GPUs that the tool learns later do not change the result.
     missing = {f"amd-{pack}": tuple(gpu for gpu in of.packs.get(pack, ()) if gpu not in gpus) for pack in packs}
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
@@ -264,7 +286,15 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
 def assemble(
     tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
 ) -> None:
-    """Copy the library and the images to `tree`, and write a list of the compiled and missing kernels of each pack."""
+    """Copy the library and the image packs to a new `tree`, and write lists of the kernels.
+
+    The list in each pack says which kernels compiled and which did not. If the library contains its kernels, there are
+    no packs, and one list is written next to the library.
+
+    Args:
+        installed: the root of the files that the library's build installed.
+        of: the generation of the AOTriton.
+    """
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
     if of.inside:
@@ -278,13 +308,13 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # The library searches its own folder for images. The libraries for all ROCms share the images.
+        # A library searches its own folder for the images, and the libraries for all ROCms share one copy of them.
         require_no_link(folder, tree)
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
-        # Only checked archives are copied, because the build of another part may have left other archives.
+        # Only the archives that were checked are copied, because a build of another selection may have left others.
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
@@ -312,7 +342,7 @@ def assemble(
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """Return a description of what the images lack, for display; an empty string if they lack nothing.
+    """Return a text that describes which kernels and GPUs the images lack; an empty string if they lack none.
 
     Args:
         part: the selection of kernels, such as `limit 300`.
@@ -324,7 +354,7 @@ def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Genera
 
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
-    """Return the number of kernels that link each bitcode library."""
+    """Return the number of compiled kernels that contain code of each bitcode library, by the library's name."""
     return dict(sorted(Counter(name for entry in result.done for name in entry.bitcode).items()))
 
 
@@ -335,7 +365,7 @@ def _check(
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
         if generation.generator == "v2python":
-            # The program of the contract check does not fit the API of this library.
+            # The C++ program of the contract check does not fit the API of this old library, so it is only loaded.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
             files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}
             loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)
@@ -357,13 +387,15 @@ def _check(
 def consumed(
     runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
 ) -> str:
-    """Build a C++ program that finds a copy of the AOTriton by find_package, and return the version that it prints.
+    """Build and run a C++ program that calls an image's AOTriton, and return the version that the program prints.
+
+    CMake finds AOTriton by find_package. ContractError is raised if the program cannot be built or run.
 
     Args:
-        mounts: further mounts of the container.
+        mounts: additional mounts of the container.
         hip: the prefix of the HIP with which the program is built and run.
     """
-    # The check uses a copy of the prefix, because the CMake package must work in any folder.
+    # The program is built on a copy of the prefix, because the CMake package must work in any folder.
     script = (
         'set -e; cp -rs "$1" /tmp/aotriton; '
         "cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "

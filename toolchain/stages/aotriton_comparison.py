@@ -1,4 +1,4 @@
-"""Compare a campaign's kernels with the objects of AOTriton's own compile script for the same rules."""
+"""Compare the kernels of a campaign with those that AOTriton's own compile script makes from the same rules."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from toolchain.kernels.ledger import TIMEOUT, Entry
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of `aotriton/upstream.py` about one rule.
+    """The line that `aotriton/upstream.py` prints about one rule, after it ran upstream's compile script.
 
     Args:
-        code: the exit code of upstream's script.
-        status: `compile_status` of the JSON that the script wrote; empty if it wrote none.
-        sha256: 64 hex digits of the object; empty if there is none.
-        size: the size of the object, in bytes.
-        error: the line of the exception that ended the script.
+        id: the id of the rule.
+        code: the exit code of upstream's script; negative for a signal.
+        status: `compile_status` in the JSON that the script wrote; empty if it wrote none.
+        sha256: the SHA-256 of the object as 64 hex digits; empty if there is no object.
+        size: the size of the object in bytes.
+        error: the first line of the exception that ended the script; empty if there was none.
         reason: the last lines that the script printed.
     """
 
@@ -37,9 +38,11 @@ class Answer:
 
 
 def read_answers(printed: str) -> dict[str, Answer]:
-    """Return the answers by rule.
+    """Parse the output of `aotriton/upstream.py`, and return the answers by the id of their rule.
 
-    Their form is checked, because the script runs code from a tree that may be hostile."""
+    ContractError is raised for a malformed line. The form of the lines is checked, because the script runs code from a
+    tree that may be hostile.
+    """
     try:
         answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
     except (TypedError, ValueError, RecursionError) as error:
@@ -57,13 +60,19 @@ def _malformed(why: str) -> ContractError:
 
 
 def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Answer]) -> dict[str, Any]:
-    """Compare entries of the campaign with the answers of upstream's script about the same rules.
+    """Compare entries of the campaign with the answers about the same rules.
+
+    Args:
+        chosen: entries of rules that compiled. Their objects are compared.
+        bad: entries of rules that did not compile. Their failures are compared.
 
     Returns:
-        the counts `{"sampled", "equal", "failures", "alike"}`.
+        `{"sampled", "equal", "failures", "alike"}`: the number of entries in `chosen` and of those with equal objects,
+        and the number of entries in `bad` and of those that failed alike.
 
     Raises:
-        ContractError: an object has other bytes, or a rule failed here but not in upstream's script.
+        ContractError: an object differs, a rule failed here but not in the same way in upstream's script, or there is
+            no answer about a rule.
     """
     if missing := [entry.out for entry in (*chosen, *bad) if entry.id not in answers]:
         raise _malformed(f"no answer about {missing[0]}")
@@ -97,7 +106,7 @@ def _there(answer: Answer) -> str:
 
 
 def _same_failure(entry: Entry, answer: Answer) -> bool:
-    """Return whether upstream's script failed in the same way as the campaign; another failure proves nothing."""
+    """Return whether upstream's script failed in the same way as the campaign; any other failure confirms nothing."""
     if answer.size:
         return False
     if entry.status == TIMEOUT:
@@ -106,5 +115,6 @@ def _same_failure(entry: Entry, answer: Answer) -> bool:
         return answer.code == entry.exit_code
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
-    # If an entry has neither an exit code nor an exception, the campaign's own check refused the object.
+    # An entry with neither an exit code nor an exception is of an object that the campaign's own check refused.
+    # Upstream's script then exits with 0.
     return answer.code == 0

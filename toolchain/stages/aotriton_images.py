@@ -45,29 +45,29 @@ from toolchain.stages.kernel_workers import (
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
-# The folders of the plan and the source in the recipe's build. The generator writes these paths into its plan.
+# The paths of the plan and of the source tree while the recipe runs. Upstream's generator writes them into the plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
-# The variables that upstream sets when it compiles kernels.
+# The environment variables that upstream sets when it compiles kernels.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
-# The number of kernels that are compiled a second time by upstream's own script.
+# The number of kernels that upstream's own script compiles a second time, so that the objects can be compared.
 SAMPLE = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeImages:
-    """Images that were compiled, packed and read back.
+    """The compiled kernels of an AOTriton, packed and checked.
 
     Args:
         folder: the folder that contains a folder for each pack.
-        archives: the .zip files, each below its pack's folder.
+        archives: the files with the packed kernels, each below its pack's folder.
         packs: the names of the packs, such as `amd-gfx942`, sorted.
         rules: the number of kernels in the whole plan.
-        partial: whether only some of them were requested.
-        against: the result of `KernelImages.against_upstream`; empty without a comparison.
-        launches: the file with the launch values of each pack's kernels, by pack; see `kernels.launches`.
-        numbers: the result of checking the kernels' numbers; empty without a check.
+        partial: whether only some kernels of the plan were requested.
+        against: the result of `KernelImages.against_upstream`; empty if there was no comparison.
+        launches: the content of each pack's file with launch values, by the pack's name; see `kernels.launches`.
+        numbers: the result of `check_numbers`; empty without `--check`.
     """
 
     result: CampaignResult
@@ -83,13 +83,14 @@ class MadeImages:
 
 @dataclass(frozen=True)
 class KernelImages:
-    """The kernels of one AOTriton.
+    """Compiles, compares and packs the kernels of one AOTriton.
 
     Args:
-        build: the generator's folder, into which the objects and archives are written. The ledger is next to it.
+        build: the folder for the generator's plan, the objects and the archives. The ledger is next to this folder.
+        source: AOTriton's source tree.
         image: the runner's name for the Triton image.
         layers: the result of `layer_digests`.
-        generation: how the tree plans and packs its kernels.
+        generation: describes how the tree plans and packs its kernels.
     """
 
     build: Path
@@ -100,13 +101,17 @@ class KernelImages:
     generation: Generation = field(default_factory=lambda: generation_of("0.13b"))
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
-        """Compile the requested kernels, compare a sample with upstream's, pack the kernels, and check the packs.
+        """Compile the requested kernels, pack them, and check the packs.
+
+        Unless --no-contract is given, a sample of the kernels is compared with those of upstream's script. If the
+        library contains its kernels, they are not packed but laid out for the build of the library.
 
         Args:
-            built: the output of the recipe: the generator's plan and its modules.
+            built: the output of the recipe, which contains the generator's plan and modules.
+            sha1: the result of `aotriton_library.commit_of`, which upstream's packers record.
         """
         request = self.workspace.request
-        # The plan is copied into the folder that contains the objects of earlier runs.
+        # The folder may exist with objects of earlier runs, which need not be compiled again.
         self.build.mkdir(parents=True, exist_ok=True)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
@@ -149,7 +154,10 @@ class KernelImages:
         sha1: str,
         gpus: Sequence[str],
     ) -> tuple[tuple[str, ...], list[Archive]]:
-        """Pack the kernels and check the packs, or lay the kernels out for the library if it contains them."""
+        """Pack the kernels and check the packs; return the names of the packs, and the archives.
+
+        If the library contains its kernels, lay them out for the library's build and return no names and no archives.
+        """
         if self.generation.inside:
             lay_objects(plan, result, self.build, self.build.with_name(OBJECTS))
             return (), []
@@ -166,17 +174,17 @@ class KernelImages:
         return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
-        """Compile the rules that have no object. Without --keep-going, failed rules are a KernelError."""
+        """Compile the rules that have no object yet. Raise KernelError if rules fail, unless --keep-going is given."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # The campaign was killed before it wrote the workers' facts, so its ledger cannot be used.
+            # Without this file, an existing ledger is of a campaign that was killed too early, and cannot be used.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file():
-                    # The workers that filled the store had the same image, so their facts apply here too.
+                    # The workers that filled the kernel store ran in the same image, so their facts apply here too.
                     facts = workers.executor.about() or (shared.about if shared is not None else {})
                     if facts:
                         write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
@@ -187,7 +195,7 @@ class KernelImages:
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
-        """Return the environment in which the kernels are compiled into `build`."""
+        """Return the `CompileSetup` that compiles the kernels into the folder `build`."""
         return kernel_workers.compile_setup(
             self.naming(),
             self.image,
@@ -204,7 +212,7 @@ class KernelImages:
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
     ) -> tuple[str, ...]:
-        """Pack whole clusters with upstream's own modules; return the packs' names, such as `amd-gfx942`, sorted.
+        """Pack complete clusters of kernels with upstream's own modules; return the sorted names of the packs.
 
         Args:
             python: the folder with upstream's modules and everything that they import.
@@ -227,11 +235,21 @@ class KernelImages:
         return tuple(sorted({archive.path.split("/")[1] for archive in archives}))
 
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
-        """Compile a sample and all failed rules again with upstream's own script, and `compare` the results."""
+        """Compile some rules again with upstream's own script, and compare the results with the campaign's.
+
+        These rules are a random sample of the rules that compiled, and all rules that failed for another reason than
+        the memory limit.
+
+        Args:
+            sample: the size of the sample. If fewer rules compiled, all of them are in the sample.
+
+        Returns:
+            the counts that `compare` returns. It raises ContractError if the results differ.
+        """
         by_id = {rule.id: rule for rule in rules.rules}
-        # The sample depends on the campaign's rules, so that a check of the same campaign can be repeated.
+        # The rules are the seed of the sample, so repeated checks of the same campaign choose the same kernels.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
-        # Upstream's script has no memory limit, so it does not get kernels that exceeded the limit.
+        # Kernels that exceeded the memory limit are not compiled again, because upstream's script has no such limit.
         bad = tuple(entry for entry in result.bad if not entry.over_memory)
         minutes = patience(self.workspace.request.kernel_timeout) / 60
         job = {
@@ -252,10 +270,11 @@ class KernelImages:
     def _run(
         self, script: str, words: Sequence[str], job: Mapping[str, Any], mounts: Sequence[Mount], *, path: str
     ) -> Result:
-        """Run a script of `aotriton/` on a job, in a container with AOTriton's tree.
+        """Run a script from `aotriton/` with a job file, in a container of the Triton image that sees AOTriton's tree.
 
         Args:
-            words: the script's arguments before the job's file.
+            words: the script's arguments before the path of the job file.
+            job: the content of the job file.
             path: the value of PYTHONPATH.
         """
         file = self.workspace.work() / "job.json"
@@ -273,14 +292,25 @@ class KernelImages:
 
 
 def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """Return the environment in which the kernels of an AOTriton tree are compiled."""
+    """Return the `CompileSetup` that compiles the kernels of an AOTriton source tree.
+
+    Args:
+        triton: the finished Triton stage, in whose image the kernels are compiled.
+        out: the folder for the objects.
+    """
     return KernelImages(
         out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
     ).compile_setup()
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
-    """Check that the plan contains kernels for every GPU, because upstream's generator skips unknown names."""
+    """Raise UnsupportedError if the plan contains no kernels for one of the GPUs.
+
+    Upstream's generator does not report a GPU that it does not know; it only plans no kernels for it.
+
+    Args:
+        planned: the GPUs for which the plan contains kernels.
+    """
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(
             "gpu-not-in-aotriton",
@@ -291,10 +321,10 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
 
 
 def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
-    """Return the arguments of upstream's compile.py for a rule, without the output.
+    """Return the arguments with which upstream's compile.py compiles a rule, except those for output and time limit.
 
     Args:
-        word: the script's name for the GPU, if it differs from LLVM's.
+        word: the script's name for the GPU; empty to use LLVM's name.
     """
     constants = dict(rule.constexprs)
     signature = ", ".join(str(constants[name]) if kind == "constexpr" else kind for name, kind in rule.signature)
@@ -306,7 +336,10 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
-    """Return the archives of a plan with only the members in `clusters`, without archives that would be empty."""
+    """Return the archives of a plan, each with only those members that are in `clusters`.
+
+    Archives that have no such member are not returned.
+    """
     here = {cluster.path for cluster in clusters}
     archives = [
         replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives
@@ -317,16 +350,17 @@ def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
 def check_images(
     build: Path, clusters: Sequence[Cluster], archives: Sequence[Archive], good: Mapping[str, str]
 ) -> None:
-    """Check that the archives hold exactly the compiled kernels, byte for byte, with their launch values.
+    """Raise ContractError unless the archives contain exactly the compiled kernels and their launch values.
 
     Args:
-        good: SHA-256 (64 hex digits) of the compiled objects, by path below `build`; other objects must be empty.
+        good: the SHA-256 (64 hex digits) of each compiled object, by its path below `build`. All other objects must be
+            empty.
     """
     by_path = {cluster.path: cluster for cluster in clusters}
     for archive in archives:
         names = {name: member for member, name in archive.members}
         seen: set[str] = set()
-        # Objects are read one after the other, because an archive contains thousands of them.
+        # Objects are read one at a time, because an archive contains thousands of them.
         for name, kernels in read_archive(build / archive.path):
             seen.add(name)
             if name not in names:
@@ -356,13 +390,16 @@ def _differs(what: str, why: str = "") -> ContractError:
 
 
 def _launch(path: Path) -> tuple[int, int]:
-    """Return the bytes of shared memory and the number of threads of a block, from the JSON next to an object."""
+    """Return a block's shared memory in bytes and its number of threads, from the JSON next to an object."""
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
     return int(metadata["shared"]), int(metadata["num_warps"]) * int(metadata["warp_size"])
 
 
 def _scratch(path: Path) -> int | None:
-    """Return the bytes of Triton's own scratch memory, from the JSON next to an object; None if the object is empty."""
+    """Return how many bytes of Triton's own scratch memory an object needs, from the JSON next to it.
+
+    Return None if the object is missing or empty.
+    """
     if not path.is_file() or not path.stat().st_size:
         return None
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))

@@ -1,4 +1,4 @@
-"""Lay out the kernels of old AOTritons (before 0.10), whose library contains its kernels."""
+"""Lay out the kernels of AOTriton releases before 0.10, whose library contains its kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place
 
-# The file below the prefix that lists the kernels that the library contains and lacks.
+# The path, below the prefix, of the list of the kernels that the library contains and of those that it lacks.
 LEDGER = "share/aotriton/__ledger__"
-# The folder of the kernels for the library's build, next to the campaign's objects.
+# The name of the folder from which the library's build takes the kernels. It is next to the campaign's folder.
 OBJECTS = "objects"
 
 
 def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
-    """Write a code object and its JSON for each line of the plan, in the layout that the library's build reads.
+    """Write a code object and its JSON for each rule of the plan and each copy, in the layout of the library's build.
 
     An object that was not requested or did not compile becomes an empty file, which the library treats as missing.
+
+    Args:
+        build: the folder with the campaign's objects.
+        into: the folder to write to, which is emptied first.
     """
     emptied(into)
     good = result.objects
@@ -42,7 +46,7 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
                 continue
             target.write_bytes(b"")
             wide = 32 if int(rule.target[3:-2]) >= 10 else 64
-            # The status is "Complete", because upstream takes the function's name from a kernel's first object.
+            # Upstream takes a function's name from the kernel's first object, so an empty one must be "Complete" too.
             metadata = {
                 "compile_status": "Complete", "name": rule.kernel, "shared": 0, "num_warps": rule.num_warps,
                 "num_stages": rule.num_stages, "warp_size": wide,
@@ -51,10 +55,12 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
 
 
 def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str, str]:
-    """Write each copy of the plan's objects, and its JSON.
+    """Write the objects that the plan lists as copies of other objects, each with its JSON.
+
+    Copies of objects that do not exist are not written.
 
     Returns:
-        SHA-256 (64 hex digits) of all compiled objects, including copies, by path below `build`.
+        the SHA-256 (64 hex digits) of each compiled object, copies included, by its path below `build`.
     """
     good = result.objects
     for out, copies in plan.copies.items():
@@ -67,29 +73,37 @@ def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str,
 
 
 def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:
-    """Write the list of the library's kernels next to the library."""
+    """Write the list of the kernels that the library contains and lacks to `LEDGER` below the prefix.
+
+    Args:
+        facts: other values of the list's JSON object.
+    """
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**facts, "kernels": ledger_rows(result.entries)})
 
 
 def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of an image's list of kernels.
+    """Return a row for each entry, for the list of kernels in an image.
 
-    Only the first line of a reason is used, because other lines may contain addresses."""
+    Only the first line of a failure's reason is included, because the others may contain memory addresses, which differ
+    from build to build.
+    """
     return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON."""
+    """Write a value to a file as indented JSON with sorted keys."""
     write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: Workspace, hip: Built | None) -> None:
-    """Load each library with all its symbols bound; raise ContractError if a library does not load.
+    """Load each library in a container and bind all its symbols; raise ContractError if a library does not load.
 
     Args:
-        libraries: the path of each library in the image, by ROCm; the key of a library for the base's HIP is empty.
+        libraries: the path of each library in the image, by the ROCm that it is linked for. The key is empty for a
+            library that is linked with the base's HIP.
+        hip: the finished HIP stage; None if the library is linked with the base's HIP.
     """
     mounts = [Mount(workspace.unpack(hip) / PLACE.lstrip("/"), PLACE)] if hip is not None else []
     for rocm, library in libraries.items():

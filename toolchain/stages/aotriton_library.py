@@ -1,4 +1,4 @@
-"""Find the source of AOTriton, and make the recipe for its library and for upstream's plan of the kernels."""
+"""Find the source of AOTriton, and make the recipe that builds its library and upstream's plan of its kernels."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ _WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
 
 @dataclass(frozen=True, kw_only=True)
 class AotritonDetails:
-    """The decisions of a request about AOTriton.
+    """The decisions about AOTriton that follow from a request.
 
     Args:
-        release: the release on record that the request names by its name or commit; empty if it names no release.
-        rocms: the ROCms for which the library is linked; empty if it uses its base's HIP.
+        gpus: the GPUs that the request names, or the default ones.
+        release: the known release that the request names by its name or commit; empty if it names none.
+        rocms: the ROCms for which the library is linked; empty if it is linked with its base's HIP.
     """
 
     gpus: tuple[str, ...]
@@ -55,7 +56,7 @@ class AotritonDetails:
 
     @classmethod
     def of(cls, request: Request) -> AotritonDetails:
-        """Return the details of a request, without reading a source."""
+        """Return the details for a request, without reading a source tree."""
         spec, release = request.sources.get("aotriton"), ""
         if spec is not None and spec.kind == "git":
             release = release_of(spec.version)
@@ -70,14 +71,16 @@ class Library:
     """The settings of upstream's own build.
 
     Args:
-        source: AOTriton's fetched tree.
-        sha1: see `commit_of`.
+        source: AOTriton's fetched source tree.
+        prefix: the folder of the library in the image.
+        sha1: the result of `commit_of`.
         dropped: the files of the source that the build does not get.
-        rocm: the ROCms for which the library is linked, on the portable system; empty for the HIP of the base.
-        words: the release's own names of the GPUs; empty if it uses LLVM's names.
-        inside: whether the library contains its kernels.
-        database: the user's tuning database, and its path below the source.
+        rocm: the ROCms for which a portable library is linked; empty if it is linked with the base's HIP.
         key: the digest of the inputs of the library and the plan, which do not depend on the selection of kernels.
+        words: the release's own names for the GPUs; empty if it uses LLVM's names.
+        inside: whether the library contains its kernels.
+        database: the user's tuning database, and the path in the source at which it replaces upstream's; None if the
+            user gives none.
     """
 
     source: FetchedSource
@@ -120,7 +123,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """Return the additional inputs of a library for several ROCms and an old system; otherwise empty."""
+    """Return the inputs that only a portable library has; empty if `glibc` is empty, as for a library on a base."""
     if not glibc:
         return {}
     return {
@@ -140,10 +143,10 @@ def library_recipe(
     *,
     objects: Path | None = None,
 ) -> Recipe:
-    """Return the recipe of the library and the plan.
+    """Return the recipe that builds the library and makes the plan of its kernels.
 
     Args:
-        objects: the folder of kernels to build into the library; None if it contains none.
+        objects: the folder of the compiled kernels to build into the library; None for a build without kernels.
     """
     return Recipe(
         name="aotriton",
@@ -182,7 +185,7 @@ def library_recipe(
 
 
 def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
-    """Return a folder that contains the database at its path in the source."""
+    """Return a new folder that contains the user's database at its path in AOTriton's source tree."""
     folder = emptied(workspace.work() / "database")
     target = folder / place
     target.parent.mkdir(parents=True)
@@ -196,17 +199,18 @@ def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
 def library_facts(
     built: Path, what: Library | None = None, *, headers: Mapping[str, str] | None = None, glibc: str = ""
 ) -> dict[str, Any]:
-    """Return the facts of the recipe's build and of the libraries that it made.
+    """Return facts about the libraries that the recipe built; portable libraries are checked first.
 
     Args:
-        what: the settings of the build; None for a library that uses its base's HIP.
-        headers: the version of HIP of each set of headers, if the library is for several ROCms.
-        glibc: the oldest glibc that these libraries must run with.
+        what: the settings of the build; None for a library that is linked with its base's HIP.
+        headers: the version of HIP in each set of headers, by the name of the set; needed for portable libraries.
+        glibc: the oldest glibc that portable libraries must run with.
 
     Returns:
         `hip`: the version of HIP's CMake package, or of the headers. `redirected`: how many of upstream's tuned choices
-        of aiter's kernels are replaced by Triton's, by operator and GPU. `rocm`: for each ROCm the result of
-        `check_linked`, and in `holds` the known floors on which the library can run.
+        of aiter's kernels are replaced by Triton's, by operator and GPU. `rocm`, only for portable libraries: for each
+        ROCm the result of `check_linked`, the version of its headers, the library's SHA-256, and in `holds` the glibc
+        of each known floor on which the library can run.
     """
     facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
@@ -232,7 +236,7 @@ def library_facts(
 
 
 def require_no_link(path: Path, tree: Path) -> None:
-    """Raise an error if a path in a built tree leads out of the tree by a link."""
+    """Raise HostileInputError if a path in a built tree leads out of the tree through a link."""
     if not is_inside(path, tree):
         raise HostileInputError(
             "aotriton-library-link",
@@ -243,7 +247,7 @@ def require_no_link(path: Path, tree: Path) -> None:
 
 
 def library_in(prefix: Path, major: str) -> Path:
-    """Return the path of the library for a ROCm; raise BuildError if there is not exactly one."""
+    """Return the path of the library that is linked for a ROCm; raise BuildError if there is not exactly one."""
     folder = prefix / f"rocm{major}" / "lib"
     libraries = [
         path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
@@ -256,7 +260,12 @@ def library_in(prefix: Path, major: str) -> Path:
 
 
 def aotriton_source(request: Request) -> Source:
-    """Return the source of AOTriton; this function uses no network."""
+    """Return the source of the request's AOTriton, without using the network.
+
+    Raises:
+        UnsupportedError: the library would be linked with the HIP of a base that has none.
+        PinError: the request names no AOTriton, or a release whose commit is unknown.
+    """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
@@ -284,25 +293,28 @@ def aotriton_source(request: Request) -> Source:
 
 
 def commit_of(source: Source) -> str:
-    """Return the 40 hex digits that the library reports: the commit, or the start of the tree's digest."""
+    """Return the 40 hex digits that the library reports: the commit of a git source, or the start of the digest."""
     if source.kind == "git":
         return source.version
     return (source.digest or "").removeprefix("sha256:")[:40]
 
 
 def name_of(source: Source, gpus: Sequence[str]) -> str:
-    """Return the part of names with the source's id and the GPUs, because a library supports only these GPUs."""
+    """Return the part of an image's name that identifies its AOTriton by the id of the source and the GPUs.
+
+    The GPUs are part of the name, because a library supports only the GPUs that it was built for.
+    """
     return f"{source.short_id}-{short_list(gpus)}"
 
 
 def database_source(request: Request) -> Source | None:
-    """Return the source of the user's tuning database, or None to use the tree's own; this uses no network."""
+    """Return the source of the user's tuning database, without using the network; None if the user gives none."""
     spec = request.sources.get(DATABASE)
     return request.locate(DATABASE, spec) if spec is not None else None
 
 
 def refuse_unbuildable(request: Request) -> None:
-    """Raise an error for a release whose kernels cannot be built for the requested GPUs or with its own Triton."""
+    """Raise an error if the request names a known release whose kernels cannot be built as requested; see `refuse`."""
     details = AotritonDetails.of(request)
     if details.release:
         refuse(details.release, details.gpus, own_triton="triton" in request.sources, without=request.without)
@@ -315,12 +327,16 @@ _NEEDED = {
 }
 
 
-# The names of the folder of the kernels' generator in AOTriton's releases, oldest first.
+# The names that the folder with the kernel generator had in AOTriton's releases, oldest first.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Return the generation of an AOTriton tree; raise an error if its kernels cannot be planned."""
+    """Return the generation of an AOTriton tree; raise an error if the tree is incomplete or cannot be built.
+
+    Args:
+        release: the release that the tree must be; empty for any tree.
+    """
     if (tree / "third_party").is_dir() and not any((tree / name).exists() for name in _GENERATORS):
         raise UnsupportedError(
             "aotriton-not-buildable",

@@ -1,4 +1,8 @@
-"""Make the base: an operating system with compilers, from the machine's package mirrors or from a local image."""
+"""Make the base: the image of an operating system with compilers.
+
+The request decides how: mmdebstrap installs packages from a mirror, a Containerfile extends the distribution's own
+image, or the user's local image is copied.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ from toolchain.request.model import Request
 from toolchain.stages.inputs import common_inputs
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
-# This command prints name, version, architecture and SHA-256 of all installed packages of the new root.
+# This command prints the name, version, architecture and SHA-256 of each package that is installed in the new root.
 _LIST_PACKAGES = (
     "dpkg-query -W -f '${Package}:${Architecture}=${Version}\\n' | sed 's/:all=/=/'"
     " | xargs apt-cache show --no-all-versions 2>/dev/null"
@@ -45,13 +49,13 @@ _LIST_PACKAGES = (
 )
 
 
-# The bytes of the root file system (1.5 GB on debian13) and of two copies of its tar archive.
+# The bytes that the root file system (1.5 GB on debian13) and two copies of its tar archive need.
 _DISK = 5_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalImage:
-    """A local base image: the layout that holds it, and its manifest for the architecture."""
+    """A local base image: the layout that contains it, and its manifest for the requested architecture."""
 
     root: Path
     digest: str
@@ -60,13 +64,16 @@ class LocalImage:
 
     @property
     def name(self) -> str:
-        """The name of the base, which the names of images contain."""
+        """The name of the base, as the names of images contain it."""
         return _local_name(self.digest)
 
 
 @dataclass(frozen=True)
 class BaseStage:
-    """Makes a base. Its list of packages decides its input digest, so an unresolved base has no digest."""
+    """Makes a base.
+
+    The input digest of a base from a recipe covers the list of its packages, so it is unknown until they are resolved.
+    """
 
     name: str = "base"
 
@@ -115,7 +122,13 @@ class BaseStage:
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
-    """Return `{"recipe": digest, "packages": rows}` of a resolved recipe, or None if it is not resolved."""
+    """Read the resolved packages of a recipe: `{"recipe": digest, "packages": rows}`.
+
+    Return None if the file is missing or malformed, or if it was written for another recipe.
+
+    Args:
+        recipe: the digest of the recipe.
+    """
     try:
         lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
@@ -129,12 +142,15 @@ def write_packages(path: Path, lock: Mapping[str, Any]) -> None:
 
 
 def recipe_digest(recipe: BaseRecipe) -> str:
-    """Return the digest of a base's request for packages."""
+    """Return the digest of the parts of a recipe that determine the content of the base."""
     return sha256_json(recipe.as_inputs())
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Return the package, version, architecture and SHA-256 of each stanza that apt or dpkg-deb printed, sorted."""
+    """Return the name, version, architecture and SHA-256 of each package that apt or dpkg-deb printed, sorted.
+
+    BuildError is raised if the text contains no package.
+    """
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]
@@ -149,7 +165,13 @@ def parse_packages(text: str) -> list[dict[str, str]]:
 
 
 def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """Return the inputs of a stage that contains packages; `lock` is the result of `read_packages`."""
+    """Return the inputs of a stage that is made from packages.
+
+    Args:
+        stage: the name of the stage.
+        name: the name of the base or of the other content.
+        lock: the result of `read_packages`.
+    """
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
 
 
@@ -158,7 +180,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
         hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
-    # The image must not contain files of this machine, such as those with its mirror's or its own name.
+    # The image must not contain these files, because they name the building machine or its mirror.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
@@ -185,7 +207,13 @@ def run_mmdebstrap(
     what: str,
     options: Sequence[str],
 ) -> None:
-    """Make a root file system from the mirrors that this machine's apt is configured for."""
+    """Make a tar archive of a root file system, from the mirror that the building machine's apt is configured to use.
+
+    Args:
+        tar: the file to write.
+        what: a description of the root file system, for messages.
+        options: additional options of mmdebstrap.
+    """
     from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - a plan must not run apt
 
     if workspace.request.offline:
@@ -203,11 +231,11 @@ def run_mmdebstrap(
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
-    # apt cannot handle a root whose path has quotes. The tar may have any path.
+    # apt cannot handle a root whose path contains quotes, so such a path is avoided. The tar archive may have any path.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a root file system behind. The caller holds the stage's lock, so no other process uses it, and
-    # a build of another base has another folder.
+    # A killed run leaves a root file system behind. It can be deleted: the caller holds the stage's lock, so no other
+    # process uses this folder, and builds of other bases use folders of their own.
     emptied(place)
     # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
     mirror = place / "sources.list"
@@ -233,7 +261,7 @@ def run_mmdebstrap(
 
 
 def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
-    """Return the error for a failed mmdebstrap: UnreachableError if a host did not answer, otherwise BuildError."""
+    """Return the error for a failed mmdebstrap: UnreachableError if a host was not reached, otherwise BuildError."""
     output = "\n".join(error.tail)
     if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
         return UnreachableError(
@@ -258,7 +286,7 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Make a base from the distribution's own image, which is pulled by digest, and from downloaded packages."""
+    """Make a base by running a Containerfile, which installs packages, on the distribution's own image."""
     if workspace.request.offline:
         raise UnreachableError(
             "offline-missing",
@@ -284,9 +312,10 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 
 
 def local_image(request: Request) -> LocalImage:
-    """Return the local base image for the architecture of the request.
+    """Return the local base image that the request names, for its architecture.
 
-    If the request gives neither a tag nor a digest, the layout must contain only one image.
+    If the request gives neither a tag nor a digest, the layout must contain only one image. UnsupportedError is raised
+    if the base is not a local image, or if there is no image for the architecture.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
@@ -307,7 +336,7 @@ def local_image(request: Request) -> LocalImage:
 
 
 def label_of(inputs: Mapping[str, Any]) -> str:
-    """Return the part of image names for a finished base, from the base's inputs."""
+    """Return the name of a base, as the names of images contain it, from the inputs of the base."""
     return str(inputs.get("base") or _local_name(str(inputs["image"])))
 
 
@@ -316,10 +345,10 @@ def _local_name(digest: str) -> str:
 
 
 def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Built:
-    """Copy a user's image into the local layout; its blobs keep their digests."""
+    """Copy the user's image into the layout in the cache. The manifest and the blobs keep their digests."""
     layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
     for part in (image.manifest["config"], *image.manifest["layers"]):
-        # Blobs that were copied before are not read again, because every build calls this function.
+        # Blobs that were copied earlier are not read again, because this function is called by every build.
         if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(image.digest).read_bytes()
@@ -337,7 +366,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
 
 
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Return the image that `recipe` starts from, for its architecture; pull it if it is not in the cache."""
+    """Return the image on which a recipe's Containerfile is run; pull the image if it is not complete in the cache."""
     ref = parse(recipe.image)
     assert ref.digest is not None  # noqa: S101 - bases.py accepts no other form
     layout = Layout(workspace.cache.images).ensure()

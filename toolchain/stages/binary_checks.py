@@ -1,4 +1,4 @@
-"""Check the architecture and the oldest system of built programs, libraries and wheels, and their rows of data."""
+"""Check that built programs, libraries and wheels run on the intended systems and match their rows of data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from toolchain.stages.elf import Linked, linked_of, read_linked
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
 _ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
 _ABI_SUFFIX = re.compile(r"\.cpython-([0-9]+)[a-z]*-")
-# The run-time libraries of C and C++, which exist on every system on which a wheel is used.
+# The run-time libraries of C and C++. A wheel may need them, because every system on which it is used has them.
 _SYSTEM = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux[a-z0-9_-]*)\.so\.[0-9]+")
 _REVISION = re.compile(rb"(?<![0-9a-f])([0-9a-f]{40}-[0-9]{1,6})\0")
 _SHOWN = 10
 
 
 def check_stub(path: Path, stub: Stub) -> None:
-    """Check that a stub library has exactly the soname, the functions and the version nodes in its rows of data."""
+    """Raise ContractError unless a stub library matches its rows in data/hip.toml.
+
+    It must have exactly the soname, the functions and the version nodes of the rows, and must not need other libraries.
+    """
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
     faults += [f"it asks for {', '.join(library.needed)}"] if library.needed else []
@@ -47,21 +50,22 @@ def check_stub(path: Path, stub: Stub) -> None:
 
 
 def holds_on(library: Linked, floor: Floor) -> bool:
-    """Return whether a system as old as a floor has every glibc and libstdc++ symbol version that a library needs."""
+    """Return whether the glibc and the libstdc++ of a floor are new enough for a library."""
     glibc, glibcxx = library.newest("GLIBC_"), library.newest("GLIBCXX_")
     return glibc <= numbers(floor.glibc) and glibcxx <= numbers(floor.glibcxx)
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
-    """Check that a library needs the HIP for which it was linked, and no newer system than its floor.
+    """Raise ContractError unless a library needs only the HIP that it was linked for, and a system like its floor.
 
     Args:
-        stubs: the stub libraries with which it was linked, by soname.
-        soname: the soname of its HIP.
+        stubs: the stub libraries that the library was linked with, by soname.
+        soname: the soname of the HIP.
+        floor: the oldest system on which the library must run.
 
     Returns:
-        `{"soname", "needed", "glibc", "glibcxx", "functions"}`: the libraries that it needs, the newest glibc and
-        libstdc++ versions that it needs, and the functions of HIP that it calls.
+        `{"soname", "needed", "glibc", "glibcxx", "functions"}`: the soname of the HIP, the libraries that the library
+        needs, the newest versions of glibc and libstdc++ that it needs, and the functions of HIP that it calls.
     """
     library = read_linked(path)
     hip = [name for name in library.needed if name.startswith("libamdhip64.so")]
@@ -98,22 +102,24 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
 
 
 def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch: str, glibc: str) -> dict[str, Any]:
-    """Check that a code generator library matches its pin and its version script.
+    """Raise ContractError unless a code generator library matches its pin, its version script and its target system.
 
     Args:
-        revision: the revision that it must report: `COMMIT-BUILD`.
+        revision: the revision that the library must contain: `COMMIT-BUILD`.
         exports: the symbols that its version script names.
         arch: the OCI architecture.
-        glibc: the oldest glibc that it must run with.
+        glibc: the oldest glibc that the library must run with.
 
     Returns:
-        `{"file", "sha256", "bytes", "revision", "symbols", "libraries", "glibc"}`.
+        `{"file", "sha256", "bytes", "revision", "symbols", "libraries", "glibc"}`: the name, the SHA-256 (64 hex
+        digits) and the size of the file, the revision, the symbols that the library exports, the libraries that it
+        needs, and the newest version of glibc that it needs.
     """
     content = library.read_bytes()
     binary = linked_of(library.name, content)
     has, wanted, inside = set(binary.exports), set(exports), {match.decode() for match in _REVISION.findall(content)}
     faults = [fault for fault in (_misfit(binary, arch, glibc),) if fault]
-    # Another exported symbol would mix the library's LLVM with the LLVM that Triton links.
+    # If other symbols were exported, the dynamic linker could mix this LLVM with the LLVM that Triton links.
     faults += [f"its version script does not name {', '.join(sorted(has - wanted)[:_SHOWN])}"] if has - wanted else []
     faults += [f"it lacks {', '.join(sorted(wanted - has))} of its version script"] if wanted - has else []
     faults += [
@@ -139,16 +145,16 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
 
 
 def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str, Any]:
-    """Check that a wheel's name, metadata and content are for one CPython, one architecture and an old C library.
+    """Raise ContractError unless a wheel's name, metadata and binaries fit a CPython, an architecture and a glibc.
 
     Args:
         python: the version of CPython, such as `3.13`.
         arch: the OCI architecture.
-        glibc: the oldest glibc that it must run with.
+        glibc: the oldest glibc that the wheel must run with.
 
     Returns:
-        `{"file", "bytes", "tag", "libraries", "glibc"}`: the platform tag, the libraries that the binaries need, and
-        the newest glibc version among the symbols that they need.
+        `{"file", "bytes", "tag", "libraries", "glibc"}`: the name and the size of the wheel, its platform tag, the
+        libraries that its binaries need, and the newest version of glibc that they need.
     """
     kernel = machine_of(arch).kernel
     tag = wheel.name.removesuffix(".whl").rsplit("-", 1)[-1]
@@ -192,10 +198,10 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
 
 
 def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
-    """Check that a wheel contains the libraries that were built for it.
+    """Raise ContractError unless a wheel contains the libraries that were built for it, unchanged.
 
     Args:
-        libraries: the SHA-256 (64 hex digits) of each library, by path in the wheel.
+        libraries: the SHA-256 (64 hex digits) of each library, by its path in the wheel.
     """
     faults = []
     with open_wheel(wheel) as archive:

@@ -1,6 +1,7 @@
-"""Build the library by which Triton generates code for a GPU, on an LLVM, from some files of Triton.
+"""Build the library with which Triton generates code for GPUs of one vendor.
 
-This LLVM and these files are the only inputs, so all Tritons with the same files and pin share one library.
+The library is built from some files of Triton and links an LLVM of its own. Other files of Triton are not inputs, so
+all Tritons with the same files and the same pin share one library.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
-# Files that the recipe of Triton's wheels also uses.
+# Recipe files that the recipe of Triton's wheels uses too.
 _TOOLCHAIN = (
     COMPILER_CACHE,
     "containerfiles/triton-portable/toolchain.cmake",
@@ -61,7 +62,7 @@ class CodegenLibraryStage:
         patches = [sha256_file(path) for path in request.patches.get("triton", ())]
         files = None
         if tree is not None:
-            # The digest of a patch covers the files that it adds or changes.
+            # Patches are not applied here. The files that they add or change are covered by the digests of the patches.
             files = {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))}
         more = {
             **({"patches": patches} if patches else {}),
@@ -134,7 +135,7 @@ class CodegenLibraryStage:
             LayerContent(tree=tree),
             ImageParts(revision=source.ref),
             facts={"codegen": facts},
-            # The check of the wheel covers a library for another machine.
+            # A library for another machine cannot be loaded here, but the contract check of the wheel loads it.
             check=ContractCheck(run=check, on=dependencies["base"])
             if request.contract and arch == this_machine()
             else None,
@@ -142,20 +143,22 @@ class CodegenLibraryStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLibraryStage:
-    """Return the stage with this name; raise UnsupportedError if the request is for a base."""
+    """Return the stage with this name; raise UnsupportedError if the build is bound to a base."""
     return CodegenLibraryStage(require_portable(name, request))
 
 
 def where(rule: Codegen) -> str:
-    """Return the folder of the library in its image."""
+    """Return the folder that contains the library in its image."""
     return f"/usr/lib/toolchain/{rule.stage}"
 
 
 def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]:
     """Return the files of Triton that the build of the library reads, as sorted paths relative to the tree.
 
+    SourceError is raised if one of them is missing or is not a plain file.
+
     Args:
-        patched: whether patches may still add missing files.
+        patched: whether patches will be applied to the tree. They may add missing files, which then are no error.
     """
     names = set()
     for name in rule.reads:
@@ -193,13 +196,13 @@ def library_recipe(
     jobs: str = "",
     input_digest: str = "",
 ) -> Recipe:
-    """Return the recipe of the library.
+    """Return the recipe that builds the library.
 
     Args:
-        base, llvm: the engine's names for these images.
+        base, llvm: the engine's names for the images of the base and the LLVM.
         prefix: the folder of the LLVM in its image.
-        revision: the revision that the library reports.
-        files: see `take_files`.
+        revision: the revision that the library will report.
+        files: the result of `take_files`.
         sysroot: the folder of the unpacked old system.
         jobs: the number of compile jobs; if it is empty, ninja decides.
     """
@@ -225,7 +228,10 @@ def library_recipe(
 
 
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
-    """Copy the files of `read_files` into a folder, so that the build cannot read other files."""
+    """Copy the files that `read_files` returns into the folder `into`, and return this folder.
+
+    The build gets only this folder, so it cannot read other files of Triton.
+    """
     emptied(into)
     for name in read_files(tree, rule):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +240,10 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Check that the library reports `revision` in a fresh container, and return what it reports."""
+    """Load the library in a fresh container, and return the revision that it reports.
+
+    ContractError is raised if the library does not load, or if it does not report `revision`.
+    """
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -257,7 +266,10 @@ _SCRIPT = re.compile(r"\{\s*global:((?:\s*[A-Za-z_][A-Za-z0-9_]*;)+)\s*local:\s*
 
 
 def exported_by(script: Path) -> tuple[str, ...]:
-    """Return the sorted symbols of a version script; raise ContractError if other symbols are not local."""
+    """Return the global symbols of a version script, sorted.
+
+    ContractError is raised unless the script lists each global symbol by its full name and makes all others local.
+    """
     try:
         match = _SCRIPT.fullmatch(read_built(script.parent, script.name).strip())
     except HostileInputError:

@@ -29,17 +29,22 @@ from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# The bytes of the tree, the ccache and the installed copy, estimated as nearly half of those of LLVM 22.1.8.
+# The bytes of the build tree, the ccache and the installed copy: an estimate, nearly half of those of LLVM 22.1.8.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
-# The programs that run during a build for another machine.
+# The programs that the build itself runs. A build for another machine first builds them for this machine.
 _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenLlvmDetails:
-    """The decisions about an LLVM for a GPU. The library that is built on it reports `revision`."""
+    """The decisions about an LLVM for a GPU.
+
+    Args:
+        cross: whether the LLVM is for another machine.
+        revision: the revision that the library on this LLVM reports: `COMMIT-BUILD`.
+    """
 
     cross: bool
     revision: str
@@ -119,12 +124,12 @@ class CodegenLlvmStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:
-    """Return the stage with this name; raise UnsupportedError if the request is for a base."""
+    """Return the stage with this name; raise UnsupportedError if the build is bound to a base."""
     return CodegenLlvmStage(require_portable(name, request))
 
 
 def require_portable(name: str, request: Request) -> Codegen:
-    """Return the rule for a GPU's LLVM or library; raise UnsupportedError if the request is not for a portable LLVM."""
+    """Return the rule of the stage with this name; raise UnsupportedError if the build is bound to a base."""
     rule = next(rule for rule in codegens() if name in {rule.llvm, rule.stage})
     if not request.glibc:
         raise UnsupportedError(
@@ -137,32 +142,41 @@ def require_portable(name: str, request: Request) -> Codegen:
 
 
 def triton_here(request: Request) -> Path | None:
-    """Return the tree of the request's Triton if it is a checkout or in the store, otherwise None."""
+    """Return the tree of the request's Triton if it is a local folder or in the store, otherwise None."""
     if (folder := local_triton(request)) is not None:
         return folder
     spec = request.sources.get("triton")
     if spec is not None and spec.path is not None and not spec.path.exists():
-        return None  # the plan of a stage that reads the tree reports that it is missing
+        return None  # the plan of a stage that needs the folder reports the error
     source = triton_source(request)
     return Store(request.cache.store).stored_tree(source.digest) if source.digest is not None else None
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins of the requested Triton, from its tree if the tree is available, otherwise from the data."""
+    """Return the pins of the LLVMs with which the request's Triton generates code for GPUs.
+
+    They are read from the tree of Triton if it is available, otherwise from the data.
+    """
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
 
 def bindings(request: Request, tree: Path | None) -> Bindings:
-    """Return the C++ bindings of the request's Triton, from its tree if it is available, otherwise from the data."""
+    """Return the C++ bindings of the request's Triton.
+
+    Without a tree they are derived from the data.
+
+    Args:
+        tree: the tree of Triton; None if it is not available.
+    """
     if tree is not None:
         return bindings_of(tree)
-    # The first release with an LLVM for a GPU is also the first with nanobind and the stable ABI.
+    # The first release with a separate LLVM for a GPU is also the first with nanobind and the stable ABI.
     return Bindings(project="nanobind", stable=True) if _on_record(request) else Bindings()
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the known pins; an unknown commit has none until its tree is fetched."""
+    """Return the pins in the data for the request's Triton; empty if the data does not contain this Triton."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
@@ -176,7 +190,7 @@ def _on_record(request: Request) -> tuple[CodegenPin, ...]:
 
 
 def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
-    """Compare the pins in a fetched tree with the plan.
+    """Raise PinError if the pins in a fetched tree of Triton differ from the planned ones.
 
     Args:
         planned: the planned revisions, `COMMIT-BUILD`, by target.
@@ -200,7 +214,7 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
 
 
 def rules_of(request: Request) -> tuple[Codegen, ...]:
-    """Return the rules of all LLVMs for GPUs that building the request's Triton needs."""
+    """Return the rules for the LLVMs that the request's Triton pins; raise UnsupportedError if a pin has no rule."""
     rules = []
     for pin in codegen_pins(request):
         rule = codegen_of(pin.target)
@@ -216,7 +230,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
-    """Return the pin of the request's Triton for a rule; raise UnsupportedError if it has none."""
+    """Return the pin of a rule's LLVM in the request's Triton; raise UnsupportedError if it pins none."""
     for pin in codegen_pins(request):
         if pin.target == rule.target:
             return pin
@@ -229,15 +243,16 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
 
 
 def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
-    """Return the source of a rule's LLVM, and the revision that the library reports; this uses no network.
+    """Return the source of a rule's LLVM, and the revision that the library on it reports, without using the network.
 
-    The digest is None while it is unknown which repository holds the commit. The revision comes from the pin. For an
-    LLVM that the user names, it is the commit of that LLVM with the build number 0.
+    The digest of the source is None while it is unknown which repository contains the commit. The revision is that of
+    the pin. For an LLVM that the user names, it is the commit or else the short id of that LLVM, with the build number
+    0.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
         source = request.locate(name, spec)
-        # For a source without a commit this is a version or a tree's digest, which cannot be confused with a commit.
+        # Without a commit, the short id is a version or begins with `tree`, so it cannot be mistaken for a commit.
         commit = source.version if source.kind == "git" else source.commit
         return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)
@@ -254,7 +269,11 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
-    """Raise ConfigError for a source of an LLVM that the request's Triton would silently ignore."""
+    """Raise ConfigError if the request names the source of an LLVM that its Triton does not use.
+
+    Args:
+        rules: the rules of the LLVMs that the Triton uses.
+    """
     for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(

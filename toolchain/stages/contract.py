@@ -52,7 +52,11 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. `seconds` is the time since the previous result or since the start of the container."""
+    """The result of one check.
+
+    Args:
+        seconds: the time since the previous result; for the first check, the time since the container was started.
+    """
 
     name: str
     ok: bool
@@ -60,7 +64,7 @@ class Check:
     seconds: float
 
 
-# The checks of each part of LLVM, in order.
+# The checks of each part of LLVM, in the order in which they run.
 _OF_PART = {
     "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
     "mlir-tblgen": ("mlir-tblgen", "paths", "symbols"),
@@ -72,11 +76,12 @@ _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
 @dataclass(frozen=True)
 class CrossTarget:
-    """The target machine of a layer, if it is another one.
+    """The target machine of a layer that is not for this machine.
 
-    Programs are built against its system and run by an emulator.
+    The check builds its programs against the system of the target machine, and runs them with an emulator.
 
     Args:
+        arch: the OCI architecture of the target machine.
         emulator: a statically linked qemu, which needs no files of the host.
         system: the folder with the headers and libraries of the target machine.
     """
@@ -95,12 +100,16 @@ class CrossTarget:
         ]
 
     def settings(self) -> dict[str, str]:
-        """Return the environment variables of check.sh for the target machine."""
+        """Return the environment variables that check.sh needs for the target machine."""
         return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
 
 
 def check_names(needs: LlvmRequirements, *, portable: bool = False) -> tuple[str, ...]:
-    """Return the names of the checks that a layer for these needs must pass, in order."""
+    """Return the names of the checks that a layer for these needs must pass, in order.
+
+    Args:
+        portable: whether the layer is for an old system, so that its undefined symbols are checked too.
+    """
     conditions = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
     return tuple(name for name in _FIXES if name not in _PARTS_ONLY and conditions.get(name, True))
 
@@ -116,14 +125,15 @@ def check_layer(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check the LLVM at `prefix` in `image`, without a network.
+    """Check the LLVM at `prefix` in `image`, without a network; raise ContractError if a check fails.
 
     Args:
-        image: an image of the base and the layer, with a C++ compiler and CMake.
-        needs: the needs of the Triton; see `toolchain.catalog.components`.
-        env: additional variables of check.sh; the script's first lines explain them.
-        on: the target machine of the layer, if it is another one.
-        floor: the folder of the oldest system that may link the layer; it must define every symbol the layer needs.
+        image: an image that contains the base, with a C++ compiler and CMake, and the layer.
+        needs: the parts of LLVM that the Triton needs; see `toolchain.catalog.components`.
+        env: additional environment variables for check.sh; the script's first lines explain them.
+        on: the target machine of the layer; None for this machine.
+        floor: the folder of the oldest system that may link the layer. Its C and C++ libraries must define every symbol
+            that the layer leaves undefined. If it is None, these symbols are not checked.
 
     Returns:
         `{"seconds", "checks": [{"name", "ok", "detail", "seconds"}]}`, in the order in which the checks ran.
@@ -150,7 +160,12 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check a layer with only a part of LLVM; see `check_layer`."""
+    """Check a layer that contains only a part of LLVM; the other arguments and the result are those of `check_layer`.
+
+    Args:
+        part: the name of the part.
+        libraries: the LLVM libraries that the layer must contain.
+    """
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
@@ -200,7 +215,7 @@ def _check(
 
 
 def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
-    # There is no advice for a check that did not run because another one failed.
+    # A check that did not run because another check failed gets no advice.
     causes = [check for check in failed if not check.detail.startswith("not run")]
     names = ", ".join(check.name for check in failed)
     advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]

@@ -1,4 +1,4 @@
-"""Read the tables of ELF files for the dynamic linker: the names of libraries, symbols and versions."""
+"""Read the dynamic linking information of ELF files: the names of libraries, symbols and versions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _HIDDEN, _GLOBAL = 0x8000, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Linked:
-    """A program or a shared library.
+    """The dynamic linking information of a program or a shared library.
 
     Args:
+        soname: the library's own name; empty if it has none.
         needed: the names of the libraries that it needs.
         exports: the version nodes of each symbol that it defines; an empty string for a symbol without a version.
-        imports: `(library, node)` of each symbol that it needs; two empty strings for a symbol without a version.
+        imports: for each symbol that it needs, the library and the version node; two empty strings for a symbol without
+            a version.
         machine: ELF's name for the architecture, such as `EM_X86_64`.
         dynamic: whether the file has a dynamic section.
     """
@@ -39,7 +41,7 @@ class Linked:
     dynamic: bool = True
 
     def asks_of(self, soname: str) -> dict[str, str]:
-        """Return the version nodes of the symbols that this file needs from the library `soname`."""
+        """Return the symbols that this file needs from the library `soname`, with their version nodes."""
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
@@ -49,7 +51,7 @@ class Linked:
 
 
 def read_linked(path: Path) -> Linked:
-    """Read a shared library; raise ContractError if the file is not one."""
+    """Return the dynamic linking information of a shared library; raise ContractError if the file is not one."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -61,7 +63,11 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Read a program or a library from its content; `name` is for messages."""
+    """Return the dynamic linking information of a program or a library; raise ContractError if it is damaged.
+
+    Args:
+        name: the name of the file, for messages.
+    """
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)
@@ -73,7 +79,7 @@ def linked_of(name: str, content: bytes) -> Linked:
                 exports[symbol] = (*exports.get(symbol, ()), version[1])
             else:
                 imports[symbol] = version
-        # pyelftools defines `soname` and `needed` only for tags of these types.
+        # pyelftools defines the attributes `soname` and `needed` only for tags of these types.
         tags = [] if dynamic is None else list(dynamic.iter_tags())
         return Linked(
             machine=str(elf["e_machine"]),
@@ -94,7 +100,7 @@ def _damaged(name: str, why: str) -> ContractError:
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
-    """Yield the name of each global symbol, whether the file defines it, and its (library, node)."""
+    """Yield the name of each global symbol, whether the file defines it, and its library and version node."""
     nodes: dict[int, tuple[str, str]] = {}
     of_symbol: GNUVerSymSection | None = None
     for section in elf.iter_sections():

@@ -1,7 +1,8 @@
-"""Make HIP without a ROCm: its headers, and a stub library to link with for each ROCm, from data (`catalog.rocm`).
+"""Make an image to link with HIP although no ROCm is installed: HIP's headers, and a stub library for each ROCm.
 
-Below `PLACE` the image contains a folder such as `hip6/include` for each set of headers, a prefix such as `rocm6` for
-each ROCm, in which CMake finds HIP, and `liblzma`, which the portable system lacks.
+The stub libraries are made from data (`catalog.rocm`). Below `PLACE`, the image contains a folder such as
+`hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds HIP. The folder
+`liblzma` contains the headers and a stub of that library, which the portable system lacks.
 """
 
 from __future__ import annotations
@@ -29,17 +30,23 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# The folders that hold HIP's headers in a ROCm, in HIP's own build, in a distribution's package and in Triton's tree.
+# The folders in which HIP's headers may be: of an include folder, a ROCm, a distribution's package and Triton's tree.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
-# The value of hipErrorNoDevice, which the functions of a stub library return.
+# The value of hipErrorNoDevice, which every function of a stub library returns.
 _NO_DEVICE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class HipDetails:
-    """The decisions about HIP. The rows are in the order of their sources, with HIP's headers first."""
+    """The decisions about HIP.
+
+    Args:
+        majors: the major versions of ROCm for which libraries are linked.
+        rows: the rows of data/hip.toml for the planned sources, in the same order, with HIP's headers first.
+        stubs: the stub libraries to make.
+    """
 
     majors: tuple[str, ...]
     rows: tuple[Headers | Library, ...]
@@ -87,7 +94,7 @@ class HipStage:
                 versions[row.name] = version_in(headers)
                 (place / row.name / "include").mkdir(parents=True)
                 copy_tree(headers, place / row.name / "include" / "hip")
-                # Only NVIDIA's compiler uses the headers in this folder.
+                # This folder is removed, because only NVIDIA's compiler uses its headers.
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
                 _take_lzma(content, place / row.name)
@@ -122,7 +129,10 @@ class HipStage:
 
 
 def hip_stage(_: str, request: Request) -> HipStage | None:
-    """Return the stage, or None if the library is bound to a base, which has its own HIP."""
+    """Return the stage for a portable AOTriton; None for one that is bound to a base and linked with the base's HIP.
+
+    UnsupportedError is raised if the request names both ROCms and a base.
+    """
     if request.glibc:
         return HipStage()
     if request.rocm:
@@ -136,12 +146,16 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
 
 
 def requested_rocms(request: Request) -> tuple[str, ...]:
-    """Return the ROCms for which libraries are linked."""
+    """Return the ROCms for which AOTriton's library is linked: those of the request, or the default ones."""
     return request.rocm or DEFAULT_ROCM
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """Return the source of a row: the user's, or the headers in a checkout of Triton, or a distribution package."""
+    """Return the source of a row.
+
+    It is the user's source if there is one. Otherwise it is the headers in the user's folder of Triton, if they are
+    suitable, or else the package of the distribution.
+    """
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
         spec = of_folder(own)
@@ -149,9 +163,10 @@ def source_of(row: Headers | Library, request: Request) -> Source:
 
 
 def _of_checkout(row: Headers, request: Request) -> Path | None:
-    """Return the headers in the Triton that the user gives as a folder; None if it has no suitable headers.
+    """Return the folder above HIP's headers in the user's folder of Triton; None if there are no suitable headers.
 
-    A Triton by commit is not used, because the plans before and after its fetch would name different sources.
+    A Triton that the user names by commit is not used, because the plans before and after the fetch would then name
+    different sources.
     """
     spec = request.sources.get("triton")
     tree = spec.path / _OF_TRITON if spec is not None and spec.path is not None else None
@@ -171,7 +186,11 @@ def headers_in(tree: Path) -> Path | None:
 
 
 def check_headers(tree: Path, row: Headers) -> Path:
-    """Return the folder of HIP's headers in a tree; raise an error if they do not fit AOTriton."""
+    """Return the folder of HIP's headers in a tree.
+
+    SourceError is raised if headers are missing, and UnsupportedError if their version does not fit the row or lacks a
+    function that AOTriton's library calls.
+    """
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:
         raise SourceError(
@@ -208,7 +227,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
 
 
 def version_in(folder: Path) -> str:
-    """Return the version that the headers define, such as `6.4.43484`."""
+    """Return the version that the headers define, such as `6.4.43484`; raise SourceError if they define none."""
     text = (folder / "hip_version.h").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if not all(parts):
@@ -221,12 +240,18 @@ def version_in(folder: Path) -> str:
 
 
 def cmake_version(major: str, version: str) -> str:
-    """Return the version of a ROCm's CMake package: the headers' version if its major version is the ROCm's."""
+    """Return the version of the CMake package of HIP for a ROCm.
+
+    It is the version of the headers if they are for the same major version, otherwise for example `6.0.0`.
+    """
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 
 
 def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
-    """Write a folder for each stub, with its soname, its code and its version script; see containerfiles/hip."""
+    """Write a folder for each stub, with its soname, its C code and its version script; return the folder `into`.
+
+    The recipe containerfiles/hip builds the stub libraries from these folders.
+    """
     emptied(into)
     for stub in stubs:
         folder = into / stub.name
@@ -243,7 +268,10 @@ def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
 
 
 def _content(path: Path, into: Path, workspace: Workspace) -> Path:
-    """Return the folder of a source, or the folder into which a package is unpacked."""
+    """Return the folder with the content of a source: the source itself, or `into`, where a package is unpacked.
+
+    SourceError is raised if the source is neither a folder nor a Debian package.
+    """
     if path.is_dir():
         return path
     if path.suffix != ".deb":
@@ -276,7 +304,13 @@ def _take_lzma(content: Path, into: Path) -> None:
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """Write a CMake package of HIP with the targets that AOTriton uses, without compiler flags."""
+    """Write a CMake package of HIP with the targets that AOTriton uses, without compiler flags.
+
+    Args:
+        prefix: the folder for the ROCm.
+        soname: the soname of HIP in this ROCm.
+        headers: the name of the set of headers.
+    """
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)
@@ -308,7 +342,7 @@ endif()
 
 
 def _write_pc(place: Path, rows: Iterable[Library]) -> None:
-    """Write the pkg-config files of the libraries."""
+    """Write a pkg-config file for each library."""
     for row in rows:
         name = row.soname.removeprefix("lib").partition(".so")[0]
         folder = place / row.name / "lib" / "pkgconfig"

@@ -1,6 +1,7 @@
 """Collect the inputs of stages.
 
-An input digest identifies an uncompressed tree, so only facts that decide the tree's bytes are inputs."""
+An input digest identifies an uncompressed tree, so only facts that decide the tree's bytes are inputs.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from toolchain.stages.stage import Planned
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return the inputs that every stage has: its name, the format and time stamp of layers, and the architecture.
 
-    The compressor and the versions of this machine's programs are not inputs. The compilers are in the base, and the
-    base's digest is an input of the stages above.
+    The compressor and the versions of the building machine's programs are not inputs, because they do not change the
+    tree. The compilers come from the base, whose digest is an input of the stages above it.
     """
     return {
         "stage": name,
@@ -34,10 +35,11 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
 def stage_inputs(
     name: str, request: Request, resolved: Mapping[str, Any], more: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Return the inputs of a stage; None while a value of `resolved` is not known.
+    """Return the inputs of a stage; None while a value of `resolved` is None.
 
     Args:
         resolved: the input digests of the stages below, and the result of `source_inputs`.
+        more: the other inputs of this stage.
     """
     if None in resolved.values():
         return None
@@ -45,12 +47,12 @@ def stage_inputs(
 
 
 def triton_id(planned: Planned) -> str:
-    """Return the short id of a stage's Triton, which the names of the images on that stage contain."""
+    """Return the short id of a stage's Triton source, for names of images; `unknown` if it has no such source."""
     return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 
 def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
-    """Return the sources as inputs, with their patches; None while a source has no digest."""
+    """Return the name, the digest and the patches of each source, as inputs; None while a source has no digest."""
     if any(source.digest is None for source in sources):
         return None
     return [
@@ -64,7 +66,7 @@ def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path
 
 
 def recorded_source(request: Request, source: Source) -> RecordedSource:
-    """Return a source and its patches in the request, in the form in which a record stores them."""
+    """Return a source, with the patches that the request applies to it, in the form in which a record stores it."""
     return RecordedSource(
         name=source.name,
         ref=source.ref,

@@ -1,4 +1,7 @@
-"""Check compiled kernels for `build --check`: a plugin emulates them and compares their results with float64."""
+"""Check compiled kernels for the option `--check`.
+
+A plugin runs the kernels in an emulator, and compares their results with those of a computation in float64.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ Note = Callable[[str, Mapping[str, Any]], None]
 class KernelCheck(Protocol):
     """The functions that a plugin provides for `--check`.
 
-    Each check returns facts for a record; `check_result` reads them.
+    Each check returns facts for a record, in the form that `core.check_result` reads.
     """
 
     def require_check(self) -> None:
-        """Raise an error if this machine lacks a program that a check needs. The caller does this before a build."""
+        """Raise an error if a program that a check needs is not installed. This is called before a build starts."""
 
     def check_objects(
         self,
@@ -43,13 +46,13 @@ class KernelCheck(Protocol):
         progress: Progress | None,
         note: Note,
     ) -> dict[str, Any]:
-        """Check the results of a campaign.
+        """Check the code objects that a campaign compiled.
 
         Args:
             folder: the folder above all objects.
-            count: number of kernels to check; 0 for all.
+            count: the number of kernels to check; 0 for all.
             progress: called with the number of results so far, the total number of kernels, and a label.
-            note: called with the name of each kernel and its result.
+            note: called with the name of each checked kernel and its result.
         """
 
     def check_files(
@@ -76,16 +79,20 @@ def _plugin() -> KernelCheck:
 
 
 def require_check() -> None:
-    """Raise an error if the plugin or a program that it needs is missing."""
+    """Raise an error if the plugin for `--check`, or a program that it needs, is not installed."""
     _plugin().require_check()
 
 
 def check_numbers(
     result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
 ) -> dict[str, Any]:
-    """Check a sample of a campaign's kernels and return the facts. The request gives the size of the sample.
+    """Check a sample of a campaign's kernels, and return the plugin's facts; they are empty without `--check`.
 
-    The facts are empty without `--check`.
+    The value of `--check` is the size of the sample. NumbersError is raised if a kernel computes wrong numbers.
+
+    Args:
+        out: the folder of the campaign's objects.
+        ledger: the campaign's ledger, in which each result is noted.
     """
     count = workspace.request.check
     if count is None:
@@ -105,7 +112,10 @@ def check_numbers(
 def check_files(
     files: Iterable[StoredFile], request: Request, *, label: str, jobs: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files; see `KernelCheck.check_files`."""
+    """Check a sample of the code objects among files, and return the plugin's facts; see `KernelCheck.check_files`.
+
+    NumbersError is raised if a kernel computes wrong numbers.
+    """
     return _accepted(
         _plugin().check_files(files, request.cache, count=request.check or 0, jobs=jobs, label=label, progress=progress)
     )

@@ -1,4 +1,4 @@
-"""Run the workers of a stage that compiles kernels: on this machine, or on the workers of a scheduler."""
+"""Run the workers that compile the kernels of a stage, on this machine or through a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
 
-# Files below the recipe root that run with Triton in a worker, so that a kernel's result depends on them.
+# Files below the recipe root that run in the same process as Triton, so a kernel's result may depend on them.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
-# The program that starts a worker. The names of results cover it, but it is no input of images, because it decides no
-# byte of them.
+# The program that starts a worker. The names of results cover it, but it is not an input of images, because it does not
+# change their bytes.
 _START = "aotriton/start.py"
-# The folder of the recipe's files in a container, and the folder for the objects.
+# The path of the recipe's files in a container, and the path of the folder to which objects are written.
 RECIPE, OUT = "/recipe", "/out"
-# The folder in a stage's unfinished work for the files that compile processes see.
+# The name of the folder, in a stage's working folder, for the files that compile processes see.
 SCRATCH = "compiling"
-# All variables of a compile process except those of its project. The image's variables are not passed on.
+# The environment variables that every compile process gets. Those of the image are not passed on.
 VARIABLES = {
     "HOME": "/tmp",  # noqa: S108 - in the container
     "LANG": "C.UTF-8",
@@ -58,13 +58,13 @@ VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProject:
-    """The files and variables of a project's compile processes, other than Triton.
+    """The files and environment variables that a project's compile processes need in addition to Triton.
 
     Args:
         source: the folder of the kernels' sources in the container.
-        path: folders of the image and of the recipe that are first on the module path.
-        environment: the variables of this project.
-        recipe: files and folders below the recipe root that run with Triton.
+        path: folders of the image and of the recipe that come first on the module path.
+        environment: the environment variables that only this project sets.
+        recipe: files and folders below the recipe root that run in the same process as Triton.
         search: see `kernels.reached.Reach`.
     """
 
@@ -75,17 +75,24 @@ class KernelProject:
     search: tuple[str, ...] = ()
 
     def variables(self, request: Request) -> dict[str, str]:
-        """Return all variables of the compile processes."""
+        """Return all environment variables of the project's compile processes.
+
+        These are `VARIABLES`, the project's own variables, and the result of `allocator`.
+        """
         return {**VARIABLES, **self.environment, **allocator(request)}
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command line of a compile process, without its variables."""
+        """The command line of a compile process, without its environment variables."""
         last = (f"{self.source}/{folder}".rstrip("/") for folder in self.search)
         return ("python3", f"{RECIPE}/{_START}", ":".join(self.path), ":".join(last))
 
     def naming(self, tree: Path, triton: Sequence[str], request: Request) -> Naming:
-        """Return the `Naming` of the results of a tree; `triton` is the result of `layer_digests`."""
+        """Return the `Naming` for the results of compiling a source tree.
+
+        Args:
+            triton: the result of `layer_digests` for the Triton.
+        """
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
 
         return Naming(
@@ -108,14 +115,17 @@ def compile_setup(
     scratch: Path,
     mounts: Sequence[Mount] = (),
 ) -> CompileSetup:
-    """Return the environment of compile processes. They see only files and variables that the results' names cover.
+    """Return a `CompileSetup` for kernels.
+
+    Its processes see only those files and environment variables that the names of the results cover.
 
     Args:
+        naming: names the results.
         image: the runner's name for the Triton image.
         source: the folder of the kernels' sources in the container.
         out: the folder of the objects.
         scratch: the folder for the files that compile processes see; this function empties it.
-        mounts: further mounts of the containers.
+        mounts: additional mounts of the containers.
     """
     from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415
@@ -123,12 +133,13 @@ def compile_setup(
     sets = FileSets(naming, emptied(scratch) / "seen")
     environment = dict(naming.shared["environment"])
     if workspace.request.variation is not None:
-        # The base's allocator would replace the varied heap, and jemalloc hangs if libfaketime is loaded.
+        # A varied build does not load the base's allocator: it would replace the varied heap, and jemalloc hangs if
+        # libfaketime is loaded.
         environment.pop("LD_PRELOAD", None)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # `env -i` removes variables that the image's configuration or the engine adds.
     command = ["env", "-i", *variables, *naming.shared["command"]]
-    # `toolchain shell` runs another program in the same container, which finds Triton by this variable.
+    # `toolchain shell` runs another program in such a container. That program finds Triton by PYTHONPATH.
     of_shell = {"PYTHONPATH": SITE, **environment}
 
     def start(files: str, folder: Path) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -144,9 +155,10 @@ def compile_setup(
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
-    """Return the diff_ids of a Triton image, lowest first, for the names of results.
+    """Return the diff_ids of a Triton image's layers, lowest first, which the names of results cover.
 
-    The digests of blobs are not used, because a published image has compressed layers but contains the same Triton.
+    The digests of the blobs are not used, because they change when the layers are compressed for publishing, although
+    the Triton is the same.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -154,7 +166,14 @@ def layer_digests(triton: Built, cache: Cache) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """The workers of a campaign; the fields are arguments of `run_campaign`."""
+    """The workers of a campaign.
+
+    Args:
+        setup: describes how a worker is started.
+        shared: the kernel stores of the request; None if it names none.
+        executor: passes rules to the workers.
+        bounds: the memory limits of workers on this machine; None for those of a scheduler.
+    """
 
     setup: CompileSetup
     workspace: Workspace
@@ -170,10 +189,12 @@ class Workers:
         *,
         calls: bool = False,
     ) -> CampaignResult:
-        """Compile rules with the options of the request.
+        """Compile rules with the options of the request, and return the result of the campaign.
 
         Args:
-            calls: whether the rules are calls of a wheel; the caller then reports failures.
+            on_count: reports progress; by default the progress of the stage.
+            calls: whether the rules are calls of a wheel. Failures then raise no error here, because the caller reports
+                them.
         """
         from toolchain.kernels.campaign import Reporting, run_campaign  # noqa: PLC0415 - a plan compiles nothing
 
@@ -197,7 +218,7 @@ class Workers:
 
 @contextlib.contextmanager
 def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Iterator[Workers]:
-    """Yield the workers of a campaign: on this machine, or on the request's scheduler."""
+    """Yield workers for a campaign: those of the request's scheduler, or workers on this machine if it names none."""
     request = workspace.request
     if request.scheduler is None:
         yield workers_here(setup, workspace, shared)
@@ -228,10 +249,11 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 
 
 def allocator(request: Request) -> dict[str, str]:
-    """Return the variables that give compile processes the base's allocator; empty if the base has none.
+    """Return the environment variable that makes compile processes load the base's allocator.
 
-    An allocator changes no byte of a code object. Every build of AOTriton confirms this by comparing objects with those
-    of upstream's compile script, which runs without the allocator.
+    The result is empty if the base has no allocator of its own or is a local image. An allocator changes no byte of a
+    code object. The contract check of AOTriton confirms this: it compares objects with those of upstream's compile
+    script, which runs without the allocator.
     """
     if request.base.image is not None:
         return {}
@@ -240,21 +262,21 @@ def allocator(request: Request) -> dict[str, str]:
 
 
 def kernel_limits(request: Request) -> Limits:
-    """Return the limits of one kernel."""
+    """Return the limits of time and memory for compiling one kernel."""
     from toolchain.kernels.bounds import Limits, patience  # noqa: PLC0415 - a plan compiles nothing
 
     return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 
 
 def part_of_kernels(request: Request) -> str:
-    """Return the selection of kernels, for display; empty for all."""
+    """Return a description of the request's selection of kernels, such as `limit 300`; empty for all kernels."""
     shard = "/".join(map(str, request.shard or ()))
     part = {"select": request.select, "limit": request.limit, "shard": shard}
     return ", ".join(f"{name} {value}" for name, value in part.items() if value)
 
 
 def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
-    """Return the inputs that decide which kernels are compiled, and for which GPUs."""
+    """Return the inputs that decide which kernels are compiled, for which GPUs, and which of them may be missing."""
     return {
         "gpus": list(gpus),
         "select": request.select,
@@ -266,7 +288,7 @@ def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
 
 
 def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]) -> dict[str, Any]:
-    """Return the facts of a stage about the kernels that it compiled."""
+    """Return a stage's facts about the kernels that its campaign compiled."""
     return {
         "kernels": result.counts(),
         "known_bad": [entry.out for entry in result.bad],
@@ -281,7 +303,7 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
 
 
 def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the number of kernels taken from kernel stores, by signer; empty if there are none.
+    """Return a fact with the number of kernels that come from kernel stores, by signer; empty if no kernel does.
 
     The fact does not contain the path of a store, because the path means nothing on other machines.
     """
@@ -293,7 +315,10 @@ def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def limits(request: Request) -> dict[str, float]:
-    """Return the limits that are inputs; only with --keep-going does a kernel over a limit change the results."""
+    """Return the limits that are inputs: those that the user sets, but only with --keep-going.
+
+    Without --keep-going, a kernel that exceeds a limit ends the build, so the limits cannot change an image.
+    """
     values = {"timeout": request.kernel_timeout, "memory": request.kernel_memory}
     return {name: value for name, value in values.items() if value and request.keep_going}
 

@@ -1,4 +1,4 @@
-"""Compile the FlashAttention kernels of a source tree to code objects inside the Triton image."""
+"""Compile the FlashAttention kernels of a source tree to code objects, in containers of the Triton image."""
 
 from __future__ import annotations
 
@@ -128,7 +128,14 @@ class KernelsStage:
 def compile_setup(
     source: Path, triton: Built, out: Path, workspace: Workspace, *, scratch: Path | None = None
 ) -> CompileSetup:
-    """Return the environment in which the kernels are compiled; by default `scratch` is in the stage's work."""
+    """Return the `CompileSetup` that compiles the kernels of a source tree.
+
+    Args:
+        triton: the finished Triton stage.
+        out: the folder for the objects.
+        scratch: the folder for the files that compile processes see; by default `SCRATCH` in the stage's working
+            folder.
+    """
     naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
     return kernel_workers.compile_setup(
         naming,
@@ -141,12 +148,16 @@ def compile_setup(
 
 
 def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
-    """Check that a fetched sdist has the kernels, and decide on each prebuilt file in it."""
+    """Check that a fetched sdist contains the kernels, and decide on each prebuilt file in it.
+
+    Returns:
+        the decisions, and the prebuilt files.
+    """
     require(tree, "flash_attn/flash_attn_triton_amd")
     return take_in("flash-attn", tree, request, whole=True)
 
 
 def sdist_source(request: Request) -> Source:
-    """Return the pinned sdist, or the source that the request names; this uses no network."""
+    """Return the source that the request names, or else the pinned sdist, without using the network."""
     spec = request.sources.get("flash-attn", SourceSpec(kind="pypi", where="flash-attn"))
     return request.locate("flash-attn", spec)
