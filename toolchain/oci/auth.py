@@ -85,11 +85,15 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Return a text with the secrets of this registry replaced."""
+        """Return a text in which the login and the tokens for this registry are replaced, as `redact` does."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
-        """Read the challenge in a 401 response, and prepare the token or login that it requires for `header`."""
+        """Read the challenge in a 401 response, and get the token or login that `header` returns from then on.
+
+        RegistryError is raised if the registry or its token service refuses the login or sends something invalid, and
+        UnreachableError if the token service does not answer.
+        """
         challenge = response.headers.get("WWW-Authenticate", "")
         at = re.search(r"\bbearer\s", challenge, re.IGNORECASE)
         if at is None:
@@ -172,14 +176,18 @@ class Authorizer:
         return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
-        """Return the error to raise for a refused login."""
+        """Return the error to raise if the registry or its token service refuses access.
+
+        Args:
+            why: the reason.
+        """
         return RegistryError(
             "login-refused", f"access to {self._host} was refused", why=why, fix=f"log in: {login_command(self._host)}"
         )
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Return the parameters of the first challenge in a header."""
+    """Return the parameters of the first challenge in the text of a `WWW-Authenticate` header, by lower-case name."""
     fields: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(text):
         fields.setdefault(name.lower(), quoted or bare)
@@ -192,7 +200,10 @@ def login_command(host: str) -> str:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text in which `secrets` and the values of all query parameters of URLs are replaced."""
+    """Return a text in which `secrets` and the values of all query parameters in URLs are replaced.
+
+    Secrets of fewer than four characters are not replaced, because other words could contain them.
+    """
     for secret in secrets:
         if len(secret) >= 4:
             text = text.replace(secret, "[secret]")

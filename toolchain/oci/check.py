@@ -64,7 +64,7 @@ class _Check:
             return
         bad = [problem for child in children for problem in self.problems(child, depth)]
         yield from bad
-        # An artifact has no config with diff ids.
+        # The config of an artifact is empty, so there are no diff ids to compare its layers with.
         if not bad and children[0].media_type != media.EMPTY:
             yield from self._layers(item, children[0], children[1:])
 

@@ -79,7 +79,10 @@ class _Bounded:
 
 @contextlib.contextmanager
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
-    """Yield a stream of the tar in a layer's file; reading the stream may raise BombError or one of `DAMAGED`."""
+    """Yield a stream of the tar in a layer's file; raise UntrustedError for an unknown media type.
+
+    Reading the stream raises BombError if the layer unpacks to too many bytes, and one of `DAMAGED` if it is damaged.
+    """
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:
             yield _Bounded(_Gunzipped(stream), path)

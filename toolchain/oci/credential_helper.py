@@ -14,7 +14,7 @@ from toolchain.core.strict_json import Keys
 
 LOG = logging.getLogger(__name__)
 _ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
-_NONE = "credentials not found"  # docker's helpers print this on standard output if they have no login
+_NONE = "credentials not found"  # docker's helpers print this on standard output and fail if they have no login
 _SECONDS = 120.0  # a timeout that lets the user type a passphrase
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -46,10 +46,18 @@ PREFIXES = {
 
 
 def ask_helper(name: str, key: str) -> str | None:
-    """Return the login that a credential helper has for `key`, in the form that follows `Basic` in a header.
+    """Ask a credential helper for the login to a registry.
+
+    Args:
+        name: the name of the helper, which is the part of its program's name after `docker-credential-`.
+        key: the name of the registry in the login file.
 
     Returns:
-        None if the helper has no login. If the helper is missing or fails, a warning is logged and None is returned.
+        The login in the form that follows `Basic` in a header. None if the helper has no login, and also if the helper
+        is missing or fails, for which a warning is logged.
+
+    Raises:
+        RegistryError: the helper succeeded, but did not print a login in the expected form.
     """
     program = f"docker-credential-{name}"
     if not _NAME.fullmatch(name) or process.find(program) is None:

@@ -41,7 +41,8 @@ MANIFESTS = INDEXES | IMAGES
 # could exhaust the stack.
 DEEPEST = 8
 
-# cosign stores signatures as layers of these types, in a manifest whose tag contains the image's digest.
+# cosign stores signatures and attestations as layers of these types, in a manifest whose tag contains the digest of the
+# image.
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})

@@ -63,7 +63,11 @@ class Download:
         return f"sha256:{self._hasher.hexdigest()}"
 
     def _begins(self, got: requests.Response) -> str:
-        """Check the status and headers of a response; return a description of a wrong size, or an empty text."""
+        """Check the status and headers of a response before its body is read.
+
+        Return a description of the size if it is wrong, otherwise an empty text. TryAgainError is raised if the
+        response is not the requested part, and RegistryError for any other failure.
+        """
         status = got.status_code
         if (status == 206 and not self._fits(got)) or (status == 416 and self._done):
             # The response is not the requested part, so it must not be appended to the file.

@@ -44,24 +44,32 @@ class PlainFile:
 
 
 def is_plain_name(text: str) -> bool:
-    """Return whether a name is safe for a file: not a path, not hidden, and without control characters."""
+    """Return whether a name is safe for a file.
+
+    A safe name begins with a letter or digit, and contains only letters, digits and `. _ + ~ ! -`, at most 255 in all.
+    """
     return _NAME.fullmatch(text) is not None
 
 
 def file_media_type(name: str) -> str:
-    """Return the media type for the suffix of a file name."""
+    """Return the media type for the suffix of a file name; `application/octet-stream` if the suffix is unknown."""
     return next((kind for end, kind in _MEDIA_TYPES.items() if name.endswith(end)), _ANY)
 
 
 def tag_of(tag: str = "") -> str:
-    """Return the tag of the plain files of an image; an empty `tag` means `latest`."""
+    """Return the tag for the plain files of an image.
+
+    Args:
+        tag: the tag of the image; empty for `latest`.
+    """
     return f"{tag}-{TAG}" if tag else TAG
 
 
 def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, title: str) -> Descriptor:
     """Move files into a layout, store an artifact that contains them, and return the descriptor of its manifest.
 
-    The manifest does not depend on the order of `paths`.
+    The manifest does not depend on the order of `paths`. HostileInputError is raised if the name of a file is unsafe,
+    and RegistryError if two files have the same name.
 
     Args:
         subject: the index of the image that the files belong to, which may be missing from `layout`.
@@ -100,9 +108,9 @@ def are_files(value: Mapping[str, Any]) -> bool:
 
 
 def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFile, ...]:
-    """Return the files in an artifact's manifest.
+    """Return the files in an artifact's manifest; raise RegistryError if the manifest belongs to something else.
 
-    The manifest is not trusted: HostileInputError is raised for a name that is unsafe or occurs twice.
+    The manifest is not trusted, so HostileInputError is raised for a name that is unsafe or occurs twice.
     """
     if not are_files(value):
         raise RegistryError(

@@ -55,13 +55,13 @@ def standard_annotations(title: str) -> dict[str, str]:
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
-    """Store a compressed layer in a layout; with `move`, its file is moved instead of copied."""
+    """Store the blob of a layer in a layout, and return the layer; with `move`, its file is moved instead of copied."""
     stored = layout.put_file(blob.path, digest=blob.digest, move=move, media_type=blob.media_type)
     return LayerBlob(stored, blob.diff_id, created_by)
 
 
 def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
-    """Return the layers of an image, lowest first."""
+    """Return the layers of an image, lowest first; raise RegistryError unless the config has a diff id for each."""
     config, *layers = layout.children(manifest)
     diff_ids = diff_ids_of(layout.read_json(config))
     if len(diff_ids) != len(layers):
@@ -96,7 +96,7 @@ def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def platform_of(config: Mapping[str, Any]) -> Platform:
-    """Return the platform that a config names."""
+    """Return the platform that a config names; the missing parts are empty."""
     return Platform(
         str(config.get("os") or ""), str(config.get("architecture") or ""), str(config.get("variant") or "")
     )
@@ -136,7 +136,10 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
 def write_index(
     layout: Layout, manifests: Sequence[Descriptor], annotations: Mapping[str, str] | None = None
 ) -> Descriptor:
-    """Store an index of images, sorted by platform, and return its descriptor; the order of `manifests` is ignored."""
+    """Store an index of images, sorted by platform, and return its descriptor; the order of `manifests` is ignored.
+
+    RegistryError is raised if there is no image, if an image has no platform, or if two images have the same platform.
+    """
     if not manifests:
         raise RegistryError("index-empty", "there is no image for the index", fix="build at least one architecture")
     keyed: dict[Platform, Descriptor] = {}

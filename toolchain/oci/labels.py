@@ -19,11 +19,12 @@ GLIBC = "toolchain.glibc"  # glibc version of the oldest system on which program
 GLIBCXX = "toolchain.glibcxx"
 BUILD_TYPE = "toolchain.build-type"
 TRITON_BUILD = "toolchain.triton-build"
-# These labels of a Triton cache describe everything that decides whether Triton finds the kernels in it.
+# These labels of a Triton cache describe everything that decides whether Triton finds the kernels in it. MCV is Red
+# Hat's Model Cache Vault, which can unpack the cache.
 CACHE_MOUNT = "toolchain.triton-cache.mount"  # path where the cache must be mounted
 CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON list of the calls whose kernels the cache contains
 CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image
 CACHE_TRITON_LAYER = "toolchain.triton-cache.triton-layer"  # diff_id of that image's top layer
-CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of `triton_key()`, Triton's key of its code
-CACHE_MCV_KEY = "toolchain.triton-cache.mcv-key"  # Triton's key as MCV computes it, only before Triton 3.6
+CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of `triton_key()`, which depends on Triton's code
+CACHE_MCV_KEY = "toolchain.triton-cache.mcv-key"  # Triton's key as MCV finds it, only before Triton 3.6
 CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # path of the package `triton`

@@ -92,12 +92,12 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
     `/lib64` of a merged `/usr`, container engines would replace the symlink by a folder, so avoid such paths.
 
     Args:
-        normalise: use the owner 0:0, the modes 0755 and 0644 and no attributes, and refuse device nodes, pipes and
-            sockets. Without it, owners, modes, file capabilities, device nodes and pipes are kept, and sockets are
-            skipped, as the root file system of a base requires.
+        normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no attributes, and to refuse device nodes,
+            pipes and sockets. Otherwise, owners, modes, file capabilities, device nodes and pipes are kept, and sockets
+            are skipped, as the root file system of a base requires.
         first_id: the first user and group id of the user namespace in which `tree` was written. It is subtracted from
             all ids.
-        whiteouts: allow names that start with `.wh.`, which delete files of lower layers in an image.
+        whiteouts: whether to allow names that start with `.wh.`, which delete files of lower layers in an image.
     """
     with HashedFile(out) as sink:
         _write_tree(tree, sink, normalise=normalise, first_id=first_id, whiteouts=whiteouts)
@@ -306,7 +306,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
     Args:
         out: the path of the blob. With `none` nothing is written, because the blob is the layer's tar.
-        level: the level of the compression; the defaults are in `LEVELS`.
+        level: the level of the compression; None for the level in `LEVELS`.
     """
     used = LEVELS[how] if level is None else level
     if how == "none":
@@ -331,7 +331,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """Return the name of a compressor in records, e.g. `gzip/zlib-1.2.13/9`."""
+    """Return the name of a compressor as records contain it, e.g. `gzip/zlib-1.2.13/9`, or `none`."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

@@ -89,9 +89,9 @@ def _differing(file: LayerFile, other: LayerFile) -> FileDifference:
 
 
 def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield the path and both contents of each file, reading each layer only once.
+    """Yield the path and both contents of each file in `paths`, reading each layer only once.
 
-    The iteration stops if the layers contain their files in different orders.
+    The iteration stops at the first file that the layers contain in a different order.
     """
     if not paths:
         return

@@ -70,7 +70,7 @@ class Layout(Blobs):
             )
 
     def _small(self, name: str, limit: int) -> bytes:
-        """Return the content of index.json or oci-layout."""
+        """Return the content of index.json or oci-layout; raise RegistryError if it is missing or cannot be read."""
         try:
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:
@@ -226,7 +226,11 @@ class Layout(Blobs):
         return all(layer.media_type in media.STATEMENTS for layer in layers)
 
     def resolve(self, name: str) -> Descriptor:
-        """Return the descriptor for a tag or digest, without the annotation that names the tag."""
+        """Return the descriptor for a tag or digest, without the annotation that names the tag.
+
+        A digest may also be that of content which index.json does not list. RegistryError is raised if the layout does
+        not contain the tag or digest.
+        """
         if name.startswith("sha256:"):
             check_digest(name)
             for entry in self._entries()["manifests"]:

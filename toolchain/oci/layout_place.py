@@ -135,7 +135,10 @@ class LayoutPlace(Place):
 
 
 def resolve(ref: LayoutRef) -> Descriptor:
-    """Return the image that a reference names; without a tag or digest, the only image in the folder."""
+    """Return the image that a reference names; without a tag or digest, the only image in the folder.
+
+    RegistryError is raised if there is no such image, or if a reference without tag and digest could mean several.
+    """
     there = Layout(ref.path)
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")

@@ -15,7 +15,7 @@ _DESCRIPTOR: Keys = {
     **dict.fromkeys(("mediaType", "digest", "size", "urls", "annotations", "data", "artifactType")),
     "platform": _PLATFORM,
 }
-# The same keys are accepted in indexes, such as index.json and lists of referrers.
+# The known keys of manifests and indexes, which include index.json and the lists of referrers.
 MANIFEST_KEYS: Keys = {
     **dict.fromkeys(("schemaVersion", "mediaType", "artifactType", "annotations")),
     **dict.fromkeys(("config", "layers", "manifests", "subject"), _DESCRIPTOR),
@@ -34,12 +34,14 @@ _OTHER = "check the name; if it is right, publish the image again, or report the
 
 
 def keys_of(media_type: str) -> Keys:
-    """Return the keys that a JSON blob of a media type may have."""
+    """Return the known keys of a JSON blob with the given media type (see `strict_json.read`)."""
     return CONFIG_KEYS if media_type in _CONFIGS else MANIFEST_KEYS
 
 
 def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
     """Parse bytes as a JSON object, and return the object.
+
+    RegistryError is raised if the content is not a JSON object, and DocumentError if parsers could read it differently.
 
     Args:
         name: the name of the content, for messages.
@@ -68,7 +70,8 @@ def media_type_of(value: dict[str, Any]) -> str:
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
     """Return the entries of an index, or the config and the layers of a manifest.
 
-    RegistryError is raised if the content does not have the media type of the descriptor.
+    RegistryError is raised if the content is malformed, does not have the media type of the descriptor, or could be
+    read both as an image and as an index.
     """
     own_type = value.get("mediaType")
     if own_type is not None and own_type != descriptor.media_type:

@@ -208,7 +208,11 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Raise RegistryError if an item is nested in too many indexes."""
+    """Raise RegistryError if an item is nested in more than `media.DEEPEST` indexes.
+
+    Args:
+        depth: the number of indexes above the item.
+    """
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",
@@ -218,7 +222,7 @@ def require_shallow(item: Descriptor, depth: int) -> None:
 
 
 def with_size(layout: Layout, item: Descriptor) -> Path:
-    """Return the path of a blob; raise DigestError if its size is wrong."""
+    """Return the path of a blob; raise RegistryError if the layout lacks it, and DigestError if its size is wrong."""
     path = layout.blob(item.digest)
     if path.stat().st_size != item.size:
         raise DigestError(

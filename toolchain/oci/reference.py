@@ -114,7 +114,7 @@ def _digest(text: str, whole: str) -> str:
 
 
 def parse(text: str) -> Target:
-    """Parse a reference to an image or folder.
+    """Parse a reference to an image, a layout folder or a namespace; raise ConfigError if it is not valid.
 
     In `oci:DIR:TAG`, the text after the last colon is the tag if it has no slash. So a folder with a colon in its last
     component needs a slash at its end (`oci:/a:b/`).
@@ -141,6 +141,8 @@ def parse(text: str) -> Target:
 
 def parse_place(text: str, what: str) -> Target:
     """Parse a reference to a place for several images: a namespace of a registry, or a layout folder.
+
+    ConfigError is raised if the reference is not valid, or if it names a single image by a tag or digest.
 
     Args:
         what: the option or argument with the reference, for messages.

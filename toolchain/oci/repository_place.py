@@ -163,7 +163,7 @@ class RepositoryPlace(Place):
         if self._registry.manifest_digest(repository, tag) in {None, subject}:
             return None
         index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
-        _entries(index, f"{repository}:{tag}")  # raises RegistryError if the tag is that of an image
+        _entries(index, f"{repository}:{tag}")  # raises RegistryError if the tag points to an image
         return index
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:

@@ -69,7 +69,7 @@ class SharedTag:
 def add_to_all(tags: Sequence[SharedTag]) -> None:
     """Add the entries to each tag, and repeat this until no other publisher replaces them.
 
-    RegistryError is raised after `_ROUNDS` repetitions.
+    RegistryError is raised if other publishers still replace them after `_ROUNDS` repetitions.
     """
     retries = {tag.tag: tag.registry.retries() for tag in tags}
     for attempt in range(_ROUNDS + 1):

@@ -93,7 +93,10 @@ class Upload:
             self._fail(failure)
 
     def _sent(self, stream: IO[bytes]) -> bool:
-        """Send the blob; return False if the registry refused the request, and a smaller one can be tried."""
+        """Send the rest of the blob; return False if the registry refused the request, but may accept another kind.
+
+        In that case, the next call sends the blob from its beginning in chunks, or in smaller chunks.
+        """
         try:
             if not self._location:
                 self._start()
@@ -252,9 +255,9 @@ class Upload:
         return False
 
     def _goes_on(self) -> bool:
-        """Return whether the upload can continue.
+        """Return whether the upload can continue at the current position.
 
-        If a part of a whole blob arrived, the rest is sent in chunks.
+        If the upload was a single request, a part of which arrived, the rest will be sent in chunks.
         """
         if self._offset == 0:
             return self._chunk is not None and self._breaks < _BREAKS

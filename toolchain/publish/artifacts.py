@@ -1,4 +1,4 @@
-"""Publish the plain files of a stage as an artifact of its image, and download published wheels."""
+"""Publish the plain files of a stage as an artifact that is attached to its image, and download published wheels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeliveredFiles:
-    """The published plain files of an image, which form one artifact."""
+    """The result of publishing the plain files of an image, which form one artifact."""
 
     refs: tuple[str, ...]
     digest: str
@@ -60,7 +60,7 @@ def deliver_files(
     *,
     signer: Signer | Keyless | None,
 ) -> DeliveredFiles | None:
-    """Publish the archives, wheels and reports of an image as an artifact whose subject is the index of the image.
+    """Publish the archives, wheels and reports of an image as one artifact, whose subject is the index of the image.
 
     Args:
         made: the facts of the image for each architecture.
@@ -107,7 +107,7 @@ def _write(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _lasting(value: Any) -> Any:
-    """Return a report without durations, so that equal builds give equal reports."""
+    """Return a report without the keys that end with `seconds`, so that equal builds give equal reports."""
     if isinstance(value, Mapping):
         return {key: _lasting(item) for key, item in value.items() if not str(key).endswith("seconds")}
     return [_lasting(item) for item in value] if isinstance(value, list | tuple) else value
@@ -116,8 +116,12 @@ def _lasting(value: Any) -> Any:
 def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None:
     """Download the wheels of reused images into the store, from the artifacts of these images.
 
-    Each wheel is compared with the digest in the signed facts of its image, so the artifact needs no signature. If the
-    wheels of an image are not available, a note is printed, and writing the image's plain files fails later.
+    Each wheel is compared with the digest in the signed facts of its image, so the artifact needs no signature. If a
+    wheel of an image cannot be downloaded, a note is printed, and writing the plain files of this image fails later.
+
+    Args:
+        built: the images of the build. Wheels that are already in the store are not downloaded.
+        reuse: the folder or repository from which the images were reused.
     """
     for stage in built:
         wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in stage.facts.get("wheels", ())}

@@ -48,7 +48,7 @@ _ANNOTATED = {CREATED: timestamp(EPOCH)}
 
 @dataclass(frozen=True)
 class AttachedEvidence:
-    """The SBOMs and attestations that were attached to an image.
+    """The SBOMs and attestations that were attached to an image or to the artifact with its plain files.
 
     Args:
         kinds: the kinds of the documents, such as `provenance`.
@@ -70,12 +70,15 @@ class AttachedEvidence:
 
 
 def collect(cache: Cache, record: Record) -> ImageFacts:
-    """Return the facts about a finished image that its SBOM and its provenance contain."""
+    """Return the facts about a finished image from which its SBOM and its provenance are made.
+
+    SourceError is raised if the cache lacks the record of a stage on which the image was built.
+    """
     dependencies = stages_below(cache, record.inputs)
     require_below(record, dependencies)
     base = next((dependency for dependency in (record, *dependencies) if dependency.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
-    # The resolved list is preferred, because it contains digests and also exists for RPM bases.
+    # The resolved list is preferred to dpkg's, because it contains digests and also exists for bases with RPM packages.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
     for dependency in (record, *dependencies):
         if dependency.stage in _COMPILED_IN:
@@ -105,7 +108,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot, each with its distribution, to distinguish it from packages of the base."""
+    """Return the packages of a sysroot, each with its distribution, which may differ from that of the base."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -113,7 +116,7 @@ def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
 
 
 def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages with the CPython headers that wheels were compiled with."""
+    """Return the packages that contain the CPython headers for compiling wheels, each with its distribution."""
     packages = _resolved(cache, "python", record)
     rows = {row.headers: row.distro for row in load_pythons().values()}
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
@@ -214,7 +217,7 @@ def attach_to_files(
     Each file is a subject of the provenance, so that the provenance can be found by the digest of a file.
 
     Args:
-        made_by: the facts of the image for each architecture, with its files.
+        made_by: for each architecture, the facts of the image and the files that were made from it.
         files: the manifest of the artifact, which `place` must already contain.
     """
     if signer is None:
@@ -314,16 +317,25 @@ def _bundled(kind: str, bundle: bytes) -> _Content:
 def _tagged(
     own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
 ) -> tuple[Tagged, ...]:
-    """Return a signature and the envelopes as layers to add under cosign's tags."""
+    """Sign an image in cosign's format, and return the layers to add under cosign's tags.
+
+    The signature belongs under the tag `.sig`, and the envelopes belong under the tag `.att`.
+
+    Args:
+        own: a layout for the blobs of the layers.
+        named: the repository of the image, or its name.
+        envelopes: the predicate type and the envelope of each attestation.
+        subject: the digest of the image or index.
+    """
     signature = cosign.signature_layer(own, signer, named, subject)
     layers = [cosign.attestation_layer(own, envelope.as_bytes(), kind) for kind, envelope in envelopes]
     return Tagged(subject, "sig", (signature,)), Tagged(subject, "att", tuple(layers))
 
 
 def _signed_before(who: Identity, manifest: Descriptor, place: Place, scratch: Layout) -> dict[bytes, Evidence]:
-    """Return the bundles that an identity signed and attached before, by payload.
+    """Return the attached bundles that an identity signed earlier, by their payload.
 
-    They are reused, because signing the same payload again would add another entry to a public log.
+    These bundles are attached again, because signing a payload again would add another entry to a public log.
     """
     by_payload: dict[bytes, Evidence] = {}
     for attached in gather(place, [manifest.digest], scratch):

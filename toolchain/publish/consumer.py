@@ -25,7 +25,8 @@ from toolchain.oci.reference import TAG, Target
 
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "wheels", "triton-cache", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
-# The paths in a layer that identify the kind of an image. The group matches the prefix.
+# Patterns of the paths in a layer that identify the kind of an image. The group in each pattern matches the folder that
+# a Containerfile copies.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
 _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
@@ -37,7 +38,7 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("triton-cache", re.compile(rf"({CACHE})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
-# Matches the prefix of an LLVM that only generates code for a GPU, with which Triton cannot be built.
+# Matches the prefix of an LLVM that only generates code for a GPU. Triton cannot be built with such an LLVM.
 _FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(codegen.llvm)}-[^/]*$" for codegen in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
@@ -49,8 +50,8 @@ class Use:
 
     Args:
         kind: the kind of the image.
-        source: the value of `COPY --from`.
-        prefix: the absolute path of the copied folder; empty if unknown.
+        source: the value of `COPY --from`; empty if the reference to the image cannot be used in a Containerfile.
+        prefix: the absolute path of the copied folder; empty if it is unknown.
         lines: the lines of a Containerfile, including comments.
         unknown: descriptions of the facts that the image does not reveal.
     """
@@ -89,6 +90,8 @@ class _Content:
 
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
     """Return the lines of a Containerfile that use an image or index.
+
+    If the content is not an image, or is of an unknown kind, the result has the kind `unknown` and says why.
 
     Args:
         layout: the layout that contains the image or index.

@@ -105,7 +105,10 @@ def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
 
 
 def _named(source: Target) -> list[Target]:
-    """Return references to the images to copy: `source` itself, or one for each tagged image in a folder."""
+    """Return references to the images to copy: `source` itself, or a reference to each tagged image in a folder.
+
+    ConfigError is raised if the folder contains no tagged image.
+    """
     if source.path is None or source.tag or source.digest:
         return [source]
     images = Layout(source.path).images()
@@ -120,7 +123,13 @@ def _named(source: Target) -> list[Target]:
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
-    """Download an image, and everything that is attached to it, into a layout, and check all digests."""
+    """Download an image, and everything that is attached to it, into a layout.
+
+    UntrustedError is raised if a digest or an attached SBOM is wrong, and RegistryError if too much is attached.
+
+    Args:
+        known: the tags in the source, of which those for cosign's signatures and attestations are also downloaded.
+    """
     top = place.fetch(layout)
     _require_intact(place, layout, top, "before the copy")
     found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])
@@ -149,7 +158,12 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Download the layers under cosign's tags for a digest into a layout, and return them."""
+    """Download the layers under cosign's tags for an image into a layout, and return the layers of each tag.
+
+    Args:
+        subject: the digest of the image or index.
+        known: the tags in the source; a tag that is not among them is skipped.
+    """
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:
@@ -161,7 +175,10 @@ def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[
 
 
 def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
-    """Set the name and the tags of an image in the destination from its reference and its tags in the source."""
+    """Set `found.name` and `found.tags`, which the image gets in the destination, from its names in the source.
+
+    ConfigError is raised if the image has no name or no tag.
+    """
     ref, top, layout = place.ref, found.top, found.layout
     files = {artifact.digest: artifact for artifact in found.artifacts.get(top.digest, ())}
     if ref.path is None:
@@ -191,7 +208,7 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
 
 
 def _bring(found: _Everything, dest: Target) -> Copied:
-    """Write an image and its artifacts to the destination, read them back, and set the tags."""
+    """Write an image and its artifacts to the destination, read the image back, and set the tags."""
     layout, top = found.layout, found.top
     refs = {dest.image(found.name, tag): there for tag, there in found.tags.items()}
     with open_place(next(iter(refs))) as there:
@@ -242,7 +259,11 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if a digest or the attached SBOM is wrong; signatures are not checked without a key."""
+    """Raise UntrustedError if a digest or an attached SBOM is wrong. No key is known, so no signature is checked.
+
+    Args:
+        when: when the check takes place, for the error.
+    """
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

@@ -71,10 +71,10 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the plain files of all stages that have some; archives that already exist unchanged are kept.
+    """Write the plain files of the images whose stages have some; archives that already exist unchanged are kept.
 
     Returns:
-        The paths of the files, in the order of the stages.
+        The paths of the files, in the order of the records.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cache.work.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,10 @@ def no_plain_form(option: str, verb: str) -> ConfigError:
 
 
 def _packed_once(write: _Write) -> _Write:
-    """Decorate `write` to skip an image whose files already are in the folder, because packing LLVM takes a minute."""
+    """Return a function like `write` that skips an image whose files are already in the folder, unchanged.
+
+    This saves time, because packing LLVM takes a minute.
+    """
 
     @functools.wraps(write)
     def again(cache: Cache, record: Record, folder: Path) -> list[Path]:
@@ -142,7 +145,10 @@ def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the wheels that the stage built, but not wheels that it took from the Python index."""
+    """Write the wheels that the stage built, but not wheels that it took from the Python index.
+
+    SourceError is raised if a wheel is no longer in the store, and HostileInputError if the name of a wheel is unsafe.
+    """
     written = []
     for wheel in record.facts.get("wheels", ()):
         kept = in_store(cache, wheel["digest"])
@@ -216,7 +222,10 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _at_commit(record: Record) -> bool:
-    """Return whether the commit of the AOTriton source is known, which it is not for a checkout or unknown archive."""
+    """Return whether the commit of the AOTriton source is known.
+
+    It is known for a source from git, and for the archive of a known commit.
+    """
     source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 

@@ -154,7 +154,7 @@ def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dic
     if generation is not None:
         found = dict.fromkeys(generation.gpus, "") if generation.inside else {}
         return found | {gpu: f"amd-{pack}" for pack, many in generation.packs.items() for gpu in many}
-    # PyTorch selects packs by the same patterns.
+    # The release is unknown, so a pack is chosen by its name, with the same patterns as in PyTorch's file.
     rules = {pack: re.escape(pack.removeprefix("amd-gfx")).replace("x", ".") for pack in packs}
     return {gpu: pack for gpu in gpus for pack, rule in (rules or {"": ""}).items() if re.search(rule, gpu)}
 
@@ -355,7 +355,10 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return the fault if a library links to a different HIP than the ROCm version has; empty if there is no fault."""
+    """Return a list with the fault if a library does not link to exactly the HIP of a ROCm version.
+
+    The list is empty if there is no fault.
+    """
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - few calls need it
 
     soname = rocm_of(rocm).soname

@@ -137,7 +137,7 @@ def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Co
     triton, llvm = by_name.get(TRITON), by_name.get(LLVM)
     if llvm is None:  # an LLVM that only generates code for a GPU, such as `llvm-amdgpu`
         llvm = next((component for name, component in by_name.items() if name.startswith(f"{LLVM}-")), None)
-    if llvm is None and triton is not None and triton.version:  # Triton from a package index contains its own LLVM
+    if llvm is None and triton is not None and triton.version:  # a Triton release determines its LLVM
         with contextlib.suppress(PinError, UnsupportedError):
             llvm = Component(commit=triton_release(triton.version).llvm)
     return Contents(triton=triton, llvm=llvm, gpus=_texts(inputs.get("gpus")), pythons=_texts(inputs.get("pythons")))

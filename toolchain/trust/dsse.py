@@ -64,9 +64,10 @@ def sign(statement: Any, signer: Signer) -> Envelope:
 
 
 def from_bundle(content: bytes) -> Envelope:
-    """Return the envelope in a Sigstore bundle, without verifying its signatures; raise UntrustedError if malformed.
+    """Return the envelope in a Sigstore bundle, without verifying its signatures.
 
-    The other parts of the bundle, such as a certificate, are ignored.
+    The other parts of the bundle, such as a certificate, are ignored. UntrustedError is raised if the bundle or the
+    envelope is malformed.
     """
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
@@ -110,7 +111,7 @@ def _envelope(value: Any) -> Envelope:
             "envelope-malformed", "what is attached is not a signed envelope", why=type(error).__name__
         ) from error
     if len(envelope.signatures) > MOST_SIGNATURES:
-        # Anyone who may push can attach an envelope, and each signature costs a hash of the whole payload.
+        # Anyone who may push can attach an envelope, and the whole payload is hashed for each signature.
         raise UntrustedError(
             "envelope-too-many-signatures", f"an attached envelope has more than {MOST_SIGNATURES} signatures"
         )

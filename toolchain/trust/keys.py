@@ -77,8 +77,8 @@ class Signer:
     def sign(self, content: bytes) -> bytes:
         """Return a signature over `content`.
 
-        Signing the same content again gives the same bytes, so publishing an image again adds nothing. With a P-256 key
-        and an OpenSSL before 3.2, however, each signature is different.
+        Signing the same content again gives the same bytes, so publishing an image again adds nothing. This is not the
+        case with a P-256 key and an OpenSSL version before 3.2, which makes a different signature each time.
         """
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)

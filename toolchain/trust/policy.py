@@ -93,8 +93,8 @@ def make_policy(
 def normal_repository(text: str) -> str:
     """Return a repository in a normal form, so that equal repositories have equal texts.
 
-    `OWNER/NAME` becomes a URL of GitHub, and a URL loses `.git` and a final slash. ConfigError is raised for a text
-    that is not a repository.
+    `OWNER/NAME` becomes a URL of GitHub, and a URL loses `.git` and a final slash. A single word, such as `pypi`, is
+    not changed. ConfigError is raised for any other text.
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
@@ -109,7 +109,7 @@ def normal_repository(text: str) -> str:
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
-        # Only for GitHub is the path lowered, because no other host is known to ignore the case of paths.
+        # The path becomes lower case only on GitHub, because no other host is known to ignore the case of paths.
         query = f"?{parts.query}" if parts.query else ""  # some hosts name the repository in the query
         return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):

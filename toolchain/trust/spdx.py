@@ -251,8 +251,8 @@ def _hex(digest: str) -> str:
 def _id(text: str) -> str:
     """Return a text in a form that can be part of an SPDX id.
 
-    Characters that an id must not contain become dashes. If there are any, a digest of the text is appended, so that
-    different texts still have different ids.
+    Characters that an id must not contain become dashes. If a character was replaced, a digest of the text is appended,
+    so that different texts still have different ids.
     """
     plain = "".join(char if char.isascii() and (char.isalnum() or char in ".-") else "-" for char in str(text))
     return plain if plain == text else f"{plain}-{_hex(sha256_bytes(str(text).encode()))[:8]}"

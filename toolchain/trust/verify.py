@@ -40,8 +40,8 @@ class Verdict:
     Args:
         ref: the reference to the image, for display.
         digest: the digest of the verified image, index or artifact.
-        problems: the reasons for which the verification failed; empty if it passed. If the bytes are wrong, these are
-            all faults that `verify_layout` found. Otherwise, it is the one problem of the check that failed.
+        problems: descriptions of the problems; empty if the verification passed. If `verify_layout` found faults, the
+            list contains all of them. Otherwise, it contains the single problem that ended the verification.
         checks: a text to display for each check that passed, by the name of the check, in the order of the checks.
         believed: the signed provenances that were accepted: one for each image, or one or more for plain files. It is
             empty if no signature was required, or if a check failed.

@@ -160,7 +160,7 @@ def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, project: str, version: Version) -> bool:
-    """Return whether the values of `Name` and `Version` in METADATA are exactly one name and one version, as expected.
+    """Return whether METADATA contains exactly one `Name` and one `Version`, and both are as expected.
 
     Args:
         projects, versions: all values of the two fields; None if a field is missing.
