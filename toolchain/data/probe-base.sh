@@ -1,10 +1,11 @@
 #!/bin/sh
-# Runs in an own base, as `sh -c TEXT probe WORD...`: says what is there, a line `found TOOL VERSION` each, and lastly
-# `probed`. A word is the version of a Python besides the base's own, or NAME=GLOB for a file. Needs nothing but a shell
-# and what it looks for.
+# This script runs in a container of the user's own base, as `sh -c TEXT probe WORD...`. It prints a line
+# `found TOOL VERSION` for each tool that it finds, and `probed` at the end. A word is the version of a Python to look
+# for in addition to python3, or NAME=GLOB for a file. The script uses only a shell, basic utilities such as mkdir and
+# grep, and the tools that it looks for.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 LC_ALL=C.UTF-8
 has() { command -v "$1" >/dev/null 2>&1; }
-# The first number with dots in what a program says of itself.
+# Print the first version number in the output of a command; print nothing if there is none.
 said() {
   first=$("$@" 2>/dev/null) || first=
   for word in $first; do
@@ -71,7 +72,7 @@ for header in /usr/include/hip/hip_runtime_api.h "${ROCM_PATH:-/opt/rocm}/includ
     break
   fi
 done
-# Where the C library is another one, its getconf knows no such name.
+# The getconf of another C library does not know GNU_LIBC_VERSION; then no line is printed.
 if has getconf; then
   glibc=$(said getconf GNU_LIBC_VERSION)
   if [ -n "$glibc" ]; then echo "found glibc $glibc"; fi

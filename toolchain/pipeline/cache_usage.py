@@ -39,11 +39,13 @@ class Item:
     """An entry of the cache.
 
     Args:
+        name: the name of the entry, for display.
+        bytes: the size on disk. For an image it is the size of the image's own layer; for an image without a record,
+            that of all its blobs; and for an image whose record cannot be read, 0.
+        used: the Unix time of the last use; 0 for an entry that can no longer be used.
         paths: the files and folders to remove, in this order.
-        tag: the name in the cache's layout if the entry is an image, otherwise empty.
-        bytes: the size on disk; for an image the size of its own layer.
-        used: the time of the last use in seconds since 1970; 0 for an entry that cannot be used any more.
-        unfinished: whether a later build or campaign may continue the entry.
+        tag: the image's name in the cache's layout; empty if the entry is not an image.
+        unfinished: whether the entry is unfinished work, which a later build or campaign may continue.
     """
 
     name: str
@@ -60,14 +62,19 @@ class Item:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The entries that were removed (or with `dry` would be removed), and why each other entry was kept, by name."""
+    """The result of `prune`.
+
+    Args:
+        gone: the entries that were removed, or with `dry` would be removed.
+        failed: the name of each entry that could not be removed, and the reason.
+    """
 
     gone: tuple[Item, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
 
 def survey(cache: Cache) -> list[Item]:
-    """Return every entry of the cache that can be removed, the most recently used one first."""
+    """Return all entries of the cache that can be removed, the most recently used first."""
     logs = (_entry(log) for log in _children(cache.logs))
     items = [*_images(cache), *_sources(cache), *_compiler_caches(cache), *_unfinished(cache), *logs]
     return sorted(items, key=lambda entry: (-entry.used, entry.name))
@@ -85,11 +92,14 @@ def prune(
     """Remove entries that were not used for `unused_for` seconds, and files that killed invocations left behind.
 
     The caller must make sure that no other invocation is running. Images in the engine's storage that match no finished
-    image are removed too.
+    image are removed too. ConfigError is raised if the cache folder is not marked as this tool's, or if other images
+    are built on one of `images`.
 
     Args:
+        now: the Unix time from which `unused_for` counts back; None for the present.
         unfinished: whether to also remove recent unfinished work: trees of failed builds and ledgers of campaigns.
-        images: if given, remove only these images, however recently they were used.
+        dry: whether to remove nothing, and only return the entries that would be removed.
+        images: if not empty, only these images are removed, however recently they were used.
     """
     if not cache.is_ours:
         raise ConfigError(
@@ -113,14 +123,15 @@ def prune(
         except OSError as error:
             failed.append((entry.name, error.strerror or "the system refused it"))
     if (cache.images / "index.json").is_file():
-        # Manifests in records are kept even if a tag was lost. A user who names images wants the space at once.
+        # The manifest of every finished image is kept, even if its tag was lost. Other blobs are removed once they are
+        # a day old, or at once if the user named images, because the user then expects the space to be free.
         kept = [record.manifest for record in records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
 
 
 def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
-    """Return the entries of these images; raise ConfigError if other images are built on them."""
+    """Return the entries of these images; raise ConfigError if an image that is not among them is built on one."""
     digests = {record.input_digest for record in images}
     standing = [
         image_tag(record.image, record.input_digest)
@@ -148,7 +159,8 @@ def _images(cache: Cache) -> Iterator[Item]:
         left.pop(tag, None)
         yield Item(
             name=f"{record.image} {path.stem[:12]}",
-            # The record goes last, because an image without a record is not used, even if its tag remains.
+            # The record is removed last, because its marks are found only through it. If an interruption leaves the
+            # tag, the image is not used any more, because it has no record.
             paths=(used_mark(path), published_mark(path), path),
             tag=tag,
             bytes=sum(int(layer.get("size", 0)) for layer in record.layers[-1:]),
@@ -160,7 +172,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
         yield Item(name=name, paths=(path,), tag=tag, bytes=0, used=0.0)
     for tag, manifest in left.items():
-        # A base from a bundle is kept, because it cannot be built again without its record.
+        # A base that a bundle brought without a record is kept, because it could not be built again.
         if not tag.endswith(f".{BROUGHT}"):
             size, used = 0, 0.0
             with contextlib.suppress(ToolchainError, OSError):  # an image whose blobs are missing can still be removed
@@ -170,13 +182,19 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return when a finished image was last used: the later of the times of its record and of the mark next to it."""
+    """Return the Unix time at which a finished image was last used.
+
+    It is the modification time of the image's record or of the mark beside the record, whichever is later.
+    """
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 
 def _sources(cache: Cache) -> Iterator[Item]:
-    """Yield the sources and wheels. The use of an image counts as a use of its sources."""
-    if cache.store.is_symlink():  # the store of a reproduction belongs to another cache
+    """Yield the entries of the store: files, unpacked trees and partial downloads.
+
+    When a finished image is used, the sources and wheels that it was built from are regarded as used too.
+    """
+    if cache.store.is_symlink():  # the cache of a reproduction links to the store of another cache
         return
     images: dict[str, tuple[float, str]] = {}
     for path, record in finished(cache):
@@ -227,7 +245,16 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
 def _entry(
     path: Path, name: str = "", used: float | None = None, *, notes: Sequence[Path] = (), unfinished: bool = False
 ) -> Item:
-    """Return the entry of a file or folder. Its `used` is 0 if an interrupted removal or invocation left it."""
+    """Return the entry for a file or folder.
+
+    Its `used` is 0 if an interrupted removal left it, or if it is unfinished and has the name of a temporary file,
+    which no invocation continues.
+
+    Args:
+        name: the name of the entry; by default the name of the path.
+        used: the Unix time of the last use; by default the time of the last change.
+        notes: the files that describe the entry, which are removed before it.
+    """
     if path.name.endswith(DELETED) or (unfinished and SCRATCH.fullmatch(path.name)):
         used = 0.0
     elif used is None:
@@ -237,13 +264,16 @@ def _entry(
 
 
 def _children(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError):  # a build that ends meanwhile removes its folders
+    with contextlib.suppress(FileNotFoundError):  # a build that is just ending removes its folders
         return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
     return []
 
 
 def _touched(path: Path) -> float:
-    """Return when a file in a folder, at most two levels deep, was last created, removed or written."""
+    """Return the latest modification time of a path and, if it is a folder, of the two levels below it.
+
+    If the path does not exist any more, return the present time.
+    """
     try:
         times = [path.lstat().st_mtime]
     except FileNotFoundError:
@@ -265,7 +295,10 @@ def _remove(cache: Cache, item: Item) -> None:
 
 
 def _tidy_engine(cache: Cache) -> list[Item]:
-    """Remove the images from the engine's storage that match no finished image."""
+    """Remove the images in the engine's storage that match no finished image, and the remains of killed invocations.
+
+    Return one entry that names the removed images and the freed space, or an empty list if no image was removed.
+    """
     storage = Storage(cache)
     if not storage.root.is_dir() or process.find("buildah") is None:
         return []

@@ -1,4 +1,4 @@
-"""Let this machine compile kernels for the campaigns of a Dask scheduler."""
+"""Compile kernels on this machine for campaigns that use a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 
 def serve_kernels(request: Request, stage: str, address: str, *, name: str = "", reuse: Reuse | None = None) -> None:
-    """Compile kernels for the campaigns of a scheduler, until interrupted.
+    """Compile kernels for the campaigns of a Dask scheduler until interrupted.
+
+    The image in which the kernels are compiled is built first if it is not finished here.
 
     Args:
         stage: the stage whose kernels are compiled: `kernels`, `aotriton` or `triton-cache`.
+        address: the address of the scheduler.
         name: the name by which the scheduler knows this worker; by default this machine's host name.
+        reuse: see `run.build`.
     """
     under = triton_cache.stands_on(request)[-1] if stage == "triton-cache" else "triton"
     image = next(built for built in build(request, under, reuse=reuse) if built.planned.name == under)
@@ -45,7 +49,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     )
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
-        in_use(request.cache, make=True),  # the build above may have created the cache
+        in_use(request.cache, make=True),  # if the build above created the cache, nothing holds its lock yet
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         kept(Path(scratch)),
     ):

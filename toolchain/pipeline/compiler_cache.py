@@ -1,7 +1,8 @@
 """Keep a compiler cache for each set of sources, so that a build never reads what a build of other sources wrote.
 
-A build can write anything into its compiler cache. So the key of a cache covers everything that could have written to
-it: the trees, their patches, whether they are locked, and the stages below. Builds of the same tree share a cache.
+The code of a source can write anything into the compiler cache of its build. So the key of a cache covers everything
+whose code such a build runs: the trees, their patches, whether they are locked, and the stages below. Only builds for
+which all of these are equal share a cache.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from toolchain.stages.inputs import source_inputs
 from toolchain.stages.stage import Built, Planned
 
 LIMIT = 20_000_000_000
-"""The limit of all compiler caches together, in bytes; containerfiles/ccache.conf sets it for each cache as well."""
+"""The largest total size of all compiler caches in bytes. containerfiles/ccache.conf limits each cache to this size."""
 NONE = "none"
-"""The key in records and provenance of a build without a compiler cache."""
+"""The key that records and provenance contain for a build without a compiler cache."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class CompilerCache:
     """A compiler cache on disk.
 
     Args:
-        key: 16 hex digits, which end the id of the cache mount.
-        sources: the names of the sources, for display.
-        used: when a build last began to use the cache, in seconds since 1970.
+        key: the key of 16 hexadecimal digits, with which the id of the cache mount ends.
+        sources: the names of the sources, for display; empty if the note cannot be read.
+        used: the Unix time at which a build last began to use the cache; the present if the note cannot be read.
         places: the folders of the cache; empty until a build has created one.
         note: the file that contains `sources`, and whose modification time is `used`.
     """
@@ -50,8 +51,8 @@ class CompilerCache:
 def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]) -> str:
     """Return the key of a stage's compiler cache; `none` with `--fresh` or while a source has no digest.
 
-    The key does not cover stages that contain only packages of the distribution, because they run no code of the
-    sources. It covers the base, because the base's compiler writes the objects.
+    The key covers the base, because the base's compiler writes the objects. It does not cover other stages that consist
+    of a distribution's packages, because they contain no code that was built from the sources.
     """
     sources = source_inputs(planned.sources, request.patches)
     if request.fresh or sources is None:
@@ -65,9 +66,13 @@ def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]
 
 @contextlib.contextmanager
 def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
-    """Mark a compiler cache as in use inside the block, and remove the least recently used caches over the limit.
+    """Mark a compiler cache as in use during the block; do nothing if the key is `none`.
 
-    A cache that a build uses is never removed, because every compile of that build would fail.
+    Before the block, remove the least recently used caches if all caches together exceed the limit. A cache that a
+    build is using is never removed, because every compilation of that build would then fail.
+
+    Args:
+        sources: the sources whose names describe the cache in listings.
     """
     if key == NONE:
         yield
@@ -81,7 +86,7 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
 
 
 def _lock(cache: Cache, key: str) -> Path:
-    """Return the path of the file that builds lock while they use a compiler cache."""
+    """Create the file that builds lock while they use a compiler cache, and return its path."""
     path = cache.locks / f"compiler-cache-{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -89,10 +94,13 @@ def _lock(cache: Cache, key: str) -> Path:
 
 
 def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCache]:
-    """Remove the least recently used compiler caches until the rest is below `limit` bytes; return the removed caches.
+    """Remove the least recently used compiler caches if all caches exceed the limit, and return the removed ones.
+
+    Caches that a build is using are not removed, so the total may still exceed the limit.
 
     Args:
         keep: the key of a cache that is always kept.
+        limit: the largest total size in bytes.
     """
     from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
     from toolchain.engine.storage import discard  # noqa: PLC0415
@@ -115,7 +123,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
 
 
 def compiler_caches(cache: Cache) -> Iterator[CompilerCache]:
-    """Yield the compiler caches that builds here have used."""
+    """Yield every compiler cache that builds with this cache folder have used."""
     from toolchain.engine.storage import cache_mounts, ccache_mount  # noqa: PLC0415 - a plan starts no engine
 
     for path in sorted(cache.compiler_caches.glob("*.json")) if cache.compiler_caches.is_dir() else []:

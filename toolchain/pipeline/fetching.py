@@ -1,4 +1,4 @@
-"""Fetch the sources of a request, if possible in the background while an earlier stage is built."""
+"""Fetch the sources of a request, where possible in the background while earlier stages are built."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toolchain.stages.triton_edits import check_edits
 
 
 def fetch_for(request: Request, source: Source, *, patched: bool = False, verify: bool = False) -> FetchedSource:
-    """Return a source with its tree or file in the store; see `fetch_source`.
+    """Fetch a source into the store as the request's options say, and return it; see `fetch_source`.
 
     Args:
         patched: whether to apply the request's patches.
@@ -48,10 +48,10 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
 
 @contextlib.contextmanager
 def patches_as_they_are(request: Request) -> Iterator[Request]:
-    """Copy the user's patches, and yield a request that names the copies.
+    """Copy the user's patches, and yield a request that names the copies instead; remove the copies at the end.
 
-    A build reads a patch at different times: for the inputs, the tree and the record of a stage. The copies stay the
-    same even if the user edits a patch during the build.
+    A build reads a patch several times: for the inputs, the tree and the record of a stage. The copies stay the same
+    even if the user edits a patch during the build. A request without patches of the user is yielded unchanged.
     """
     own = {edits.path for edits in shipped()}
     if own.issuperset(path for paths in request.patches.values() for path in paths):
@@ -74,17 +74,19 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
 
 
 LOG = logging.getLogger(__name__)
+# The errors of a fetch that end the build at once, because another fetch of the same source would fail too.
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
-# Until its stage is planned again, a checkout may change or may be missing for a while.
+# The same for the user's own file or folder. It is planned again before its stage is built, and until then it may be
+# missing for a while or have other content, so the other errors are not final.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 
 
 class Prefetch:
-    """Fetches sources one after another in the background.
+    """Fetches sources one after another in a thread.
 
-    A source with the wrong content ends the build at once (see `check`). Other failures are not reported here, because
-    the stage that needs the source fetches it again and reports its own error. The thread ends with the process, and
-    the thread's children end with the thread.
+    The first error after which another fetch would fail too is kept, and `check` raises it. Other errors are only
+    logged, because the stage that needs the source fetches it again and then raises its own error. The thread ends with
+    the process, and the programs that the thread started end with the thread.
     """
 
     def __init__(self, request: Request, sources: Sequence[Source]) -> None:
@@ -98,7 +100,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             self._fetch_all()
-        finally:  # a waiting stage must continue after an unexpected error; it gets the error itself
+        finally:  # after an unexpected error, a stage that waits must go on: its own fetch raises the error
             for event in self._done.values():
                 event.set()
 
@@ -119,12 +121,16 @@ class Prefetch:
                 self._done[source.name].set()
 
     def check(self) -> None:
-        """Raise the error of a fetch that would fail again, because the stage that needs it may be hours away."""
+        """Raise the first error of the thread after which another fetch would fail too; do nothing if there is none.
+
+        These errors are the ones in `_FINAL`, or in `_FINAL_LOCAL` for the user's own file or folder. Raising the error
+        here ends the build early, because the stage that needs the source may be hours away.
+        """
         if self._failed is not None:
             raise self._failed
 
     def wait(self, name: str) -> None:
-        """Wait until the attempt at this source is over."""
+        """Wait until the thread has fetched this source or has failed to; return at once for any other source."""
         event = self._done.get(name)
         while event is not None and not event.wait(0.2):
-            pass  # short waits let the process handle signals
+            pass  # the waits are short, so that the process can handle signals

@@ -1,4 +1,4 @@
-"""Find finished images by name, and record where they were published, when they were used, and their checks."""
+"""Find finished images by name, and record their publications, their uses and the checks of their kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Publication:
-    """The publication of an image: its reference, the digest of its index, and the time in seconds since 1970."""
+    """The publication of an image.
+
+    Args:
+        ref: the reference under which the image was published.
+        digest: the digest of the published index.
+        when: the Unix time of the publication.
+    """
 
     ref: str
     digest: str
@@ -52,12 +58,15 @@ class Publication:
 
 
 def full_name(record: Record) -> str:
-    """Return the name of exactly this image, with the start of its input digest: `llvm-triton-22.1.8.0123456789ab`."""
+    """Return the full name of an image, which ends with the first 12 digits of its input digest.
+
+    An example is `llvm-triton-22.1.8.0123456789ab`.
+    """
     return image_tag(record.image, record.input_digest)
 
 
 def finished_images(cache: Cache) -> list[Record]:
-    """Return the records of the images that are complete in the cache, newest first."""
+    """Return the records of the finished images whose manifest and layers are all in the cache, newest first."""
     layout = Layout(cache.images)
     return [
         record
@@ -67,10 +76,11 @@ def finished_images(cache: Cache) -> list[Record]:
 
 
 def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
-    """Return the finished images that the user names, each once, in the order of the names.
+    """Return the records of the finished images that the user names, each once, in the order of the names.
 
-    The user may give an image's name, an input digest, or `NAME.DIGITS`, which combines both. A unique beginning is
-    enough. A name without digits means the images of that name for all architectures.
+    A name is an image's name, an input digest, or `NAME.DIGITS`, which combines both. A unique beginning is enough. A
+    name without digits stands for the images of that name for all architectures, one for each. SourceError is raised if
+    a name matches no image, and ConfigError if it is ambiguous.
     """
     finished = finished_images(cache)
     by_digest: dict[str, Record] = {}
@@ -80,10 +90,12 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 
 
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
-    """Return the finished image that a name stands for; raise an error if there are several.
+    """Return the record of the finished image that a name stands for.
+
+    Raise ConfigError if the name stands for several images and `arch` does not select one of them.
 
     Args:
-        arch: the OCI architecture to choose if the name stands for several images; empty for none.
+        arch: the OCI architecture of the image to select if the name stands for several; empty to select none.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]
@@ -93,7 +105,11 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
 
 def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
-    """Return names that stand for exactly these finished images, short ones where they are unique."""
+    """Return names of these images for `named_images`, as short as possible.
+
+    If `images` contains all finished images of a name, the result contains that name. Otherwise it contains the full
+    name of each image (see `full_name`).
+    """
     finished = finished_images(cache)
     names: list[str] = []
     for image in dict.fromkeys(record.image for record in images):
@@ -104,7 +120,7 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 
 def _near(finished: Sequence[Record], text: str) -> str:
-    """Return a hint about the finished image that a misspelt name may stand for; empty if no name is similar."""
+    """Return a question for an error message, which suggests the image with the most similar name; empty if none is."""
     by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
     near = difflib.get_close_matches(text, by_beginning, n=1)
     return f"; did you mean {by_beginning[near[0]]}?" if near else ""
@@ -112,7 +128,7 @@ def _near(finished: Sequence[Record], text: str) -> str:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    # Every name begins with an empty string, which may come from an unset variable.
+    # An empty text, for example from an unset environment variable, would match every name.
     matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
     if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")
@@ -143,7 +159,13 @@ def _lines(images: Iterable[Record]) -> list[str]:
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
-    """Raise SourceError if a stage below an image has no record, because its SBOM and provenance need the records."""
+    """Raise SourceError if the record of a stage below an image is missing.
+
+    The SBOM and the provenance of the image cannot be written without it, because they describe the stages below.
+
+    Args:
+        below: the known records of the stages below.
+    """
     known = {made.input_digest for made in below}
     for made in (record, *below):
         for row in STAGES:
@@ -158,7 +180,7 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
 
 
 def contents_of(cache: Cache, record: Record) -> Contents:
-    """Return the Triton, LLVM, GPUs and Pythons inside a finished image."""
+    """Return the Triton and the LLVM in a finished image, and the GPUs and Pythons for which it was built."""
     return of_records(record, stages_below(cache, record.inputs))
 
 
@@ -177,7 +199,10 @@ def note_publication(cache: Cache, record: Record, publication: Publication) -> 
 
 
 def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
-    """Return the publications of an image from this cache, latest last."""
+    """Return where and when an image was published from this cache, the latest publication last.
+
+    The result is empty if no publication is recorded, or if the file with them is damaged.
+    """
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
         places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
@@ -191,7 +216,7 @@ def _published(cache: Cache, record: Record) -> Path:
 
 
 def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
-    """Return a row of `images --json`."""
+    """Return the row that `images --json` prints for an image."""
     return {
         "name": full_name(record),
         "image": record.image,
@@ -214,7 +239,7 @@ _SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
 
 
 class _Files:
-    """The files of a layer that belong to kernels."""
+    """The files in a layer that belong to kernels, which are recognized by the endings of their names."""
 
     def __init__(self, path: Path, media_type: str) -> None:
         self._path, self._media_type = path, media_type
@@ -226,7 +251,10 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished image and record the result, unless its record already has enough checks."""
+    """Check the kernels of a finished image, record the result, and return the image with the result in its facts.
+
+    The image is returned unchanged if the request asks for no check, or if enough kernels were checked before.
+    """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415

@@ -16,7 +16,8 @@ from toolchain.request.model import Request
 if TYPE_CHECKING:
     from toolchain.trust.keys import PublicKey, Signer
 
-# Signatures cover this type, so that another statement signed by the same key cannot be used as a result.
+# Signatures cover this type, so that a statement of another type with a signature of the same key is not accepted as a
+# kernel result.
 STATEMENT = "application/vnd.toolchain.kernel-result.v1+json"
 
 
@@ -25,7 +26,8 @@ class ResultKey:
     """The user's key for kernel results.
 
     Args:
-        signer: the private half; None if the key file contains only the public half.
+        public: the public half, which verifies signatures.
+        signer: the private half, which makes signatures; None if the key file contains none that can be used.
     """
 
     public: PublicKey
@@ -37,20 +39,23 @@ class ResultKey:
         return self.public.id
 
     def sign(self, statement: bytes) -> bytes | None:
-        """Return a signature of a statement; None if the private half is missing."""
+        """Return a signature over a statement; None if the private half is missing."""
         from toolchain.trust.dsse import pae  # noqa: PLC0415
 
         return self.signer.sign(pae(STATEMENT, statement)) if self.signer is not None else None
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
-        """Return whether this key signed a statement."""
+        """Return whether `signature` was made by this key over this statement."""
         from toolchain.trust.dsse import pae  # noqa: PLC0415
 
         return self.public.verifies(signature, pae(STATEMENT, statement))
 
 
 def result_key(path: Path | None) -> ResultKey | None:
-    """Return the key in a file; None if there is no file. A public key only verifies results."""
+    """Return the key in a file; None if `path` is None.
+
+    With the file of a public key, results are verified but not signed.
+    """
     if path is None:
         return None
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415 - cryptography
@@ -63,7 +68,12 @@ def result_key(path: Path | None) -> ResultKey | None:
 
 
 def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
-    """Return the kernel stores of a request; None if the request names no store."""
+    """Return access to the kernel stores of a request; None if the request names no store.
+
+    Args:
+        naming: determines the names of the campaign's results in the stores.
+        about: the facts that the workers of an earlier run reported.
+    """
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
     if not places:
         return None
@@ -72,7 +82,7 @@ def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any]
 
 
 def check_stores(request: Request) -> None:
-    """Raise an error for a folder that cannot be a kernel store, or a shard's folder that does not exist."""
+    """Raise an error if a named folder cannot be a kernel store, or if no campaign has written to a shard's folder."""
     if request.kernel_store is not None:
         KernelStore(request.kernel_store)
     for place in request.shards:

@@ -1,4 +1,4 @@
-"""Compare a lock with the lock of the current inputs."""
+"""Compare a lock with a lock of the current inputs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ _LISTED = 20  # the largest number of differing packages that are listed by name
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
-    """Return the differences of `now` from `locked`, for display.
+    """Return a line for display about each difference between a lock and the current inputs; empty if they match.
 
     Args:
-        whole: whether the locks must be the same. Otherwise `locked` may contain more rows, and a base that is not
-            built here yet is taken as equal.
+        locked: the lock to compare with.
+        now: a lock of the current inputs.
+        whole: whether the two locks must be the same. Otherwise only the inputs in `now` are compared, so that `locked`
+            may be for another request and contain more inputs, and licenses are not compared. The packages of a base
+            are then compared only if both locks contain them.
     """
     request = _request(locked, now) if whole else ()
     return [*_tool(locked, now), *request, *_bases(locked, now, whole), *_sources(locked, now, whole)]
@@ -106,11 +109,12 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         yield f"{_what(now)} ({now.ref}) has no digest before it is fetched; {was.digest} is locked"
         return
     if now.kind == "local" and not whole:
-        # A checkout has no address, so its tree must be the locked tree. If the build takes only a part of it, that
-        # part is compared again once it is in the store.
+        # A checkout has no address that could be compared, so its tree must be the locked tree. If the build uses only
+        # a part of the checkout, that part is compared again when it is in the store.
         expected = was.digest if was.kind == "local" else was.tree
         of_part = now.digest if was.kind == "local" else now.tree
-        # The digest of a whole checkout is that of its tree, so the store must not have another tree under it.
+        # If the build uses the whole checkout, the checkout's digest is the digest of its tree, so the tree that the
+        # store contains under this digest must also be the locked one.
         seen = [of_part] if now.parts else [now.digest, now.tree]
         if wrong := next((tree for tree in seen if tree and tree != expected), ""):
             yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {wrong} is in {now.ref}"
@@ -123,7 +127,7 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
             yield f"{_what(now)}: {key} {_shown(before)} is locked, {_shown(after)} is here"
     if was.tree and now.tree and was.kind == now.kind and was.parts == now.parts and was.tree != now.tree:
         yield f"{_what(now)}: its tree is {was.tree} in the lock, {now.tree} in the store"
-    # Patches are compared by content, because their file names do not affect the build.
+    # Only the content of patches is compared, because the names of their files do not affect the build.
     if [patch.digest for patch in was.patches] != [patch.digest for patch in now.patches]:
         yield f"{_what(now)}: the patches {_patches(was)} are locked, {_patches(now)} are here"
 

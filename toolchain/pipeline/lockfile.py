@@ -1,4 +1,4 @@
-"""Read and write toolchain.lock: the inputs that a build may use, by digest."""
+"""Read and write toolchain.lock, which lists the inputs that a build may use, with their digests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-# The form of a source's `ref`, by its kind. It is checked because parts of some refs become names of files.
+# The form of a source's `ref` for each kind of source. It is checked, because parts of some refs appear in file names.
 _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
     "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
@@ -42,7 +42,7 @@ State = Literal["resolved", "open", "unresolved", "image"]
 
 @dataclass(frozen=True, kw_only=True)
 class LockedPatch:
-    """A patch on a source: the name of its file, and `sha256:<hex>`."""
+    """A patch for a source: the name of its file, and the digest of its content (`sha256:<hex>`)."""
 
     name: str
     digest: str
@@ -50,13 +50,13 @@ class LockedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedSource:
-    """A source, or a wheel that a build imports. `sources.tree.Source` explains the other fields.
+    """A source or a wheel. `sources.tree.Source` explains the fields that are not listed here.
 
     Args:
-        file: the name of the fetched file, if the source is a file.
+        file: the name of the fetched file; empty if the source is not a single file.
         parts: the top-level names of the tree that the build uses; empty for all.
-        tree: the digest of the unpacked tree; empty for a single file, or if the source was not fetched.
-        tag: the tag in the request that was resolved to the commit; empty if the request named the commit.
+        tree: the digest of the unpacked tree; empty if the source stays a single file or was not fetched yet.
+        tag: the tag in the request that was resolved to the commit; empty if the request names no tag.
         patches: the patches in the order in which they are applied.
     """
 
@@ -79,7 +79,7 @@ class LockedSource:
 
     @property
     def spec(self) -> SourceSpec:
-        """The `--source` value for exactly this source; for a checkout it names the tree in the store."""
+        """The value of `--source` for exactly this source. For a user's file or folder, it names the stored copy."""
         match self.kind:
             case "local":
                 return SourceSpec(kind="stored", where=self.ref.removeprefix("local:"), version=self.digest)
@@ -91,7 +91,12 @@ class LockedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedPackage:
-    """A package of a base. `sha256` is the digest of a deb file, and `header` that of an rpm's header, in hex."""
+    """A package of a base.
+
+    Args:
+        sha256: the digest of the deb file in hexadecimal; empty for an rpm.
+        header: the digest of the rpm's header in hexadecimal; empty for a deb.
+    """
 
     name: str
     version: str
@@ -102,17 +107,17 @@ class LockedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBase:
-    """A base, or a system that builds compile against.
+    """A base, or a system of unpacked packages that builds compile against or import from.
 
     Args:
-        stage: `base` for the system in which builds run; otherwise the stage of an unpacked system.
-        state: `resolved` if the lock has the package list, `image` for a local image with its digest, `unresolved` if
-            the base was not built yet, `open` if the packages are left to the mirrors on purpose.
-        recipe: the digest of the request for packages; empty for a local image.
-        suite: the suite of the distribution, if it has suites.
-        start: the image from which the recipe starts, by digest.
-        image: the digest of the finished image's manifest.
-        packages_digest: the digest of the package list in input digests.
+        stage: `base` for the system in which builds run; otherwise the stage that unpacks the packages.
+        state: `resolved` if the lock contains the package list; `image` for a local image, which the lock names by
+            digest; `unresolved` if the base was not built yet; `open` if the user lets the mirrors decide the packages.
+        recipe: the digest of the recipe, which names the requested packages; empty for a local image.
+        suite: the suite of the distribution; empty if the distribution has no suites.
+        start: the image that the recipe starts from, with its digest; empty if it starts from packages only.
+        image: the digest of the finished image's manifest; empty if it is unknown.
+        packages_digest: the digest of the package list, which is an input of the stage; empty if it is unknown.
     """
 
     name: str
@@ -131,28 +136,29 @@ class LockedBase:
 
     @property
     def old(self) -> bool:
-        """Whether this is an old system for a portable layer (`toolchain.catalog.floors`), not the system of a base."""
+        """Whether this is an old system against which a portable layer is compiled (see `toolchain.catalog.floors`)."""
         return self.stage == "sysroot" and self.name.startswith("glibc-")
 
     @property
     def image_name(self) -> str:
-        """The name of the image."""
+        """The name of the stage's image, which does not contain the architecture."""
         return f"toolchain-{self.stage}-{self.name}"
 
     @property
     def owner(self) -> str:
-        """The name in a bundle, which includes the architecture, because images for several ones share `image_name`."""
+        """The name in a bundle, which includes the architecture, because a bundle may contain several of them."""
         return f"{self.image_name}-{self.arch}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """A lock.
+    """The content of a lock file.
 
     Args:
         toolchain: the version of the tool that made the lock.
+        epoch: the Unix time of all files in the layers that this version writes (`digest.EPOCH`).
         format: the format of the layers that this version writes (`digest.FORMAT`).
-        request: the options of the request, for display.
+        request: the requested stage, and the values of the options with which the lock was made, by name.
     """
 
     toolchain: str
@@ -164,16 +170,19 @@ class Lock:
 
     @property
     def complete(self) -> bool:
-        """Whether all inputs are fixed. The packages of a base that is open or unresolved are not fixed."""
+        """Whether all inputs are fixed: every base is resolved or a local image, and its image's digest is known."""
         return all(base.state in {"resolved", "image"} and base.image for base in self.bases)
 
     def source(self, name: str) -> LockedSource | None:
-        """Return the source or wheel with this name."""
+        """Return the source or wheel with this name; None if the lock contains none."""
         return next((source for source in self.sources if source.name == name), None)
 
 
 def render(lock: Lock) -> bytes:
-    """Return the content of the lock file. Equal locks give equal bytes, in lines that a diff can compare."""
+    """Return the content of the lock file; raise ConfigError if a name in the lock is not valid UTF-8.
+
+    Equal locks give equal bytes. Each row has its own line, so that a diff shows which rows changed.
+    """
     lines = [
         "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
         f"# Again: {_command(lock)}",
@@ -208,11 +217,15 @@ def render(lock: Lock) -> bytes:
         ) from error
 
 
-_LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand bytes
+_LIMIT = 16 << 20  # bytes; a lock of all stages is some 10 kB
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
-    """Write a lock file. Error messages advise to name another file by `option`."""
+    """Write a lock file.
+
+    Args:
+        option: the option with which the user can name another file, for error messages.
+    """
     write_output(path, render(lock), option=option)
 
 
@@ -224,10 +237,14 @@ def _command(lock: Lock) -> str:
 
 
 def options(lock: Lock, **instead: Any) -> list[str]:
-    """Return the request as options of the command line; `instead` replaces values, by the names of options."""
+    """Return the words of the command line that give the options in a lock's request.
+
+    Args:
+        instead: values that replace those in the lock, by the name of the option.
+    """
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
-    # `read` refuses keys that are not options, so all keys here are options.
+    # `read` refuses a lock with other keys, so in a lock that was read every key is the name of an option.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
@@ -247,7 +264,11 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read(path: Path, *, option: str = "--lock-file") -> Lock:
-    """Read a lock file. Error messages advise to name another file by `option`."""
+    """Return the lock in a file; raise ConfigError if the file cannot be read or is not a valid lock.
+
+    Args:
+        option: the option with which the user can name another file, for error messages.
+    """
     try:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
@@ -260,7 +281,12 @@ def read(path: Path, *, option: str = "--lock-file") -> Lock:
 
 
 def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the options in its second line") -> Lock:
-    """Read the content of a lock file called `name`; `again` is the advice for a lock of another format."""
+    """Return the lock in the content of a lock file; raise ConfigError if the content is not a valid lock.
+
+    Args:
+        name: the name of the file, for error messages.
+        again: the command that makes the lock again, as advice for a lock of another schema.
+    """
     try:
         value = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -327,9 +353,9 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults of a request.
+    """Yield a description of each fault in the request of a lock.
 
-    Only values that `render` writes are valid, because they are used in a command line.
+    Only keys and values that `render` can have written are valid, because a command line is made from them.
     """
     kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():

@@ -38,14 +38,15 @@ _LISTED = 30
 
 
 def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_base: bool = False) -> Lock:
-    """Return the inputs of a plan, as far as they are known. This function only reads files.
+    """Return a lock with the inputs of a plan, as far as they are known without a fetch.
 
     The digest of a source is empty if it is unknown before a fetch. The digest of a tree is empty if the tree is not in
-    the store.
+    the store, except for a user's folder that is used as a whole.
 
     Args:
         planned: the stages of `target`, lowest first.
-        open_base: whether the mirrors may decide the packages of the base and of other machines' systems.
+        target: the requested stage.
+        open_base: whether the lock leaves it to the mirrors which packages the base and the unpacked systems contain.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(
@@ -61,7 +62,8 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     """Fetch every source of a plan into the store, so that its tree digest is known.
 
-    With `--offline` a source that is not in the store is skipped with a note if its own digest is known.
+    With `--offline`, a source that is not in the store is skipped with a note if its own digest is known; otherwise
+    UnreachableError is raised.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     for source in sources.values():
@@ -74,9 +76,12 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
-    """Fetch the missing sources, write the lock, and return it."""
+    """Fetch the missing sources, write the lock of a plan to `path`, and return the lock.
+
+    Raise ConfigError if the file cannot be written, and SourceError if the digest of a source is still unknown.
+    """
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # checked before any fetch
         raise ConfigError(
             "output-unwritable",
             f"cannot write {path}",
@@ -98,7 +103,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Compare a lock file with the current inputs of a plan, and return the lock. This function only reads files."""
+    """Return the lock in a file; raise LockedError if it is not the lock of a plan's current inputs."""
     locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
@@ -107,7 +112,10 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
 
 
 def _made(lock: Lock) -> Lock:
-    """Return the lock with each resolved base without an image as unresolved, because its packages are not fixed."""
+    """Return a lock in which each resolved base whose image is unknown is unresolved and has no packages.
+
+    A resolved base is fixed only together with its image.
+    """
     bases = tuple(
         replace(base, state="unresolved", packages_digest="", packages=())
         if base.state == "resolved" and not base.image else base
@@ -123,7 +131,7 @@ def lock_of(request: Request) -> Lock | None:
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """Raise LockedError if a plan differs from the lock, with `--locked`."""
+    """With `--locked`, raise LockedError if an input of a plan is not the one in the lock."""
     if (lock := lock_of(request)) is None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
@@ -132,7 +140,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def check_tree(request: Request, source: Source) -> None:
-    """Raise LockedError if the digest or the tree of a source in the store differs from the lock, with `--locked`."""
+    """With `--locked`, raise LockedError if a source, or its tree in the store, is not the one in the lock."""
     if (lock := lock_of(request)) is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
@@ -142,7 +150,11 @@ def check_tree(request: Request, source: Source) -> None:
 
 
 def refused(differing: Sequence[str], what: str) -> LockedError:
-    """Return the error that names the differences."""
+    """Return a LockedError that lists the first differences and the number of the remaining ones.
+
+    Args:
+        what: the first sentence of the message.
+    """
     more = [f"… and {len(differing) - _LISTED} more"] if len(differing) > _LISTED else []
     return LockedError(
         "lock-differs",
@@ -153,13 +165,13 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
 
 
 def locked_source(request: Request, source: Source) -> LockedSource:
-    """Return a source's row for a lock; the digest is empty if it is unknown before a fetch."""
+    """Return the row of a lock for a source and its patches; the digest is empty if it is unknown before a fetch."""
     part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
     tree = info.digest if info is not None else ""
     if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part.name:
-        tree = digest  # the tree is not in the store yet
+        tree = digest  # the digest of a whole folder is that of its tree
     return LockedSource(
         name=source.name,
         kind=source.kind,
@@ -186,7 +198,8 @@ def _file(source: Source, request: Request) -> str:
         if row is not None:
             return row.file
         held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
-        # Only the distribution's index has the name of the file, and the index is not read before the fetch.
+        # Only the distribution's index contains the name of the file, and only a fetch reads the index. So the name in
+        # the lock is used if the digest is the same.
         return held.file if held is not None and held.digest == source.digest else ""
     name = ""
     if source.kind == "archive":
@@ -197,12 +210,16 @@ def _file(source: Source, request: Request) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a file name that every file system and every reader accepts."""
+    """Return a text as a file name that locks accept: `_` replaces each other character; `file` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """Yield this machine's base, and the systems against which builds compile, if `stages` name them."""
+    """Yield the base for this machine, and the unpacked systems for each requested architecture.
+
+    Args:
+        stages: the names of the planned stages; a base or system of another stage is not yielded.
+    """
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
@@ -238,7 +255,7 @@ def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) ->
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
-    """Return a base with its packages and its image, if they are known here."""
+    """Return a base with its packages and its image if the cache contains its package list; otherwise unchanged."""
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base
@@ -253,12 +270,15 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
-    """Return the packages of a resolved list (`stages.base.read_packages`)."""
+    """Return the packages in a package list that `stages.base.read_packages` returned."""
     return tuple(_package(row) for row in resolved["packages"])
 
 
 def _package(row: Any) -> LockedPackage:
-    """Read a row of a resolved base: dpkg's fields, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    """Return the package in a row of a package list; raise SourceError if the row cannot be read.
+
+    A row is an object with dpkg's fields, or a text from rpm: `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`.
+    """
     if isinstance(row, dict):
         return LockedPackage(
             name=row["name"],
@@ -280,12 +300,12 @@ def _package(row: Any) -> LockedPackage:
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     if spec.kind not in {"local", "stored"}:
         return str(spec)
-    # The plan may use only the pin in a folder, so the folder itself has no address.
+    # A lock contains no path of this machine. `source` is None if the plan reads only the pin in the folder.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
-    """Return the request by the names of its options, without paths of this machine."""
+    """Return the requested stage and the values of options for a lock, by name and without paths of this machine."""
     instead = {
         # The base of a portable LLVM is omitted, because a request that names a base gets an LLVM for that base only.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),

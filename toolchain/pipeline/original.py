@@ -1,4 +1,4 @@
-"""Find an image to build again, and the request that made it, from a record or verified provenance."""
+"""Find out from a record or from verified provenance how an image was requested, so that it can be built again."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from toolchain.trust.verify import verify
 
 @dataclass(frozen=True, kw_only=True)
 class Original:
-    """An image, and the request that made it.
+    """An image to build again, and the request that made it.
 
     Args:
-        parameters: the request, in the form of a provenance.
-        patches: the digests of the user's patches in order, by source.
+        name: the name or the reference of the image.
+        parameters: the request, in the form of the external parameters in provenance.
+        patches: the digests of the user's patches for each source, in the order in which they were applied.
         expected: the digests to compare with; see `reproduce.reproduce`.
     """
 
@@ -49,23 +50,37 @@ class Original:
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache; `arch` chooses if the name stands for several images."""
+    """Return a finished image of the cache.
+
+    Args:
+        name: a name of the image; see `finished_images.named_images`.
+        arch: the OCI architecture of the image to select if the name stands for several.
+    """
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """Return the request for all architectures of a name's finished images, without digests to compare with."""
+    """Return a request for all finished images that a name stands for, which differ only in their architecture.
+
+    The result has no digests to compare with.
+    """
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})
     return replace(first, parameters={**first.parameters, "arch": sorted(record.arch for record in records)})
 
 
 def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:
-    """Return a published image, with the request from its signed provenance, or from its record here without a key.
+    """Return a published image and the request that made it.
+
+    With a key, the request comes from the image's provenance, and UntrustedError is raised if the image does not
+    verify. Without a key, it comes from the record of an image here that was built from the same inputs, and
+    ConfigError is raised if there is none. UnsupportedError is raised if the reference does not name exactly one image
+    of this tool.
 
     Args:
-        arch: the architecture of the image to choose if the index has several.
+        arch: the architecture of the image to select if the index contains several.
+        key: the key that must have signed the image; None to use a record of this cache.
         scratch: a folder for fetched blobs, which must exist until the comparison ends.
     """
     with open_place(parse(ref)) as place:
@@ -148,12 +163,15 @@ def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str
 
 
 def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
-    """Return the names of the user's patches for a source, without the tool's own edits."""
+    """Return the file names of the user's patches for a source; the tool's own edits are not among them."""
     return list((parameters.get("patches") or {}).get(source, ()))
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
-    """Return the options that the request gave, as values of the command line by parameter."""
+    """Return the values of the command line that make the request of an original again, by parameter.
+
+    Raise ConfigError if one of the user's patches is not in the store.
+    """
     values = dict(original.parameters)
     values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
     if str(values.get("base", "")).startswith("oci:DIR@"):
@@ -178,7 +196,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
 
 
 def _given(option: Option, value: Any) -> Any:
-    """Return a recorded value in the form in which the command line passes it."""
+    """Return a recorded value of an option in the form in which the command line gives it."""
     if option.kind in {"flag", "count", "seconds"}:
         return value
     if option.name == "shard":

@@ -1,4 +1,4 @@
-"""Check before any build that the user's own base (`--base oci:DIR`) contains the tools that the builds need."""
+"""Check, before anything is built, that the user's own base (`--base oci:DIR`) contains the tools that builds need."""
 
 from __future__ import annotations
 
@@ -32,14 +32,24 @@ _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A tool that meets a need: its name in the output of the probe, and its minimum or exact version."""
+    """A tool that meets a need.
+
+    Args:
+        tool: the name of the tool in the output of data/probe-base.sh.
+        least: the oldest version that is accepted; empty if every version is.
+        exact: the version that is required, or its first numbers; empty if none is.
+    """
 
     tool: str
     least: str = ""
     exact: str = ""
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return the reason why this tool was not found; empty if it was found."""
+        """Return why this tool does not meet the need, because it is missing or has another version; empty if it does.
+
+        Args:
+            tools: the versions of the base's tools, by name.
+        """
         if self.tool not in tools:
             return f"no {self.tool}"
         have = tools[self.tool]
@@ -55,9 +65,10 @@ class Need:
     """A requirement of a base; see data/needs.toml.
 
     Args:
-        users: the stages that need it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
+        users: the stages that need it (`llvm`, `triton`, `aotriton`), or `triton-wheel` for a wheel of Triton.
         ways: the alternative tools; one of them is enough.
-        debian, el: the packages to install on Debian and on Enterprise Linux.
+        debian, el: the packages to install on Debian and on Enterprise Linux; empty if there are none.
+        why: the purpose of the tools, for messages.
     """
 
     name: str
@@ -68,7 +79,11 @@ class Need:
     why: str
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return the reason why no tool meets the need; empty if one does."""
+        """Return why no tool meets the need; empty if one does.
+
+        Args:
+            tools: the versions of the base's tools, by name.
+        """
         faults = [way.fault(tools) for way in self.ways]
         if not all(faults):
             return ""
@@ -91,7 +106,8 @@ def needs() -> tuple[Need, ...]:
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
-    The first check of an image runs a container of it. The cache keeps the result by the image's digest.
+    The first check of an image runs data/probe-base.sh in a container of it. The cache keeps the result for the image's
+    digest, the script and its arguments.
     """
     users = users_of(planned)
     if not users:
@@ -114,7 +130,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def users_of(planned: Sequence[Planned]) -> set[str]:
-    """Return which of these stages are built in the base, by their names in data/needs.toml."""
+    """Return the users of the base's tools in a plan, by the names that `Need.users` lists."""
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
     # The LLVMs for GPUs and the libraries built on them need the same tools as LLVM.
@@ -125,10 +141,14 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 
 def needs_of(request: Request, users: Collection[str]) -> list[Need]:
-    """Return the needs of the stages `users`, and of the Pythons that `--python` names."""
+    """Return the needs of these users.
+
+    For `triton` they include the Pythons that `--python` names, unless the wheel is portable, and the files of the base
+    that replace prebuilt files, unless an option decides on those.
+    """
     needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
-        # A portable wheel is compiled against unpacked CPythons, so it does not need Pythons of the base.
+        # A portable wheel is compiled against unpacked CPythons, so it does not need the base's Pythons.
         for version in () if request.glibc else request.pythons:
             needed += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
         decided = {*request.allow_binary, *request.drop_binary}
@@ -137,7 +157,7 @@ def needs_of(request: Request, users: Collection[str]) -> list[Need]:
 
 
 def _replaced() -> list[Known]:
-    """Return the prebuilt files of Triton's tree that the base's own files replace."""
+    """Return the prebuilt files that most Tritons contain and that files of the base replace."""
     return [row for row in known_files() if row.source == "triton" and row.replace and not row.rare]
 
 
@@ -148,7 +168,11 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """Return the need for Python. If only a wheel of Triton needs it, the wheel's file name decides the version."""
+    """Return a need, for Python perhaps with another version.
+
+    If only a wheel of Triton needs Python, the wheel's file name decides the version. Every other need is returned
+    unchanged.
+    """
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
         return need
@@ -188,7 +212,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def _require_intact(request: Request, image: LocalImage) -> None:
-    """Raise UntrustedError if a base does not match its digests, or unpacks to far more than its size."""
+    """Raise UntrustedError if a base does not match its digests, or if its layers unpack to implausibly much data."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if faults := verify_layout(layout, top):
@@ -201,11 +225,15 @@ def _require_intact(request: Request, image: LocalImage) -> None:
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
-    """Return the tools of an image with their versions, by the names of data/probe-base.sh.
+    """Run data/probe-base.sh in an image, and return the version of each tool that it finds, by the tool's name.
+
+    The version is empty if it is unknown. UnsupportedError is raised if the image cannot run the script.
 
     Args:
-        words: arguments of the script.
-        text: the script.
+        runner: the engine that runs the container.
+        image: the engine's name for the image.
+        words: the arguments of the script.
+        text: the text of the script.
     """
     # fmt: off
     done = runner.run(
@@ -226,7 +254,10 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """Return how to install the missing tools, on the base's distribution only if it is known."""
+    """Return the commands that install the missing tools.
+
+    If the base's distribution is unknown, the commands for all supported distributions are returned.
+    """
     system = {tools.get("os", ""), *tools.get("like", "").split()}
     debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))
     el = " ".join(dict.fromkeys(need.el for need in lacking if need.el))

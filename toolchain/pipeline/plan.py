@@ -1,4 +1,4 @@
-"""Plan a build: the stages in order, those that are finished here, and the combinations that were never tried."""
+"""Plan a build: find its stages, the results that are finished here, and the combinations that were never tried."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A planned stage.
+    """A planned stage and, if it is finished here, its result.
 
     Args:
         built: the result of the stage if it is finished here, otherwise None.
         arch: the architecture of the image; empty if the plan is for this machine's architecture only.
-        patches: the patches on the stage's sources, by source.
+        patches: the patches in the request, by source.
     """
 
     planned: Planned
@@ -54,7 +54,7 @@ class PlanRow:
         return self.built is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return a row of `plan --json`."""
+        """Return the row that `plan --json` prints for the stage."""
         row: dict[str, Any] = {
             "name": self.planned.name,
             "image": self.planned.image,
@@ -78,7 +78,9 @@ class PlanRow:
 
 
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
-    """Return the plan of `build` for each architecture in turn. This function only reads files of this machine.
+    """Return the stages that `build` needs for each architecture in turn, lowest first.
+
+    This function starts no engine and uses no network. LockedError is raised if an input is not the one in the lock.
 
     Args:
         proved: see `find`.
@@ -90,7 +92,8 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
 
 def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
     rows: list[PlanRow] = []
-    # Report an unsupported architecture before a fault in the plan of another one.
+    # The stages of all architectures are found first, so that an unsupported architecture is reported before a fault in
+    # the plan of another one.
     for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
         planned_before: dict[str, Planned] = {}
         for stage in stages:
@@ -100,25 +103,26 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
             elsewhere = request.arch != (this_machine(),)
             built = find(request.cache, planned, proved=proved)
             row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
-            if row not in rows:  # this machine's base is planned for each architecture
+            if row not in rows:  # the base for this machine is planned again for each architecture
                 rows.append(row)
     return rows
 
 
 def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
-    """Return the plan after every tag is resolved to a commit and every address is known.
+    """Resolve every tag to a commit and find the repository of every commit, and return the plan after that.
 
-    With `--offline` nothing is fetched.
+    With `--offline` the network is not used.
 
     Args:
-        ask: whether to query known tags again, which may have moved, and to fetch Triton's tree.
+        ask: whether to ask again for the commits of known tags, which may have moved, and to fetch Triton's tree even
+            if no input digest depends on its content.
     """
     rows = plan(request, target)
     rows = read_pins(request, target, rows)
     if request.offline:
         return plan(request, target) if ask_tags(request, rows) else rows
     rows = with_tree(request, target, rows, ask=ask, fetch=ask)
-    # Triton's tree may name further sources by short commits, whose full digits are known only after a fetch.
+    # Triton's tree may name commits of LLVMs for GPUs without a repository. A fetch finds the repository that has them.
     among = [source for row in rows for source in row.planned.sources if source.among]
     for source in among:
         fetch_for(request, source)
@@ -128,13 +132,15 @@ def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[P
 def with_tree(
     request: Request, target: str, rows: list[PlanRow], *, fetch: bool, ask: bool = False, proved: bool = False
 ) -> list[PlanRow]:
-    """Return the plan after tags are resolved and Triton's tree is in the store, because the tree names its LLVMs.
+    """Resolve tags, fetch Triton's tree if it is needed, and return the plan after that.
+
+    The tree is needed, because it names Triton's LLVMs.
 
     Args:
         rows: the plan so far.
-        fetch: whether to fetch the tree for every stage that builds it. Otherwise it is fetched only for stages whose
-            input digest depends on its content.
-        ask: whether to query known tags again.
+        fetch: whether to fetch the tree whenever a stage to build reads it. Otherwise it is fetched only if one of
+            these stages is not `triton` itself, because the input digests of the other stages depend on its content.
+        ask: whether to ask again for the commits of known tags.
         proved: see `find`.
     """
     changed = ask_tags(request, rows, ask=ask)
@@ -148,7 +154,11 @@ def with_tree(
 
 
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Resolve tags to commits, and return whether a tag was queried, because the plan may then change."""
+    """Resolve the tags in a plan to commits, and return whether there were any, because the plan may then change.
+
+    Args:
+        ask: whether to ask again for the commits of known tags.
+    """
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
         if source.digest is None:
@@ -159,10 +169,14 @@ def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) ->
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
-    """Return the finished result for these inputs and mark it as used; None if its record or a blob is missing.
+    """Return the finished result of a planned stage, and mark it as used.
+
+    Return None if the input digest of the stage is unknown, if its record is missing or damaged, or if a blob of the
+    image is missing.
 
     Args:
-        proved: whether to ignore a result that was built with --no-contract, which has the same bytes but is untested.
+        proved: whether to return None also for a result that was built with --no-contract although the stage has a
+            contract check. Such a result has the same bytes, but is untested.
     """
     digest = planned.input_digest
     record = known_record(cache, digest)
@@ -188,7 +202,7 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
     """Return the stages to build that read Triton's tree, each with the source of the tree.
 
     Args:
-        checkouts: whether to include checkouts of the user, which need no fetch.
+        checkouts: whether to include the stages that read a folder of the user, which need no fetch.
     """
     return [
         (row.planned, source)
@@ -201,19 +215,24 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
 
 
 def awaited_in(rows: Sequence[PlanRow], request: Request) -> list[Source]:
-    """Return Triton's source if the plan needs its tree to find the LLVM and lacks it; otherwise nothing."""
+    """Return Triton's source, in a list, if the plan needs Triton's tree to find the commit of another source.
+
+    The list is empty if the plan needs no tree, or if the tree is here.
+    """
     pending = any(source.pending for row in rows for source in row.planned.sources)
     return [triton_source(request)] if pending and local_triton(request) is None else []
 
 
 def require_commits(rows: Sequence[PlanRow]) -> None:
-    """Raise an error for a source whose commit is known only by its first digits."""
+    """Raise PinError if the full commit of a source is unknown and the source is needed for a stage to build."""
     for source in (source for row in rows if row.to_build for source in row.planned.sources):
         source.require_commit()
 
 
 def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: bool = False) -> list[PlanRow]:
-    """Return the plan after fetching Triton's tree, if its LLVM is not in the data and so must be read from the tree.
+    """Fetch Triton's tree if only the tree names Triton's LLVM, and return the plan after that.
+
+    Raise PinError if the full commit of a source is still unknown then.
 
     Args:
         rows: the plan so far.
@@ -228,29 +247,39 @@ def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: boo
 
 
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return Triton's prebuilt files that a build would refuse, because no option allows or drops them."""
+    """Return the names of Triton's prebuilt files that a build would refuse, because no option allows or drops them.
+
+    The list is empty if no stage to build reads Triton's tree.
+    """
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
     return [row.name for row in undecided(triton_here(request), request)]
 
 
 def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
-    """Return the stages to build that need a network although the request has `--offline`."""
+    """Return the stages to build that need the network for more than sources; empty without `--offline`."""
     return [row.planned for row in rows if row.to_build and row.planned.online] if request.offline else []
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """Return `{"tried": …}` for a stage whose combinations are in the data; otherwise an empty dictionary."""
+    """Return `{"tried": true}` if a stage's combination of versions was built before, and `{"tried": false}` if not.
+
+    The dictionary is empty for a stage whose combinations are not recorded.
+    """
     return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return the combinations of a plan that were never built, for display."""
+    """Return a description of each combination of versions in a plan that was never built."""
     return [label for row in rows if (label := _untried_label(row, request, rows))]
 
 
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
-    """Return the untried combination of a stage; empty if it was tried, None if the stage has no combinations."""
+    """Return a description of a stage's combination of versions if it was never built.
+
+    The text is empty if the combination was built before. Return None if the combinations of this stage are not
+    recorded.
+    """
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)
     if source is None or source.kind == "pypi" or planned.partial:
@@ -288,7 +317,10 @@ def _short(version: str) -> str:
 
 
 def _line(version: str) -> str:
-    """Return the release line of a version, `3.7` for `3.7.1`; for a commit, the line to which it is closest."""
+    """Return the release line of a version, such as `3.7` for `3.7.1`, or the line that is closest to a commit.
+
+    If the line is unknown, return the version itself.
+    """
     try:
         return line_of(version) if version else ""
     except ToolchainError:

@@ -26,7 +26,11 @@ BROUGHT = "bundle"  # the suffix of the names of bases that came from a bundle w
 
 
 def image_tag(image: str, input_digest: str) -> str:
-    """Return the name of an image in the cache's layout. A base from a bundle has no input digest."""
+    """Return the name of an image in the cache's layout.
+
+    It ends with the first 12 digits of the input digest, or with `bundle` for a base without an input digest, which
+    came in a bundle.
+    """
     return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
 
 
@@ -41,7 +45,7 @@ def new_record(
     """Return the record of a stage that is finished now, without paths of this machine.
 
     Args:
-        built: the result; its facts have `total_seconds` if it was built here.
+        built: the result; its facts contain `total_seconds` if it was built here.
         compressor: the program that wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
         runner: the result of probing docker, if docker ran checks or kernels.
     """
@@ -78,7 +82,7 @@ def _tool() -> dict[str, str]:
 
 
 def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
-    """Return the request for a stage, for its record."""
+    """Return the request that decides a stage, in the form in which the stage's record contains it."""
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},
@@ -92,7 +96,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """Return the sources that the request names for a stage and those below it, without local paths."""
+    """Return the sources that the request names for a stage and for the stages below it, without local paths."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
     # The Triton that uses an LLVM decides which libraries of LLVM are built.
@@ -105,13 +109,13 @@ def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Return the names of the user's own patches, without the tool's own edits."""
+    """Return the file names of the user's own patches; the tool's own edits are not among them."""
     own = {edits.path for edits in shipped()}
     return [path.name for path in files if path not in own]
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:
-    """Return the result of the isolation probe on this machine; None if the probe has not run."""
+    """Return the result of the isolation probe on this machine; None if the cache contains no valid result."""
     try:
         value = strict_json.read((cache.engine / "isolation.json").read_bytes())
     except (OSError, ValueError):
@@ -129,19 +133,19 @@ def write_record(cache: Cache, record: Record) -> None:
 
 
 def record_as_it_is(request: Request, built: Built) -> None:
-    """Tag and record a local image (`--base oci:DIR`), because the stages above need its record."""
+    """Tag a local image (`--base oci:DIR`) and write its record, because the stages built on it need the record."""
     layout = Layout(request.cache.images)
     layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
     write_record(request.cache, new_record(request, built.planned, built))
 
 
 def read_record(cache: Cache, digest: str) -> Record:
-    """Return the record of a finished stage."""
+    """Return the record of a finished stage; raise OSError or RecordError if it is missing or damaged."""
     return Record.from_bytes(cache.record(digest).read_bytes())
 
 
 def known_record(cache: Cache, digest: str | None) -> Record | None:
-    """Return the record of a finished stage; None if it is missing or damaged."""
+    """Return the record of a finished stage; None if it is missing or damaged, or if the input digest is None."""
     with contextlib.suppress(OSError, RecordError):
         return read_record(cache, digest) if digest is not None else None
     return None
@@ -161,7 +165,7 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Return the digests among a stage's inputs: those of the stages below, and some that are not stages."""
+    """Return all digests among a stage's inputs: the input digests of the stages below, and those of other inputs."""
     return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 
@@ -172,34 +176,34 @@ def unread_records(cache: Cache) -> list[Path]:
 
 
 def tell_unread(cache: Cache) -> None:
-    """Tell the user how many images have records that cannot be read, because they will be built again."""
+    """Print how many images have a record that cannot be read, because these images are not used."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
         console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
 
 
 def used_mark(record: Path) -> Path:
-    """Return the file whose time says when a finished stage was last used.
+    """Return the path of the file whose modification time is the last use of a finished stage.
 
-    The time of its record is that of its build.
+    The modification time of the record cannot be used, because it says when the record was written.
     """
     return record.with_suffix(".used")
 
 
 def published_mark(record: Path) -> Path:
-    """Return the file that says where a finished image was published."""
+    """Return the path of the file that lists where a finished image was published."""
     return record.with_suffix(".published")
 
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
-    """Yield the records of finished stages with their files, oldest first; damaged records are skipped."""
+    """Yield the file and the record of each finished stage, oldest first; records that cannot be read are skipped."""
     for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())
 
 
 def records(cache: Cache) -> list[Record]:
-    """Return the records of finished stages, oldest first."""
+    """Return the records of all finished stages, oldest first; records that cannot be read are skipped."""
     return [record for _, record in finished(cache)]
 
 

@@ -29,14 +29,15 @@ from toolchain.stages.stage import Built
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """The result of building a stage a second time. Each pair holds the values of the first and the second build.
+    """The result of building a stage a second time. Each pair contains the values of the first and the second build.
 
     Args:
         diff_ids: the digests of the stage's own layer without compression.
         blobs: the digests of the stored layer, which depend on the compressor.
-        indexes: the digests of the published index of this image only; the first is empty if there was none.
-        differing: the files that differ.
-        varied: the changed conditions of the second build, as `Variation.as_json` returns them.
+        indexes: the digests of an index that contains only this image; the first is empty if the image was published in
+            another index.
+        differing: the files that differ; empty if the layers are equal.
+        varied: the changed conditions of the second build, as `Variation.as_json` returns them; None without `--vary`.
     """
 
     image: str
@@ -49,7 +50,7 @@ class Reproduced:
 
     @property
     def equal(self) -> bool:
-        """Whether the two layers have the same bytes."""
+        """Whether the two layers have the same bytes without compression."""
         return self.diff_ids[0] == self.diff_ids[1]
 
     def as_json(self) -> dict[str, Any]:
@@ -64,7 +65,10 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     """Build the topmost stage of `target` again, in a separate cache folder, and compare it with the first build.
 
     Sources and the finished stages below are reused, because each stage is reproduced separately. The separate cache
-    has no unfinished trees and no compiler cache.
+    folder contains no compiler cache, and no unfinished trees other than those of an interrupted reproduction.
+
+    SourceError is raised if a stage below is not finished here, and UnsupportedError if the request is for several
+    architectures or has another input digest than the first build.
 
     Args:
         expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
@@ -102,14 +106,17 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
-    """Check the layers of a finished image of the cache, and return the digests to compare with."""
+    """Return the digests of a finished image of the cache, with which a reproduction is compared.
+
+    Raise DigestError if the image does not match its digests.
+    """
     layout = Layout(cache.images)
     require_whole(layout, layout.resolve(record.manifest), record.image)
     return _own_layer(record, layout)
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
-    """Raise DigestError if an image's layers do not match its config, because the config's digests are compared."""
+    """Raise DigestError if an image does not match its digests, because a reproduction is compared with them."""
     for fault in verify_layout(layout, image):
         raise DigestError(
             "stage-digest-mismatch", f"{name} does not match its digests", why=fault.text, fix="fetch or build it again"
@@ -151,14 +158,17 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 def clean_cache(
     cache: Cache, dependencies: Sequence[PlanRow], digest: str, *, seed: int | None = None
 ) -> Iterator[Cache]:
-    """Yield a cache folder that contains only the sources and the finished stages below.
+    """Yield a cache folder that contains only the sources, the lists of packages and the finished stages below.
 
     The folder is removed at the end of the block. An interrupted reproduction leaves it, and the next reproduction of
     the same inputs continues there, because LLVM takes hours.
 
     Args:
-        seed: the seed of `--vary`. A build under other conditions does not continue there, because what was built
-            before is not compared under its own conditions.
+        cache: the cache that contains the sources and the stages.
+        dependencies: the finished stages below.
+        digest: the input digest of the stage to reproduce.
+        seed: the seed of `--vary`; None without it. Each seed has a folder of its own, because a build must not
+            continue what was built under other conditions.
     """
     name = digest.removeprefix("sha256:")[:12] + ("" if seed is None else f"-seed-{seed}")
     root = cache.root / "reproduce" / name
@@ -169,7 +179,7 @@ def clean_cache(
         if root.is_dir():
             console.note(f"continuing the interrupted reproduction ({root}); delete that folder to start over")
         root.mkdir(parents=True, exist_ok=True)
-        # Every entry of the store is checked against its digest when it is used.
+        # The store of sources is shared, because every entry is checked against its digest when it is used.
         if not fresh.store.is_symlink():
             fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():
@@ -184,7 +194,7 @@ def clean_cache(
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:
-    """Copy a finished stage into another cache folder: first its blobs, then its record."""
+    """Copy a finished stage into another cache folder: its blobs first, and its record last."""
     old, new = Layout(cache.images), Layout(fresh.images).ensure()
     manifest = old.resolve(built.manifest)
     for part in (*old.children(manifest), manifest):

@@ -1,4 +1,4 @@
-"""Use finished images from a registry instead of building them, if a trusted key signed them for the same inputs."""
+"""Take finished images from a registry or layout instead of building them, if a trusted key signed them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reuse:
     Args:
         place: a namespace of a registry, or a layout folder, in the form that `publish` takes.
         key: the key that must have signed the images.
-        only: whether to raise an error instead of building a stage.
+        only: whether it is an error if a stage cannot be taken from there; otherwise the stage is built.
     """
 
     place: Target
@@ -56,7 +56,15 @@ class Reuse:
 
 
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
-    """Check the options about reuse, and return them."""
+    """Return the place and the key that the options name.
+
+    Raise ConfigError if there is no key, or if `--offline` forbids access to the registry.
+
+    Args:
+        where: the value of `--reuse-from`.
+        key: the file with the publisher's public key.
+        only: whether `--reuse-only` is given.
+    """
     if key is None:
         raise ConfigError(
             "reuse-needs-key",
@@ -75,26 +83,36 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
 
 
 def input_tag(input_digest: str, compression: str = "gzip") -> str:
-    """Return the tag under which `publish` stores an image of these inputs: 12 digits, and `-zstd` for zstd."""
+    """Return the tag under which `publish` stores an image with this input digest.
+
+    It consists of the first 12 digits and, unless the compression is gzip, `-` and the name of the compression.
+    """
     return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
 
 
 def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:
-    """Return the reference under which `publish` stores an image of these inputs."""
+    """Return the reference under which `publish` stores the image of a planned stage."""
     return place.image(planned.image, input_tag(str(planned.input_digest), compression))
 
 
 def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
-    """Fetch the finished image of a stage into the cache, and record it like an image that was built here.
+    """Fetch the finished image of a stage into the cache, record it like an image that was built here, and return it.
 
-    The bytes, the signature, the provenance of exactly these inputs, the SBOM and the prebuilt parts are checked before
-    anything enters the cache.
+    The bytes, the signature, the provenance for exactly these inputs, the SBOM and the prebuilt parts are verified
+    before anything enters the cache. The image that is compressed with gzip is tried first, then the one with zstd.
 
     Returns:
-        None if the stage has to be built; a note then gives the reason. With `Reuse.only` this is an error.
+        The stage with the fetched image, or None if the stage must be built. None is returned without a note for the
+        user's own base image, even with `reuse.only`, and for a stage whose input digest is unknown. In all other
+        cases, a note says why the image cannot be fetched or does not verify.
+
+    Raises:
+        SourceError: `reuse.only` is set, and the input digest is unknown.
+        UntrustedError: `reuse.only` is set, and the image does not verify.
+        UnreachableError, RegistryError, EngineError: `reuse.only` is set, and the image cannot be fetched.
     """
     if planned.name == "base" and request.base.image is not None:
-        return None  # a local image need not be fetched
+        return None  # the user's own base image is already here
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
@@ -128,7 +146,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         if reuse.only:
             raise
         _note(planned, f"{ref} cannot be looked up", error.what)
-    except (RegistryError, EngineError) as error:  # EngineError: a compressor that this machine lacks
+    except (RegistryError, EngineError) as error:  # EngineError: a decompressor is not installed
         if reuse.only:
             raise
         _note(planned, f"{ref} is not available", error.what)
@@ -151,10 +169,10 @@ def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Bu
 
 def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> Built:
     request.cache.work.mkdir(parents=True, exist_ok=True)
-    # The folder is in the cache, so that blobs are moved and not copied.
+    # The folder is in the cache, so that the verified blobs can be moved and need not be copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
-        # Only the image for this architecture is fetched and checked, because the others are not needed.
+        # Only the image for the requested architecture is fetched and verified, because the index may contain others.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
         by_digest = str(place.ref.at(digest=manifest.digest))
@@ -188,9 +206,14 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
 def _as_proved(
     record: Record, statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
 ) -> Record:
-    """Return the record with the facts of the signed provenance, because another machine built the image.
+    """Return a record with the facts in the signed provenance, because another machine built the image.
+
+    Raise UntrustedError if the provenance is malformed, is about another stage, contains no build report, or says that
+    the image was built without a contract check that the request demands.
 
     Args:
+        record: the record with the facts that are known here.
+        statement: the verified provenance.
         layer: the published layer of the stage itself.
     """
     try:
@@ -206,7 +229,7 @@ def _as_proved(
             finished=_seconds(run["metadata"]["finishedOn"]),
             tool=tool,
             isolation=attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD) or None,
-            # The scan of the sources may have found more binaries than were planned.
+            # During the build, the scan of the sources may have found more binaries than were planned.
             binaries=tuple(sorted({*planned.binaries, *(str(name) for name in inner["binaries"])})),
             partial=str(inner["partial"]),
             compressor=str(inner["compressors"].get(layer.digest, "")),
@@ -244,7 +267,7 @@ def _seconds(text: str) -> float:
 
 
 def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) -> None:
-    """Move verified blobs into the cache."""
+    """Move the verified blobs of an image into the cache's layout, and tag the image."""
     content = scratch.read(image)
     for part in scratch.children(image):
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)

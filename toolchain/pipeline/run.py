@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[Built]:
-    """Build every stage of `target` that is not finished here, and return all stages.
+    """Build every stage of `target` that is not finished here, and return the results of all stages.
 
     Args:
-        reuse: where to search for finished images first, and the key that must have signed them.
+        reuse: the place where finished images are searched for before a stage is built; None to search nowhere.
     """
     # A wrong request must be refused before the first long step.
     rows = plan(request, target, proved=request.contract)
@@ -65,7 +65,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
             why="prebuilt files are refused by default, and the build would end so after hours of LLVM",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
-    # With `reuse` a stage may come from a registry, so sources are not fetched ahead.
+    # With `reuse` a stage may come from a registry and then needs no sources, so none are fetched in advance.
     building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
     sources = [source for planned in building if reuse is None for source in planned.sources]
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
@@ -81,14 +81,14 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
 
 @dataclass(kw_only=True)
 class _Run:
-    """The state of one call, shared by all stages and architectures.
+    """The state of one call of `build`, which all stages and architectures share.
 
     Args:
         first: the plan of each stage before any build, by architecture and name.
         request: the request for all architectures.
         rows: the whole plan.
         finished: the stages that are built or fetched, by architecture and name.
-        checked: whether `ready` has checked the remaining stages.
+        checked: whether `ready` has already made its check.
     """
 
     first: Mapping[tuple[str, str], Planned]
@@ -100,9 +100,10 @@ class _Run:
     checked: bool = False
 
     def ready(self) -> None:
-        """Check once that this machine can build the remaining stages.
+        """Raise an error if this machine cannot build the remaining stages; see `_ready`.
 
-        With `reuse` every stage may come from a registry, so the check waits for the first stage that must be built.
+        The check is made only with `reuse`, before the first stage that must be built, because all stages before it may
+        have come from a registry. Without `reuse`, the function `build` has already made the check.
         """
         if self.reuse is not None and not self.checked:
             self.checked = True
@@ -113,7 +114,9 @@ class _Run:
 def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
     stages = stages_of(target, request)
     before: dict[str, Built] = {}
-    # A plan is valid as long as the stages below it, and files that only the tool writes, do not change.
+    # If the request has no patches, local sources or own base image, the first plan of a stage is used as long as every
+    # stage before it was built exactly as planned. Otherwise the stage is planned again, because the stages below may
+    # have other digests now, or the user may have changed these files.
     of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
     stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):
@@ -126,8 +129,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         built = None if again else find(request.cache, planned, proved=own.contract)
         if built is None:
             with in_use(request.cache, make=True), stage_lock(request.cache, planned):
-                # Another process may have built the stage meanwhile. A base is planned again, because its digest is
-                # known only after its build.
+                # Another process may have built the stage in the meantime. A stage whose packages are resolved during
+                # its build is planned again, because that process may have resolved them.
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
                 built = None if again else find(request.cache, planned, proved=own.contract)
@@ -145,7 +148,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
             from toolchain.pipeline.finished_images import checked  # noqa: PLC0415 - most builds check nothing
 
             built = checked(own, built)
-        # The packages of a base that was built after planning can be compared with the lock only now.
+        # If the build resolved the packages of a base, they can be compared with the lock only now.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
         before[stage.name] = built
@@ -154,14 +157,17 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _again(request: Request, planned: Planned) -> bool:
-    """Return whether to build a finished stage again, because the kernel store may lack the results of a shard."""
+    """Return whether a stage must be built even if it is finished.
+
+    This is the case for kernels with `--shard`, because the kernel store may lack results of the shard.
+    """
     return request.shard is not None and planned.name in CAMPAIGNS
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
-    """Fetch the sources whose digests are unknown before a fetch, and return the final plan of a stage.
+    """Plan a stage, fetch each source whose digest is unknown before a fetch, and return the final plan.
 
-    The digests are needed now, because a build without an input digest cannot be recorded.
+    The digests are needed now, because without them the stage has no input digest and cannot be recorded.
     """
     planned = stage.plan(request, dependencies)
     unknown = [source for source in planned.sources if source.digest is None]
@@ -173,7 +179,10 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
 
 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
-    """Raise an error if a build lacks the network, disk space, engine, runner, emulator or base that it needs."""
+    """Raise an error if the stages to build need something that is missing; do nothing if all stages are finished.
+
+    The network, the disk space, the engine, the runner, the emulator and the tools in the user's own base are checked.
+    """
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
         return
@@ -190,7 +199,8 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
             fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
         )
     for row in rows:
-        # The contract check runs another machine's LLVM. The build of Triton runs programs of it even without a check.
+        # For another machine, the contract check runs that machine's LLVM, and the build of Triton runs programs of
+        # that machine even without a check. Both need an emulator.
         if row.to_build and row.arch not in {"", this_machine()}:
             if row.planned.name == "triton":
                 emulator(row.arch, proof=False)
@@ -216,7 +226,10 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
-    """Raise PolicyError for prebuilt code that the request does not allow by name, even if an earlier request did."""
+    """Raise PolicyError if a stage needs or contains prebuilt code that the request does not allow by name.
+
+    A finished stage is refused too, even if the request that built it allowed the code.
+    """
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
@@ -239,7 +252,8 @@ def _build_stage(
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
     from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
-    # Stages without a digest must not share a folder, because two bases may be built at the same time.
+    # A stage without an input digest is named after its image, because two bases may be built at the same time and must
+    # not share a folder.
     name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
     log = request.cache.logs / f"{stage.name}-{name}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +273,8 @@ def _build_stage(
             require_disk(request.cache.root, planned.disk)
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
-        # A CommandError advises to run a command, which is impossible because the container no longer exists.
+        # The advice of a CommandError is to run the command by hand. This is impossible here, because the command's
+        # container no longer exists.
         failure = (
             BuildError("build-failed", error.what, why=error.why, fix="read the end of the log")
             if isinstance(error, CommandError)
@@ -276,6 +291,9 @@ def _build_stage(
 
 
 def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
-    """Let only one process build a stage at a time; another process reports the stage for which it waits."""
+    """Return a context manager that lets only one process build a stage at a time.
+
+    Another process waits, and prints a note with the name of the stage's image.
+    """
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

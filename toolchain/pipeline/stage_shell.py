@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 class _LeftError(Exception):
-    """The shell ended, so the rest of the stage is not run."""
+    """Raised when the shell has ended, so that the rest of the stage is not run.
+
+    Args:
+        code: the exit code of the shell.
+    """
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -43,32 +47,36 @@ class _ShellWorkspace(BuildWorkspace):
     folder: Path = field(kw_only=True)
 
     def work(self) -> Path:
-        """Return a separate folder, because the shell must not change the folder of the build."""
+        """Return a folder of the shell's own, because the shell must not change the folder of the build."""
         return self.folder
 
     def drop_tree(self, recipe_: Recipe) -> None:
         """Do nothing, so that the tree remains for the shell."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """Return 1 for kernels, because each worker would get a shell."""
+        """Return 1 for kernels, because each worker would open a shell; otherwise return the usual number of jobs."""
         return 1 if kind == "kernel" else super().jobs(kind)
 
     def build(self, recipe_: Recipe) -> NoReturn:
-        """Run the shell, and then stop."""
+        """Run the shell in the container of a recipe's step, and raise `_LeftError` with the shell's exit code."""
         raise _LeftError(self.shell.of_step(self.engine, recipe_, root=recipe.root()))
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """Run the shell, and then stop."""
+        """Run the shell in the container of a worker, and raise `_LeftError` with the shell's exit code."""
         console.note(f"the worker runs: {' '.join(argv)}")
         raise _LeftError(self.shell.of_worker(self.engine, image, mounts=mounts, env=env))
 
 
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
-    """Run a shell or a command instead of a stage's step, and return its exit code.
+    """Run a shell or a command in the container of a stage instead of the stage's own step, and return its exit code.
+
+    Raise ConfigError if the request is for several architectures or a stage below is not finished here, and
+    UnsupportedError if the stage is made without a container.
 
     Args:
+        target: the stage.
         argv: the command; empty for a shell.
         show: called with each line of a command's output.
     """

@@ -20,9 +20,13 @@ _Value = TypeVar("_Value")
 def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     """Return the stages that `target` needs for the request's one architecture, lowest first.
 
-    LLVM for another machine is built in this machine's base, against the other machine's system. The target `all` means
-    everything that the request names sources for: AOTriton if the request names a release or a source of it, else the
-    FlashAttention kernels; and LLVM if Triton is built on it, or if the request names a source or a part of it.
+    LLVM for another machine is built in this machine's base, against the other machine's system.
+
+    The target `all` stands for Triton; for AOTriton if the request names a release or a source of it, and otherwise for
+    the FlashAttention kernels; for the wheels if the request names any; and for LLVM if Triton is built on it, or if
+    the request names a source, a patch or a part of LLVM.
+
+    UnsupportedError is raised if there is no such target, or if it cannot be built for the architecture or the base.
     """
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())
@@ -31,7 +35,8 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         )
     (arch,) = request.arch
     foreign = arch != this_machine()
-    # A base is for this machine only. For another machine LLVM is compiled against the sysroot instead.
+    # A base only exists for this machine. For another machine, the target `base` stands for the sysroot, against which
+    # LLVM is compiled.
     named = "sysroot" if target == "base" and foreign else target
     rows = [stage for stage in catalog.STAGES if (_in_all(stage, request) if target == ALL else stage.name == named)]
     for row in rows:
@@ -57,7 +62,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
 
 
 def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
-    """Add a stage to `made`, after the stages below it."""
+    """Add a stage to `made` after the stages below it, unless it is there already or the request does not need it."""
     stage: Stage | None = None if row.name in made else make(row.name, request)
     if stage is None:
         return
@@ -67,9 +72,12 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
 
 
 def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return those of the earlier stages on which `stage` is built, and the base.
+    """Return the values of the base and of the stages on which `stage` is built, by the stage's name.
 
     Other stages of the same target are not included, so that a stage is the same for every target.
+
+    Args:
+        stages: a value for each stage that comes earlier in the target, by the stage's name.
     """
     names = {"base", *stands_on(catalog.row(stage.name), request)}
     return {name: value for name, value in stages.items() if name in names}
@@ -89,10 +97,10 @@ def _given(name: str, request: Request) -> bool:
 
 
 def by_arch(request: Request) -> list[Request]:
-    """Return a request for each architecture of `request`, in the order of their names."""
+    """Return a request for each architecture of `request`, sorted by the names of the architectures."""
     return [replace(request, arch=(arch,)) for arch in sorted(request.arch)]
 
 
 def request_of(stage: Stage, request: Request) -> Request:
-    """Return the request for a stage. The base is always for this machine, because builds run in it."""
+    """Return the request for a stage; that for the base has this machine's architecture, because builds run in it."""
     return replace(request, arch=(this_machine(),)) if stage.name == "base" else request

@@ -34,7 +34,10 @@ class Choice:
 
     Args:
         target: the requested stage; empty if no stage is requested.
-        triton: a version, a commit, a folder or a pin file; after `resolve_triton` a version or a commit.
+        triton: the value of `--triton`: a version, a commit, a folder or a pin file; None if it is not given. After
+            `resolve_triton` it is a version, a commit or None.
+        aotriton: the release that `--aotriton` names; None if it is not given.
+        sources: the values of `--source`, by the name of the source.
         notes: a line about each decision that was made for the user.
     """
 
@@ -45,12 +48,19 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     def noting(self, note: str, **changes: object) -> Choice:
-        """Return the choice with changes and one more note."""
+        """Return a copy of the choice with these changes and one more note."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
 
 def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
-    """Return the choice with `triton` as a version, a commit or None; raise PinError if options contradict."""
+    """Return the choice with `triton` as a version, a commit or None.
+
+    A folder that `--triton` names becomes Triton's source, and a pin file becomes LLVM's source. PinError is raised if
+    `--triton` names no Triton or contradicts another option, and ConfigError if the lock names no valid Triton.
+
+    Args:
+        lock: the lock whose Triton is used if no option names one; None without a lock.
+    """
     if lock is not None:
         choice = _as_locked(choice, lock)
     choice = _as_released(choice, cache)
@@ -71,12 +81,16 @@ def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice
             fix="give one of these, or the folder of a checkout",
         )
     _compare(choice, cache)
-    # `triton` must be None if Triton's source is at this commit, because the source alone identifies it.
+    # If Triton's source is named too, a commit is dropped: it agrees with the source, which alone identifies Triton.
     return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
-    """Return warnings about the LLVM of a Triton or AOTriton release, each as a line."""
+    """Return the warnings about the LLVM that the chosen release of AOTriton or Triton pins, each as a line.
+
+    The result is empty if that LLVM is not built, because the request names another LLVM or a wheel of Triton, or
+    because the target needs no LLVM.
+    """
     triton = choice.sources.get("triton")
     if "llvm" in choice.sources or (triton is not None and triton.wheel) or not involves(choice.target, "llvm"):
         return ()
@@ -89,7 +103,11 @@ def doubts(choice: Choice) -> tuple[str, ...]:
 
 
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
-    """Use the Triton in the lock, unless an option names a Triton, which a later check compares with the lock."""
+    """Return the choice with the Triton, the AOTriton and the sources in the lock.
+
+    If an option names a Triton or an AOTriton, return the choice unchanged, because a later check compares it with the
+    lock. Raise ConfigError if the Triton in the lock is neither a version nor a commit.
+    """
     if choice.triton or choice.aotriton or "triton" in choice.sources:
         return choice
     held = lock.request
@@ -107,7 +125,11 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
 
 
 def _as_released(choice: Choice, cache: Cache) -> Choice:
-    """Use the Triton of the named AOTriton source, unless another option names a Triton."""
+    """Return the choice with the Triton that belongs to the AOTriton of `--source aotriton`.
+
+    If that source is at the commit of a release, the choice gets the release; otherwise see `_as_submodule`. Without
+    such a source, or if another option decides the Triton, return the choice unchanged.
+    """
     spec = choice.sources.get("aotriton")
     if spec is None or choice.aotriton or choice.triton is not None or "triton" in choice.sources:
         return choice
@@ -121,7 +143,11 @@ def _as_released(choice: Choice, cache: Cache) -> Choice:
 
 
 def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice:
-    """Use the Triton submodule of an AOTriton between releases: its folder, or otherwise its commit."""
+    """Return the choice with the submodule of AOTriton as the source of Triton.
+
+    The source is the submodule's folder if it is checked out, and otherwise the submodule's commit. Raise PinError if
+    the tree of AOTriton is not here, or if git does not tell the commit.
+    """
     if tree is not None and (tree / AOTRITON_SUBMODULE).is_dir() and any((tree / AOTRITON_SUBMODULE).iterdir()):
         own = of_folder(tree / AOTRITON_SUBMODULE)
         return choice.noting(
@@ -138,7 +164,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
             fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
         )
     url = submodules_of(tree).get(AOTRITON_SUBMODULE, AMD_FORK).removesuffix(".git")
-    # AMD's repositories moved on GitHub, and the old address redirects.
+    # AMD's repositories moved on GitHub. The old address redirects to the new one, which replaces it here.
     url = url.replace("github.com/ROCmSoftwarePlatform/", "github.com/ROCm/")
     return choice.noting(
         f"Triton is {commit} of {url}, the submodule {AOTRITON_SUBMODULE} of --source aotriton={spec}",
@@ -147,7 +173,14 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
 
 
 def _unnamed(choice: Choice, folder: Path) -> Choice:
-    """Add a note that the pin in the current folder is not used, because only a named folder decides what is built."""
+    """Return the choice, with a note if a folder contains a pin file that is not used.
+
+    A pin file is used only if the user names it or its folder. The choice is returned without a note if the target
+    needs no LLVM, or if another option decides the LLVM.
+
+    Args:
+        folder: the current folder.
+    """
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
     found = pin_files(folder)
     if not found or not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named:
@@ -161,12 +194,12 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
 
 
 def _is_checkout(folder: Path) -> bool:
-    """Return whether a folder contains files of Triton other than a pin."""
+    """Return whether a folder contains files of Triton other than a pin file."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
-    """Use the LLVM in a pin file, and the known Triton with this pin, if there is one."""
+    """Return the choice with the LLVM in a pin file, and with the known Triton that pins it; None if none is known."""
     return replace(
         choice,
         triton=triton_at(pin.commit),
@@ -177,14 +210,22 @@ def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
 def _as_version(choice: Choice, text: str) -> Choice:
     row = newest_patch(text)
     if involves(choice.target, "llvm") and "llvm" not in choice.sources:
-        triton_release(row.version)  # an unknown LLVM is reported first
+        triton_release(row.version)  # this raises an error if the release's LLVM is unknown
     if row.version != text.removeprefix("v"):
         return choice.noting(f"Triton {text} is {row.version}, the newest patch release on record", triton=row.version)
     return replace(choice, triton=row.version)
 
 
 def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
-    """Use a folder as a checkout (`--source triton=FOLDER`), or a file as the pin of an LLVM without a Triton."""
+    """Return the choice after resolving a path that `--triton` names: a folder or a pin file.
+
+    A folder becomes the source of Triton, as with `--source triton=FOLDER`. With a pin file, `triton` becomes the known
+    Triton that pins the same LLVM, or None. Unless `--source llvm` is given, the file also decides the source of LLVM,
+    and a release of AOTriton, which must pin the same LLVM, is dropped.
+
+    Raise PinError if the folder is no checkout of Triton, if a pin file is given for a target other than `llvm` and
+    `base`, if the file cannot be read as a pin file, or if another option names another Triton or LLVM.
+    """
     if path.is_dir():
         return _as_folder(choice, path, cache)
     if choice.target not in {"llvm", "base"} and path.exists():
@@ -204,7 +245,10 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _llvm_named(choice: Choice, cache: Cache) -> list[tuple[str, str]]:
-    """Return the LLVM that each of the other options names, as (option, commit)."""
+    """Return each option other than `--triton` that decides the LLVM, with the LLVM.
+
+    The LLVM is a commit, the ref of a source without a commit, or `not known` if Triton's source must be fetched first.
+    """
     named = []
     if spec := choice.sources.get("llvm"):
         named.append(("--source llvm", locate("llvm", spec, cache=cache).ref))
@@ -236,7 +280,7 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
-    """Raise PinError if `--triton` differs from Triton's source, or without a source from AOTriton's Triton."""
+    """Raise PinError if `--triton` contradicts the source of Triton or, without one, the named release of AOTriton."""
     if spec := choice.sources.get("triton"):
         _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
     elif choice.aotriton:
@@ -259,7 +303,15 @@ def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) 
 
 
 def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
-    """Raise PinError if the data contradict a commit. The commit's tree is compared after it is fetched."""
+    """Raise PinError if the data show that a commit of Triton is not the wanted Triton.
+
+    The tree of the commit is compared later, after it is fetched.
+
+    Args:
+        wanted: the value of `--triton`.
+        row: the release that `wanted` names; None if it is unknown.
+        name: the option that names the commit, for the message.
+    """
     if row is None or commit in {row.commit, *row.candidates}:
         return
     known = _row(commit)
@@ -287,18 +339,18 @@ def _row(wanted: str) -> TritonRelease | None:
     try:
         return triton_release(wanted, allow_unknown=True)
     except UnsupportedError:
-        return None  # an unknown commit
+        return None  # the data do not contain this Triton
 
 
 def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
-    """Return the folder that a source names; None for a source that must be fetched or unpacked first."""
+    """Return the folder that a source names; None if the source must be fetched or unpacked first."""
     if spec.kind not in {"local", "stored"}:
         return None
     path = locate(name, spec, cache=cache).path
     return path if path is not None and path.is_dir() else None
 
 
-# The advice for a user who wants to build a release of AOTriton with another Triton.
+# The end of the advice for a user who wants to build a release of AOTriton with another Triton.
 _ANOTHER = "; for the release with another Triton, --source triton="
 
 

@@ -1,4 +1,4 @@
-"""Find out from the logs how much of an unfinished build of a stage is done."""
+"""Find out from the logs how much of a stage's unfinished build is done."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ _COUNT = re.compile(rb"@ninja (\d{1,7})/(\d{1,7}) ")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The number of finished steps and of all steps of ninja, in a tree that a later build continues."""
+    """The progress of an unfinished build in a tree that a later build can continue.
+
+    Args:
+        done: the number of ninja's steps that are finished.
+        total: the number of all steps.
+    """
 
     done: int
     total: int
 
     @property
     def left(self) -> float:
-        """The fraction of the steps that is left."""
+        """The fraction of the steps that are not finished, from 0 to 1."""
         return 1 - self.done / self.total
 
 
 def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
-    """Return the steps of a stage's unfinished build; None if there is no tree, or if nothing is compiled yet.
+    """Return the progress of a stage's unfinished build.
 
-    Each run of ninja counts only the remaining steps, so the largest total is that of the whole build.
+    Return None if there is no log or no tree of such a build, or if ninja has finished none of its steps, or all.
+    Each run of ninja counts only the remaining steps, so the largest total in the logs is that of the whole build.
     """
     key = planned.tree_key
     logs = sorted(cache.logs.glob(f"{planned.name}-{key}-*.log"))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
-    """With `--locked`, raise LockedError if the lock does not contain the inputs."""
+    """With `--locked`, raise LockedError if an input of the planned stages or a fetched source is not in the lock."""
     if request.lock is not None:
         from toolchain.pipeline import locking  # noqa: PLC0415 - most calls have no lock
 
@@ -59,6 +59,8 @@ class BuildWorkspace:
     """The workspace of one stage; see `stages.stage.Workspace`.
 
     Args:
+        stage: the name of the stage's folder for unfinished work.
+        prefetch: the thread that fetches sources in the background.
         compiler_cache: the key of the compiler cache (see `compiler_cache.key_of`).
         sources: the sources whose names describe the compiler cache in listings.
     """
@@ -77,12 +79,12 @@ class BuildWorkspace:
 
     @property
     def cache(self) -> Cache:
-        """The tool's folder."""
+        """The cache folder of the request."""
         return self.request.cache
 
     @property
     def engine(self) -> Buildah:
-        """buildah, which is started and probed when it is first needed."""
+        """The engine that runs buildah; it is created when it is first needed."""
         if self._engine is None:
             from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a no-op build starts no engine
 
@@ -91,7 +93,7 @@ class BuildWorkspace:
 
     @property
     def runner(self) -> Buildah | DockerRunner:
-        """The program that `--runner` names: buildah, or docker, which is probed first."""
+        """The engine that `--runner` names: buildah, or docker after a probe has shown that docker can be used."""
         if self.request.runner == "buildah":
             return self.engine
         if self._runner is None:
@@ -108,7 +110,8 @@ class BuildWorkspace:
     def fetch(self, source: Source) -> FetchedSource:
         with reporting_to(self.progress.amount):
             self.prefetch.wait(source.name)
-            # Sources are verified again, because the disk may be faulty or another program may change the store.
+            # Every file is read and verified again, because the disk may be faulty or another program may have changed
+            # the store.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
@@ -117,7 +120,8 @@ class BuildWorkspace:
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
-            # A killed invocation finished the build but not the layer. A build with the kept tree is quick.
+            # An invocation was killed after the build and before the layer was finished. Its output is removed, because
+            # a new build with the kept tree is quick.
             shutil.rmtree(out)
         with contextlib.ExitStack() as stack:
             if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
@@ -141,7 +145,8 @@ class BuildWorkspace:
 
     def unpack(self, built: Built) -> Path:
         folder = emptied(self.work() / f"unpacked-{built.planned.name}")
-        # `sources.unpack` refuses names that differ only in case, but a system's headers have such names.
+        # tar is used here, because `sources.unpack` refuses names that differ only in case, and some headers of a
+        # system have such names.
         blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
         process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
         return folder
@@ -171,12 +176,12 @@ class BuildWorkspace:
         self.progress.step(name)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Show progress, and end the build if a later stage's source cannot be fetched."""
+        """Show the progress; raise an error if a later stage's source cannot be fetched (see `Prefetch.check`)."""
         self.prefetch.check()
         self.progress.count(done, total, label)
 
     def on_line(self, line: str) -> None:
-        """Show a line of output, and end the build if a later stage's source cannot be fetched."""
+        """Show a line of output; raise an error if a later stage's source cannot be fetched (see `Prefetch.check`)."""
         self.prefetch.check()
         self.progress.line(line)
 
@@ -204,7 +209,8 @@ class BuildWorkspace:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
             base = lower if check.on is None else read_layers(layout, layout.resolve(check.on.manifest))
             parts = ImageParts(environment=image.environment)
-            # Containers of the candidate run on this machine, even if the layer is for another architecture.
+            # The candidate has this machine's architecture, because its containers run here even if the layer is for
+            # another architecture.
             candidate = self._write(layout, planned, (*base, plain), parts, arch=this_machine())
             try:
                 checked = self._check(planned, candidate, check)
@@ -235,7 +241,8 @@ class BuildWorkspace:
             facts={**facts, **checked, **self._compiled, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
-        # The tag protects the blobs from the garbage collector. The record comes last: it makes the stage finished.
+        # The tag protects the blobs from the garbage collector. The record is written last, because it makes the stage
+        # finished.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
         runner = self._runner.facts if self._runner is not None else None
         record = new_record(self.request, planned, built, compressor=compressor_id(how), runner=runner)
@@ -244,12 +251,13 @@ class BuildWorkspace:
         return built
 
     def _write_layer(self, content: LayerContent) -> Layer:
-        """Write the uncompressed layer."""
+        """Write the uncompressed layer with this content to the folder for unfinished work, and return it."""
         raw = self.work() / "layer.tar"
         if content.tar is not None:
             return normalise_tar(content.tar, raw)
         assert content.tree is not None  # noqa: S101 - one of the two
-        # The files of a tree with owners have the engine's user ids, where root is not 0.
+        # A tree whose owners are kept comes from a container. Its files belong to the ids outside the container, where
+        # the container's root is `first_id`.
         first = 0 if content.normalise else self.engine.first_id
         return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
 
@@ -262,7 +270,7 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """Return the contents of an image, from the sources of the stage and of the finished stages below."""
+        """Return the contents of a stage's image, which follow from the sources of the stage and the stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]
@@ -287,7 +295,7 @@ class BuildWorkspace:
         return write_image(layout, spec).digest
 
     def _tidy(self, planned: Planned) -> None:
-        """Remove unfinished work after success, but not the compiler cache."""
+        """Remove the unfinished work of a finished stage; keep its compiler cache, and its ledger for `report`."""
         if self._engine is not None and planned.input_digest is not None:
             self._engine.drop_cache(planned.name, planned.tree_key)
         ledger = self.cache.work / self.stage / LEDGER

@@ -1,13 +1,14 @@
-/* An allocator in front of glibc's that places blocks in another order: programs whose output depends on addresses
-   write other bytes under it. `toolchain reproduce --vary` builds it in the base and preloads it. */
+/* An allocator in front of glibc's allocator. It places blocks in a different order, so that a program whose output
+   depends on addresses writes different bytes. `toolchain reproduce --vary` compiles this file in the base and preloads
+   the library. */
 #include <stddef.h>
 #include <stdint.h>
 
 #ifndef SEED
 #define SEED 1
 #endif
-#define LARGEST 8192 /* larger blocks stay as they are */
-#define HELD 2048    /* blocks that are kept free of data, so that neighbours are apart */
+#define LARGEST 8192 /* bytes; the order of larger blocks is not changed */
+#define HELD 2048    /* number of unused blocks that are held, so that the blocks in use are further apart */
 
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
@@ -16,7 +17,7 @@ void __libc_free(void *block);
 static void *held[HELD];
 static uint64_t state = 0x9e3779b97f4a7c15ull * (SEED + 1);
 
-/* The counter is shared by all threads; a thread that loses a race only gets another number. */
+/* All threads share the counter. A race between threads only decides which of them gets which number. */
 static uint64_t next(void) {
   uint64_t x = __atomic_add_fetch(&state, 0x9e3779b97f4a7c15ull, __ATOMIC_RELAXED);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;

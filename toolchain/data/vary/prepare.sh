@@ -1,8 +1,10 @@
 #!/bin/sh
-# Runs in the base, in a folder with the files of this one and perhaps clock.so, this machine's libfaketime.
-# Prints `heap` and `clock` for each library that can be preloaded, `static PATH` for each program that none reaches.
-#   SEED  of the heap
-#   DAYS  that the clock is ahead
+# This script runs in a container of the base, in a copy of this folder. The copy also contains clock.so, the
+# libfaketime of the build machine, if it is installed there. The script builds heap.so. It prints `heap` and `clock` if
+# these libraries can be preloaded, and `static FILE` for each program into which no library can be preloaded. Without
+# python3 in the base it prints `unknown`, because then it cannot find these programs.
+#   SEED  the seed for the order of blocks in the heap
+#   DAYS  the number of days by which the clock is ahead
 here=$PWD
 for compiler in clang gcc cc; do
   if command -v $compiler >/dev/null && $compiler -O1 -shared -fPIC -DSEED="${SEED}u" -o heap.so heap.c; then

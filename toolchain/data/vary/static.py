@@ -1,4 +1,7 @@
-"""Print `static PATH` for each program in `PATH` that the dynamic linker does not start: nothing is preloaded there."""
+"""Print `static FILE` for each program in the folders of $PATH that the dynamic linker does not start.
+
+Libraries cannot be preloaded into such a program.
+"""
 
 import os
 import struct
@@ -8,7 +11,7 @@ _EXECUTABLES = (2, 3)  # ET_EXEC, ET_DYN
 
 
 def is_static(path: str) -> bool:
-    """Return whether a file is an ELF program of 64 bits without an interpreter."""
+    """Return whether a file is a 64-bit ELF program without an interpreter; False if the file cannot be read."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - a base may have any Python 3
             head = file.read(4096)
