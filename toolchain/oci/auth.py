@@ -20,7 +20,7 @@ from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
-_TOKEN_SECONDS = 60.0  # lifetime of a token by the token specification, if the response does not state one
+_TOKEN_SECONDS = 60.0  # the lifetime that the token specification prescribes if a response states none
 _LONG = 10 * 365 * 86400  # seconds; a longer lifetime is treated as invalid
 _ANSWER = 1 << 20  # the largest response of a token service, in bytes
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))

@@ -17,8 +17,9 @@ PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
 # The exceptions that reading a damaged layer may raise.
 DAMAGED = (EOFError, zlib.error, CommandError)
-# Layers are unpacked before their signature is verified, so the unpacked size must be limited. Layers of compilers and
-# distributions unpack to 3 to 10 times their size, but gzip can reach 1,032 times, and zstd millions.
+# The largest ratio of the unpacked size of a layer to its size. Layers are unpacked before their signature is verified,
+# so the unpacked size must be limited. Layers of compilers and distributions unpack to 3 to 10 times their size, but
+# a gzip file can unpack to 1,032 times its size, and a zstd file to millions of times its size.
 RATIO = 200
 FREE = 256 << 20  # bytes to which a layer of any size may unpack
 LARGEST = 256 << 30

@@ -42,7 +42,10 @@ PREFIXES = {
     "CLOUDSDK_": "gcloud: account and project",
     "ACTIONS_ID_TOKEN_REQUEST_": "helpers that use the identity of a GitHub job",
 }
-"""The prefixes of variables that are passed to a helper, like `VARIABLES` and `FILES`, and the use of each."""
+"""The prefixes of environment variables that are passed to a helper, and the use of each.
+
+The environment variables in `VARIABLES` and `FILES` are passed too.
+"""
 
 
 def ask_helper(name: str, key: str) -> str | None:

@@ -117,9 +117,12 @@ class Place(ABC):
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """Return the artifacts about the image with a digest.
+        """Return the descriptors of the artifacts about an image.
 
         The list is not trusted, so the caller must check the subject of each manifest.
+
+        Args:
+            subject: the digest of the image or index.
         """
 
     @abstractmethod

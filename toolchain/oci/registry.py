@@ -42,7 +42,11 @@ class Registry(Transport):
             return Upload(self, repository, blob, path).run()
 
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
-        """Download a blob into a layout; return its size, or 0 if the layout already had it."""
+        """Download a blob into a layout; return its size, or 0 if the layout already had it.
+
+        DigestError is raised if the registry sends other content twice, and ResourceError if the blob cannot be
+        written to the disk.
+        """
         if layout.holds(blob.digest):
             return 0
         actual = ""
@@ -152,7 +156,10 @@ class Registry(Transport):
         return digest or self.get_manifest(repository, reference)[0].digest
 
     def get_manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes]:
-        """Return the descriptor and the bytes of a manifest or index."""
+        """Return the descriptor and the bytes of a manifest or index.
+
+        DigestError is raised if the registry sends content with another digest than the requested one.
+        """
         content, content_type = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(

@@ -171,6 +171,8 @@ class Transport:
     ) -> Iterator[requests.Response]:
         """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
+        RegistryError is raised if the registry refuses access (401 or 403). The caller must check all other statuses.
+
         Args:
             path: a path on the registry, or a URL from one of its responses.
             actions: the required access to the repository: `pull` or `pull,push`.

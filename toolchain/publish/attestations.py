@@ -176,9 +176,10 @@ def attach_evidence(
 ) -> AttachedEvidence:
     """Make the SBOMs and the provenance of an image, and attach them to its manifest and its index.
 
-    With a signer, each document is attached in a signed envelope. Without a signer, only the SBOMs are attached,
-    because unsigned provenance proves nothing. With a key, the envelopes and a signature of the image are also stored
-    under cosign's tags, and attached as Sigstore bundles if `signer.bundles` is set.
+    With a key, each document is attached in a signed envelope. The envelopes and a signature of the image are also
+    stored under cosign's tags, and they are attached as Sigstore bundles too if `signer.bundles` is set. With an OIDC
+    identity, each document is attached in a signed Sigstore bundle. Without a signer, only the SBOMs are attached,
+    because unsigned provenance proves nothing.
 
     Args:
         layout: a layout that contains the image.
@@ -272,7 +273,11 @@ def _sign(
 def attach_statement(
     statement: attest.Statement, digests: Sequence[str], place: Place, *, kind: str, signer: Signer, scratch: Path
 ) -> AttachedEvidence:
-    """Sign a statement about an image, and attach it to the manifests or indexes with the given digests."""
+    """Sign a statement about an image, and attach it to the manifests or indexes with the given digests.
+
+    Args:
+        kind: the name of this kind of statement, for the result.
+    """
     subjects = [place.manifest(digest)[0] for digest in digests]
     content = _Content(
         dsse.sign(statement, signer).as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]}

@@ -49,7 +49,7 @@ class Use:
     """The lines of a Containerfile that use an image.
 
     Args:
-        kind: the kind of the image.
+        kind: what the image contains, as far as its files show it.
         source: the value of `COPY --from`; empty if the reference to the image cannot be used in a Containerfile.
         prefix: the absolute path of the copied folder; empty if it is unknown.
         lines: the lines of a Containerfile, including comments.
@@ -91,7 +91,8 @@ class _Content:
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
     """Return the lines of a Containerfile that use an image or index.
 
-    If the content is not an image, or is of an unknown kind, the result has the kind `unknown` and says why.
+    The result has the kind `unknown` and says why if the reference cannot be used in a Containerfile, if the content is
+    not an image, or if the image contains nothing that is known.
 
     Args:
         layout: the layout that contains the image or index.

@@ -36,7 +36,7 @@ class Copied:
         image: the name of the image in the destination.
         refs: the references to the image in the destination, one for each tag.
         digest: the digest of the index or manifest.
-        platforms: the number of images in the index.
+        platforms: the number of images in the index; 1 for a single image.
         attached: the number of attached artifacts, and of signatures and attestations under cosign's tags.
         pushed_bytes: the number of bytes that were sent or written.
         skipped_bytes: the number of bytes that the destination already had.
@@ -62,7 +62,7 @@ class _Everything:
     Args:
         layout: the layout that contains all of it.
         top: the index or manifest.
-        images: the images in the index.
+        images: the images in the index, or the image itself.
         name: the name of the image in the destination.
         tags: the tags to set in the destination, each with its target, which is the image or the artifact with its
             plain files. The empty tag means `latest`.
@@ -85,7 +85,7 @@ class _Everything:
 
 
 def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
-    """Copy an image, or all tagged images of a folder, to a namespace or folder.
+    """Copy an image, or all tagged images of a folder, to a namespace or folder, and return a result for each image.
 
     For each image, the tags are set after all platforms, SBOMs, attestations, signatures and plain files were copied.
 
@@ -125,7 +125,8 @@ def _named(source: Target) -> list[Target]:
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
     """Download an image, and everything that is attached to it, into a layout.
 
-    UntrustedError is raised if a digest or an attached SBOM is wrong, and RegistryError if too much is attached.
+    DigestError or UntrustedError is raised if a digest or an attached SBOM is wrong, and RegistryError if too much is
+    attached.
 
     Args:
         known: the tags in the source, of which those for cosign's signatures and attestations are also downloaded.

@@ -59,6 +59,9 @@ def deliver(
 ) -> list[Delivered]:
     """Publish finished images; images with the same name for several architectures become one index.
 
+    ConfigError is raised if plain files are requested but no image has any, if a Triton cache is to be compressed with
+    zstd, or if two images have the same name and architecture.
+
     Args:
         records: the records of the images.
         dest: the namespace or folder to which the images are published.
@@ -98,7 +101,7 @@ def deliver(
 
 
 def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
-    """Return the tags of an index: the moving tag, and a tag for each input digest.
+    """Return the tags of an index: a tag that moves to each new image, and a tag for each input digest.
 
     The moving tag is empty, which means `latest`. With zstd it is `zstd`, because some engines cannot read zstd layers.
     An index for several architectures has a tag for their joint digest, and a tag for the input digest of each

@@ -39,7 +39,10 @@ _ARCH = {"amd64": "x64"}
 
 
 def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -> None:
-    """Create the folder for archives, and raise ConfigError if archives cannot be written there after the build.
+    """Create the folder for archives, so that a mistake is reported before the build and not after it.
+
+    ConfigError is raised if no stage of the build has plain files, if the folder is in a source, or if it is not
+    writable.
 
     Args:
         target: the target of the build.

@@ -160,7 +160,10 @@ def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dic
 
 
 def read_pytorch(path: Path) -> Wanted:
-    """Return the AOTriton that PyTorch requires, from its source tree or its aotriton.cmake."""
+    """Return the AOTriton that PyTorch requires, according to its source tree or its aotriton.cmake.
+
+    UnsupportedError is raised if PyTorch downloads no AOTriton, and SourceError if its files cannot be understood.
+    """
     cmake = path / CMAKE if path.is_dir() else path
     top = cmake.parents[2] if cmake.as_posix().endswith(CMAKE) else cmake.parent
     text = _text(cmake)
@@ -289,7 +292,11 @@ def _of_version_file(text: str, path: Path) -> Wanted:
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
-    """Return the SHA-256 (64 hexadecimal digits) of each archive in a folder or its subfolder RELEASE, by file name."""
+    """Return the SHA-256 (64 hexadecimal digits) of the archives that are in a folder, by file name.
+
+    An archive may also be in a subfolder that has the name of the release. Archives that are in neither folder are
+    missing from the result.
+    """
     digests = {}
     for archive in archives:
         for place in (folder / wanted.release / archive.name, folder / archive.name):
