@@ -123,8 +123,8 @@ def prune(
         except OSError as error:
             failed.append((entry.name, error.strerror or "the system refused it"))
     if (cache.images / "index.json").is_file():
-        # The manifest of every finished image is kept, even if its tag was lost. Other blobs are removed once they are
-        # a day old, or at once if the user named images, because the user then expects the space to be free.
+        # The manifest of every finished image is kept, even if its tag was lost. A blob that no kept image contains is
+        # removed if it is a day old. If the user named images, it is removed at once, so that the space is free.
         kept = [record.manifest for record in records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
@@ -159,8 +159,8 @@ def _images(cache: Cache) -> Iterator[Item]:
         left.pop(tag, None)
         yield Item(
             name=f"{record.image} {path.stem[:12]}",
-            # The record is removed last, because its marks are found only through it. If an interruption leaves the
-            # tag, the image is not used any more, because it has no record.
+            # The record is removed after its marks, because the marks are found only through it. Without a record the
+            # image is no longer used, even if an interruption leaves its tag.
             paths=(used_mark(path), published_mark(path), path),
             tag=tag,
             bytes=sum(int(layer.get("size", 0)) for layer in record.layers[-1:]),
@@ -272,7 +272,7 @@ def _children(folder: Path) -> list[Path]:
 def _touched(path: Path) -> float:
     """Return the latest modification time of a path and, if it is a folder, of the two levels below it.
 
-    If the path does not exist any more, return the present time.
+    If the path no longer exists, return the present time.
     """
     try:
         times = [path.lstat().st_mtime]

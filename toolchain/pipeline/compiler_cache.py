@@ -1,8 +1,7 @@
 """Keep a compiler cache for each set of sources, so that a build never reads what a build of other sources wrote.
 
-The code of a source can write anything into the compiler cache of its build. So the key of a cache covers everything
-whose code such a build runs: the trees, their patches, whether they are locked, and the stages below. Only builds for
-which all of these are equal share a cache.
+The code of a source can write anything into the compiler cache of its build. So the key of a cache is made from the
+trees, their patches, whether they are locked, and the stages below. Only builds with the same key share a cache.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class CompilerCache:
 
     Args:
         key: the key of 16 hexadecimal digits, with which the id of the cache mount ends.
-        sources: the names of the sources, for display; empty if the note cannot be read.
-        used: the Unix time at which a build last began to use the cache; the present if the note cannot be read.
+        sources: the names of the sources, for display; empty if `note` cannot be read.
+        used: the Unix time at which a build last began to use the cache; the present time if `note` cannot be read.
         places: the folders of the cache; empty until a build has created one.
         note: the file that contains `sources`, and whose modification time is `used`.
     """
@@ -94,7 +93,7 @@ def _lock(cache: Cache, key: str) -> Path:
 
 
 def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCache]:
-    """Remove the least recently used compiler caches if all caches exceed the limit, and return the removed ones.
+    """Remove the least recently used compiler caches if all caches together exceed a limit; return the removed ones.
 
     Caches that a build is using are not removed, so the total may still exceed the limit.
 

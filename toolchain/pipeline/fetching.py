@@ -76,8 +76,8 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
 LOG = logging.getLogger(__name__)
 # The errors of a fetch that end the build at once, because another fetch of the same source would fail too.
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
-# The same for the user's own file or folder. It is planned again before its stage is built, and until then it may be
-# missing for a while or have other content, so the other errors are not final.
+# The errors that end the build at once for the user's own file or folder. Other errors do not, because the file or
+# folder may be missing or incomplete for a while, and is read again before its stage is built.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 
 
@@ -130,7 +130,7 @@ class Prefetch:
             raise self._failed
 
     def wait(self, name: str) -> None:
-        """Wait until the thread has fetched this source or has failed to; return at once for any other source."""
+        """Wait until the thread has tried to fetch this source; return at once if the thread does not fetch it."""
         event = self._done.get(name)
         while event is not None and not event.wait(0.2):
             pass  # the waits are short, so that the process can handle signals

@@ -92,7 +92,8 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
     """Return the record of the finished image that a name stands for.
 
-    Raise ConfigError if the name stands for several images and `arch` does not select one of them.
+    Raise SourceError if the name matches no image, and ConfigError if it stands for several images and `arch` does not
+    select one of them.
 
     Args:
         arch: the OCI architecture of the image to select if the name stands for several; empty to select none.
@@ -105,7 +106,7 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
 
 def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
-    """Return names of these images for `named_images`, as short as possible.
+    """Return the shortest names with which `named_images` finds these images.
 
     If `images` contains all finished images of a name, the result contains that name. Otherwise it contains the full
     name of each image (see `full_name`).
@@ -120,7 +121,7 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 
 def _near(finished: Sequence[Record], text: str) -> str:
-    """Return a question for an error message, which suggests the image with the most similar name; empty if none is."""
+    """Return a question for an error message that suggests the most similar name; empty if no name is similar."""
     by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
     near = difflib.get_close_matches(text, by_beginning, n=1)
     return f"; did you mean {by_beginning[near[0]]}?" if near else ""
@@ -251,9 +252,9 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished image, record the result, and return the image with the result in its facts.
+    """Check the kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
-    The image is returned unchanged if the request asks for no check, or if enough kernels were checked before.
+    The stage is returned unchanged if the request asks for no check, or if enough of its kernels were checked before.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built

@@ -181,7 +181,8 @@ class Lock:
 def render(lock: Lock) -> bytes:
     """Return the content of the lock file; raise ConfigError if a name in the lock is not valid UTF-8.
 
-    Equal locks give equal bytes. Each row has its own line, so that a diff shows which rows changed.
+    Equal locks give equal bytes. Each value, and each package and patch, has a line of its own, so that a diff shows
+    what changed.
     """
     lines = [
         "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
@@ -237,7 +238,7 @@ def _command(lock: Lock) -> str:
 
 
 def options(lock: Lock, **instead: Any) -> list[str]:
-    """Return the words of the command line that give the options in a lock's request.
+    """Return the options in a lock's request as words of the command line, such as `["--base", "debian13"]`.
 
     Args:
         instead: values that replace those in the lock, by the name of the option.

@@ -62,8 +62,8 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     """Fetch every source of a plan into the store, so that its tree digest is known.
 
-    With `--offline`, a source that is not in the store is skipped with a note if its own digest is known; otherwise
-    UnreachableError is raised.
+    With `--offline`, a source that is not in the store is skipped with a note if its own digest is known. If the digest
+    is unknown, UnreachableError is raised.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     for source in sources.values():
@@ -210,7 +210,11 @@ def _file(source: Source, request: Request) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a file name that locks accept: `_` replaces each other character; `file` if nothing is left."""
+    """Convert a text to a file name that a lock accepts, and return it.
+
+    `_` replaces each character that is not accepted. Punctuation at the beginning and characters after the 255th are
+    removed. If nothing is left, the result is `file`.
+    """
     return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
 
 
@@ -255,7 +259,7 @@ def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) ->
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
-    """Return a base with its packages and its image if the cache contains its package list; otherwise unchanged."""
+    """Return a base with its packages and its image; return it unchanged if the cache has no package list for it."""
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base

@@ -50,7 +50,7 @@ class Original:
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache.
+    """Return a finished image of the cache, and the request in its record.
 
     Args:
         name: a name of the image; see `finished_images.named_images`.
@@ -61,9 +61,9 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """Return a request for all finished images that a name stands for, which differ only in their architecture.
+    """Return the request for the first image that a name stands for, extended to the architectures of all of them.
 
-    The result has no digests to compare with.
+    The result contains no digests to compare with.
     """
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})
@@ -168,7 +168,7 @@ def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
-    """Return the values of the command line that make the request of an original again, by parameter.
+    """Return the values of the command line that repeat the request of an original, by the name of the parameter.
 
     Raise ConfigError if one of the user's patches is not in the store.
     """

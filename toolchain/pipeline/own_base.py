@@ -36,8 +36,8 @@ class Way:
 
     Args:
         tool: the name of the tool in the output of data/probe-base.sh.
-        least: the oldest version that is accepted; empty if every version is.
-        exact: the version that is required, or its first numbers; empty if none is.
+        least: the oldest version that is accepted; empty if every version is accepted.
+        exact: the required version, or the first numbers of it; empty if no particular version is required.
     """
 
     tool: str
@@ -130,7 +130,10 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def users_of(planned: Sequence[Planned]) -> set[str]:
-    """Return the users of the base's tools in a plan, by the names that `Need.users` lists."""
+    """Return which of the names in `Need.users` apply to a plan.
+
+    A stage that is not built in a container needs no tools of the base.
+    """
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
     # The LLVMs for GPUs and the libraries built on them need the same tools as LLVM.
@@ -141,10 +144,10 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 
 def needs_of(request: Request, users: Collection[str]) -> list[Need]:
-    """Return the needs of these users.
+    """Return what these users need in a base.
 
-    For `triton` they include the Pythons that `--python` names, unless the wheel is portable, and the files of the base
-    that replace prebuilt files, unless an option decides on those.
+    For `triton` this includes the Pythons that `--python` names, unless the wheel is portable. It also includes the
+    files of the base that replace prebuilt files of Triton, unless an option allows or drops the prebuilt file.
     """
     needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
@@ -168,10 +171,9 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """Return a need, for Python perhaps with another version.
+    """Return a need with the Python version of a wheel of Triton, if the need is Python and only the wheel has it.
 
-    If only a wheel of Triton needs Python, the wheel's file name decides the version. Every other need is returned
-    unchanged.
+    The wheel's file name decides the version. In all other cases, the need is returned unchanged.
     """
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
@@ -212,7 +214,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def _require_intact(request: Request, image: LocalImage) -> None:
-    """Raise UntrustedError if a base does not match its digests, or if its layers unpack to implausibly much data."""
+    """Raise UntrustedError if a base does not match its digests, or if one of its layers is a decompression bomb."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if faults := verify_layout(layout, top):
@@ -254,9 +256,9 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """Return the commands that install the missing tools.
+    """Return lines that tell the user how to install the missing tools.
 
-    If the base's distribution is unknown, the commands for all supported distributions are returned.
+    If the base's distribution is unknown, there is a line for each distribution with known package names.
     """
     system = {tools.get("os", ""), *tools.get("like", "").split()}
     debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))

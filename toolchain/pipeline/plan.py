@@ -50,7 +50,7 @@ class PlanRow:
 
     @property
     def to_build(self) -> bool:
-        """Whether the stage has no result yet."""
+        """Whether the stage is not finished here."""
         return self.built is None
 
     def as_json(self) -> dict[str, Any]:
@@ -80,7 +80,8 @@ class PlanRow:
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
     """Return the stages that `build` needs for each architecture in turn, lowest first.
 
-    This function starts no engine and uses no network. LockedError is raised if an input is not the one in the lock.
+    This function starts no engine and uses no network. With `--locked`, LockedError is raised if an input is not the
+    one in the lock.
 
     Args:
         proved: see `find`.
@@ -103,7 +104,7 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
             elsewhere = request.arch != (this_machine(),)
             built = find(request.cache, planned, proved=proved)
             row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
-            if row not in rows:  # the base for this machine is planned again for each architecture
+            if row not in rows:  # every architecture has the same base, which is listed once
                 rows.append(row)
     return rows
 
@@ -134,7 +135,7 @@ def with_tree(
 ) -> list[PlanRow]:
     """Resolve tags, fetch Triton's tree if it is needed, and return the plan after that.
 
-    The tree is needed, because it names Triton's LLVMs.
+    The tree names Triton's LLVMs, and the plan depends on them.
 
     Args:
         rows: the plan so far.
@@ -215,7 +216,7 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
 
 
 def awaited_in(rows: Sequence[PlanRow], request: Request) -> list[Source]:
-    """Return Triton's source, in a list, if the plan needs Triton's tree to find the commit of another source.
+    """Return a list with Triton's source if Triton's tree must be fetched to find the commit of another source.
 
     The list is empty if the plan needs no tree, or if the tree is here.
     """
@@ -224,7 +225,7 @@ def awaited_in(rows: Sequence[PlanRow], request: Request) -> list[Source]:
 
 
 def require_commits(rows: Sequence[PlanRow]) -> None:
-    """Raise PinError if the full commit of a source is unknown and the source is needed for a stage to build."""
+    """Raise PinError if a stage to build has a source whose full commit is unknown."""
     for source in (source for row in rows if row.to_build for source in row.planned.sources):
         source.require_commit()
 
@@ -257,7 +258,7 @@ def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
 
 
 def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
-    """Return the stages to build that need the network for more than sources; empty without `--offline`."""
+    """With `--offline`, return the stages to build that need the network for more than sources; else an empty list."""
     return [row.planned for row in rows if row.to_build and row.planned.online] if request.offline else []
 
 

@@ -140,7 +140,7 @@ def record_as_it_is(request: Request, built: Built) -> None:
 
 
 def read_record(cache: Cache, digest: str) -> Record:
-    """Return the record of a finished stage; raise OSError or RecordError if it is missing or damaged."""
+    """Return the record of a finished stage; raise OSError if it cannot be read, and RecordError if it is damaged."""
     return Record.from_bytes(cache.record(digest).read_bytes())
 
 
@@ -165,7 +165,10 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Return all digests among a stage's inputs: the input digests of the stages below, and those of other inputs."""
+    """Return all digests among a stage's inputs.
+
+    They are the input digests of the stages below, and the digests of inputs that are not stages.
+    """
     return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 
@@ -176,7 +179,7 @@ def unread_records(cache: Cache) -> list[Path]:
 
 
 def tell_unread(cache: Cache) -> None:
-    """Print how many images have a record that cannot be read, because these images are not used."""
+    """Print the number of images that are not used, because their records cannot be read; print nothing for none."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
         console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")

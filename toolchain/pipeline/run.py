@@ -159,7 +159,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 def _again(request: Request, planned: Planned) -> bool:
     """Return whether a stage must be built even if it is finished.
 
-    This is the case for kernels with `--shard`, because the kernel store may lack results of the shard.
+    With `--shard`, this is the case for a stage that compiles kernels, because the kernel store may lack results of
+    the shard.
     """
     return request.shard is not None and planned.name in CAMPAIGNS
 

@@ -47,7 +47,7 @@ class _ShellWorkspace(BuildWorkspace):
     folder: Path = field(kw_only=True)
 
     def work(self) -> Path:
-        """Return a folder of the shell's own, because the shell must not change the folder of the build."""
+        """Return a separate folder, because the shell must not change the folder of the build."""
         return self.folder
 
     def drop_tree(self, recipe_: Recipe) -> None:

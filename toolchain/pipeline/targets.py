@@ -72,7 +72,7 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
 
 
 def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return the values of the base and of the stages on which `stage` is built, by the stage's name.
+    """Return the entries of `stages` for the base and for the stages on which `stage` is built.
 
     Other stages of the same target are not included, so that a stage is the same for every target.
 
@@ -102,5 +102,8 @@ def by_arch(request: Request) -> list[Request]:
 
 
 def request_of(stage: Stage, request: Request) -> Request:
-    """Return the request for a stage; that for the base has this machine's architecture, because builds run in it."""
+    """Return the request with which a stage is planned and built.
+
+    For the base, its architecture is that of this machine, because builds run in the base.
+    """
     return replace(request, arch=(this_machine(),)) if stage.name == "base" else request

@@ -81,15 +81,15 @@ def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice
             fix="give one of these, or the folder of a checkout",
         )
     _compare(choice, cache)
-    # If Triton's source is named too, a commit is dropped: it agrees with the source, which alone identifies Triton.
+    # If `--source triton` is given too, a commit in `--triton` is dropped, because the source alone identifies Triton.
     return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
     """Return the warnings about the LLVM that the chosen release of AOTriton or Triton pins, each as a line.
 
-    The result is empty if that LLVM is not built, because the request names another LLVM or a wheel of Triton, or
-    because the target needs no LLVM.
+    The result is empty if no known release is chosen. It is also empty if that LLVM is not built, because an option
+    names another LLVM or a wheel of Triton, or because the target needs no LLVM.
     """
     triton = choice.sources.get("triton")
     if "llvm" in choice.sources or (triton is not None and triton.wheel) or not involves(choice.target, "llvm"):
@@ -105,8 +105,9 @@ def doubts(choice: Choice) -> tuple[str, ...]:
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
     """Return the choice with the Triton, the AOTriton and the sources in the lock.
 
-    If an option names a Triton or an AOTriton, return the choice unchanged, because a later check compares it with the
-    lock. Raise ConfigError if the Triton in the lock is neither a version nor a commit.
+    A source that an option names takes precedence over the lock's. If an option names a Triton or a release of
+    AOTriton, the choice is returned unchanged, because a later check compares it with the lock. ConfigError is raised
+    if the Triton in the lock is neither a version nor a commit.
     """
     if choice.triton or choice.aotriton or "triton" in choice.sources:
         return choice
@@ -199,7 +200,10 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
-    """Return the choice with the LLVM in a pin file, and with the known Triton that pins it; None if none is known."""
+    """Return the choice with the LLVM in a pin file as a source, and with the Triton that is known to pin this LLVM.
+
+    If no such Triton is known, `triton` is None.
+    """
     return replace(
         choice,
         triton=triton_at(pin.commit),

@@ -270,7 +270,7 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """Return the contents of a stage's image, which follow from the sources of the stage and the stages below."""
+        """Return the components that a stage's image contains, from the sources of the stage and the stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]
