@@ -64,7 +64,8 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# LEDGER is the list of kernels in each pack. PARTIAL describes what a pack lacks; complete packs do not contain it.
+# Two files in a pack: LEDGER lists the kernels of the pack. PARTIAL describes what the pack lacks; a complete pack does
+# not contain this file.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
 # The signature file that upstream's packing tool writes into each pack. The tool of AOTriton 0.10b does not write one.
 SIGNATURE = "__signature__"
@@ -387,7 +388,7 @@ def _check(
 def consumed(
     runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
 ) -> str:
-    """Build and run a C++ program that calls an image's AOTriton, and return the version that the program prints.
+    """Build and run a C++ program that uses the AOTriton in an image, and return the version that it prints.
 
     CMake finds AOTriton by find_package. ContractError is raised if the program cannot be built or run.
 

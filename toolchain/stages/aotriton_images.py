@@ -206,7 +206,7 @@ class KernelImages:
         )
 
     def naming(self) -> Naming:
-        """Return the `Naming` of the results, which depends neither on the GPUs nor on the build of the library."""
+        """Return the `Naming` of the results. It depends neither on the GPUs nor on the build of the library."""
         return PROJECT.naming(self.source, self.layers, self.workspace.request)
 
     def pack(
@@ -237,14 +237,14 @@ class KernelImages:
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
         """Compile some rules again with upstream's own script, and compare the results with the campaign's.
 
-        These rules are a random sample of the rules that compiled, and all rules that failed for another reason than
-        the memory limit.
+        The rules are a random sample of those that compiled, and all those that failed for a reason other than the
+        memory limit.
 
         Args:
             sample: the size of the sample. If fewer rules compiled, all of them are in the sample.
 
         Returns:
-            the counts that `compare` returns. It raises ContractError if the results differ.
+            the result of `compare`, which raises ContractError if the results differ.
         """
         by_id = {rule.id: rule for rule in rules.rules}
         # The rules are the seed of the sample, so repeated checks of the same campaign choose the same kernels.

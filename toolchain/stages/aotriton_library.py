@@ -335,7 +335,7 @@ def require_aotriton(tree: Path, release: str = "") -> Generation:
     """Return the generation of an AOTriton tree; raise an error if the tree is incomplete or cannot be built.
 
     Args:
-        release: the release that the tree must be; empty for any tree.
+        release: the release that the tree must contain; empty if it may be any tree.
     """
     if (tree / "third_party").is_dir() and not any((tree / name).exists() for name in _GENERATORS):
         raise UnsupportedError(

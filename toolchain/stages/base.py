@@ -72,7 +72,7 @@ class LocalImage:
 class BaseStage:
     """Makes a base.
 
-    The input digest of a base from a recipe covers the list of its packages, so it is unknown until they are resolved.
+    The input digest of a base from a recipe covers its packages, so the digest is unknown until they are resolved.
     """
 
     name: str = "base"

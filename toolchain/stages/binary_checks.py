@@ -56,7 +56,7 @@ def holds_on(library: Linked, floor: Floor) -> bool:
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
-    """Raise ContractError unless a library needs only the HIP that it was linked for, and a system like its floor.
+    """Raise ContractError if a library needs another HIP than it was linked for, or a newer system than its floor.
 
     Args:
         stubs: the stub libraries that the library was linked with, by soname.
@@ -198,7 +198,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
 
 
 def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
-    """Raise ContractError unless a wheel contains the libraries that were built for it, unchanged.
+    """Raise ContractError unless a wheel contains unchanged copies of the libraries that were built for it.
 
     Args:
         libraries: the SHA-256 (64 hex digits) of each library, by its path in the wheel.
@@ -228,7 +228,7 @@ def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
 
 
 def _misfit(binary: Linked, arch: str, glibc: str) -> str:
-    """Return the reason why a program or library cannot run on this architecture and glibc; empty if it can."""
+    """Return the reason why a program or library cannot run on an architecture and a glibc; empty if it can."""
     if binary.machine != _ELF_MACHINES[arch]:
         return f"it is for {binary.machine}, not {arch}"
     newest = binary.newest("GLIBC_")

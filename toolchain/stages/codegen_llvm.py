@@ -164,10 +164,8 @@ def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
 def bindings(request: Request, tree: Path | None) -> Bindings:
     """Return the C++ bindings of the request's Triton.
 
-    Without a tree they are derived from the data.
-
     Args:
-        tree: the tree of Triton; None if it is not available.
+        tree: the tree of Triton, from which the bindings are read. If it is None, they are derived from the data.
     """
     if tree is not None:
         return bindings_of(tree)
@@ -190,7 +188,7 @@ def _on_record(request: Request) -> tuple[CodegenPin, ...]:
 
 
 def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
-    """Raise PinError if the pins in a fetched tree of Triton differ from the planned ones.
+    """Raise PinError if a fetched tree of Triton pins other LLVMs for GPUs than the plan contains.
 
     Args:
         planned: the planned revisions, `COMMIT-BUILD`, by target.
@@ -214,7 +212,10 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
 
 
 def rules_of(request: Request) -> tuple[Codegen, ...]:
-    """Return the rules for the LLVMs that the request's Triton pins; raise UnsupportedError if a pin has no rule."""
+    """Return the rules for the LLVMs that the request's Triton pins to generate code for GPUs.
+
+    UnsupportedError is raised if there is no rule for a pin.
+    """
     rules = []
     for pin in codegen_pins(request):
         rule = codegen_of(pin.target)
@@ -246,8 +247,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
     """Return the source of a rule's LLVM, and the revision that the library on it reports, without using the network.
 
     The digest of the source is None while it is unknown which repository contains the commit. The revision is that of
-    the pin. For an LLVM that the user names, it is the commit or else the short id of that LLVM, with the build number
-    0.
+    the pin. For an LLVM that the user names, it is the commit or else the short id of that LLVM, followed by `-0`.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:

@@ -30,7 +30,7 @@ class Linked:
         imports: for each symbol that it needs, the library and the version node; two empty strings for a symbol without
             a version.
         machine: ELF's name for the architecture, such as `EM_X86_64`.
-        dynamic: whether the file has a dynamic section.
+        dynamic: whether the file has a dynamic section and a dynamic symbol table.
     """
 
     soname: str
@@ -63,7 +63,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Return the dynamic linking information of a program or a library; raise ContractError if it is damaged.
+    """Return the dynamic linking information in an ELF file's content; raise ContractError if it is damaged.
 
     Args:
         name: the name of the file, for messages.

@@ -1,4 +1,4 @@
-"""Make an image to link with HIP although no ROCm is installed: HIP's headers, and a stub library for each ROCm.
+"""Make an image with HIP's headers and a stub library for each ROCm, with which programs are linked without a ROCm.
 
 The stub libraries are made from data (`catalog.rocm`). Below `PLACE`, the image contains a folder such as
 `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds HIP. The folder
@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# The folders in which HIP's headers may be: of an include folder, a ROCm, a distribution's package and Triton's tree.
+# Where HIP's headers are: in an include folder, in a ROCm, in a distribution's package, or in Triton's tree.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
@@ -188,8 +188,8 @@ def headers_in(tree: Path) -> Path | None:
 def check_headers(tree: Path, row: Headers) -> Path:
     """Return the folder of HIP's headers in a tree.
 
-    SourceError is raised if headers are missing, and UnsupportedError if their version does not fit the row or lacks a
-    function that AOTriton's library calls.
+    SourceError is raised if headers are missing, and UnsupportedError if their version does not fit the row or they
+    lack a function that AOTriton's library calls.
     """
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:

@@ -115,7 +115,7 @@ def compile_setup(
     scratch: Path,
     mounts: Sequence[Mount] = (),
 ) -> CompileSetup:
-    """Return a `CompileSetup` for kernels.
+    """Return the `CompileSetup` of a stage that compiles kernels.
 
     Its processes see only those files and environment variables that the names of the results cover.
 
@@ -155,10 +155,10 @@ def compile_setup(
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
-    """Return the diff_ids of a Triton image's layers, lowest first, which the names of results cover.
+    """Return the diff_ids of a Triton image's layers, lowest first.
 
-    The digests of the blobs are not used, because they change when the layers are compressed for publishing, although
-    the Triton is the same.
+    The names of results cover the diff_ids and not the digests of the blobs, because these digests change when the
+    layers are compressed for publishing, although the Triton is the same.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]

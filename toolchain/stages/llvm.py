@@ -1,4 +1,4 @@
-"""Build LLVM at the commit that Triton pins, as one layer below `/usr/lib64/llvm-triton-<id>`."""
+"""Build LLVM, by default at the commit that Triton pins, as one layer below `/usr/lib64/llvm-triton-<id>`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 
-# Without NDEBUG, LLVM's headers declare some types with other members. Triton's default build type does not define it.
+# The layer is built with NDEBUG. Without it, LLVM's headers declare some types with other members, and Triton's default
+# build type does not define it, so users must build Triton with this variable.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 _EDITS = "llvm-config/edits.cmake"
-# The files that decide the layer's content. The contract check is not an input, so it can change without a rebuild.
+# The recipe files that decide the layer's content. Those of the contract check are not inputs, so the check can change
+# without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
     "containerfiles/llvm",
@@ -61,10 +63,11 @@ class LlvmDetails:
 
     Args:
         needs: the projects and components that its Triton needs.
-        by_version: whether the LLVM's own version decides which Triton that is.
-        version: the major version. It is None if only the fetched tree has it; then `needs` and `part` may change.
-        cross: whether the target is another machine.
-        folder: the folder of the recipe.
+        by_version: whether the version of the LLVM decides which Triton is meant, because the request does not.
+        version: the LLVM's major version. It may be None until the tree is fetched; then `needs` and `part` may change.
+        part: the part of LLVM that the layer contains.
+        cross: whether the layer is for another machine.
+        folder: the folder of the recipe's Containerfile.
     """
 
     needs: LlvmRequirements
@@ -76,24 +79,31 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose components this LLVM contains; empty if that is unknown before the tree is fetched."""
+        """The Triton whose components this LLVM contains; empty while the version that decides it is unknown."""
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
     def note(self) -> str:
-        """A text about the Triton whose components this LLVM contains, for display; empty for `support`."""
+        """A description of how the parts of LLVM were chosen, for display; empty for the part `support`."""
         if self.part.name == SUPPORT:
             return ""
         return "parts by its own version" if self.version is None else f"parts for Triton {self.needs.serves}"
 
     def check(self, source: Source) -> None:
-        """Raise an error if this LLVM is too old or too new for the Triton. A part without MLIR suits every Triton."""
+        """Raise an error if this LLVM is too old or too new for its Triton.
+
+        Nothing is checked while the version of the LLVM is unknown, nor for the part `support`: it contains no MLIR, so
+        it suits every Triton.
+        """
         if self.version is not None and self.part.name != SUPPORT:
             check_generation(self.needs, self.version, where=source.ref)
 
 
 def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails:
-    """Return the details with the version of the fetched tree, which decides the parts if no Triton was named."""
+    """Return the details with the version of a fetched tree.
+
+    If `by_version` is set and the version is not the planned one, the needs and the part are decided again.
+    """
     number = major(version)
     if not details.by_version or number == details.version:
         return replace(details, version=number)
@@ -103,13 +113,14 @@ def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails
 
 @dataclass(frozen=True)
 class LlvmStage:
-    """Builds LLVM, or a part of it, against a base or against the portable floor."""
+    """Builds LLVM, or a part of it, against a base or, for a portable layer, against an old system."""
 
     name: str = "llvm"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[LlvmDetails]:
         spec = request.sources.get("llvm")
-        if spec is not None and spec.path is not None and spec.path.is_dir():  # reading the whole tree takes longer
+        # These files are checked first, because reading the whole tree takes longer.
+        if spec is not None and spec.path is not None and spec.path.is_dir():
             require(spec.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         source = llvm_source(request)
         check_tree_form(source, "LLVM")
@@ -138,7 +149,7 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # The whole components.toml is an input, because the version of the tree decides later which rows apply.
+            # All of components.toml is an input, because only the version of the fetched tree decides which rows apply.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),
@@ -223,12 +234,15 @@ def build_llvm(
     emulate: Path | None,
     facts: Mapping[str, Any],
 ) -> Built:
-    """Build an LLVM and make its image.
+    """Build an LLVM, make its image, and return the finished stage.
 
     Args:
+        source: the fetched source of the LLVM.
         recipe: the recipe, without the arguments and contexts that are common to every LLVM.
-        check: runs the contract check on an image, with `log`, `on` and `floor` of `check_layer`; None for no check.
-        emulate: the emulator of another machine, for the check.
+        check: runs the contract check on an image, with the arguments `log`, `on` and `floor` of `check_layer`; None to
+            skip the check.
+        emulate: the emulator that runs the check's programs for another machine; None if the layer is for this one.
+        facts: additional facts for the record.
     """
     request, arch = workspace.request, workspace.request.arch[0]
     for file in unknown_to_edits(source.path):
@@ -273,12 +287,12 @@ def build_llvm(
 
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
-    """Return the digests of the recipe files that every LLVM layer of an architecture depends on."""
+    """Return the digests of the recipe files that every LLVM layer for an architecture depends on."""
     return digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake")
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Return labels for the oldest supported system and the options for building Triton; empty without a floor."""
+    """Return labels that name the oldest supported system and how to build Triton; empty if `glibc` is empty."""
     if not glibc:
         return {}
     floor = floor_of(glibc)
@@ -291,9 +305,11 @@ def floor_labels(glibc: str) -> dict[str, str]:
 
 
 def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
-    """Decide on the binaries in LLVM's source, and return the plan with the facts about them.
+    """Decide on the prebuilt files in LLVM's source.
 
-    The thousand binaries that LLVM's own tests read are counted but not listed.
+    Returns:
+        the plan with the names of the allowed files, and facts for the record that list the files. The files that
+        LLVM's own tests read, about a thousand, are not listed: the facts contain their number and a digest.
     """
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
@@ -303,7 +319,10 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 
 
 def unknown_to_edits(tree: Path) -> list[str]:
-    """Return the files of llvm-config/edits.cmake that have neither a text to edit nor the edited one."""
+    """Return the files in a tree that llvm-config/edits.cmake should edit but does not know.
+
+    They contain none of the texts to edit and none of the edited texts. Files that the tree lacks are not returned.
+    """
     known: dict[str, list[str]] = {}
     for file, *texts in _EDIT.findall((recipe_root() / _EDITS).read_text(encoding="utf-8")):
         known.setdefault(file, []).extend(texts)
@@ -316,9 +335,9 @@ def unknown_to_edits(tree: Path) -> list[str]:
 
 
 def _proves(part: LlvmSubset, cross: bool) -> bool:
-    """Return whether a part is checked.
+    """Return whether the contract check is run for a part of LLVM.
 
-    Table generators for this machine are not, because later builds run them anyway.
+    It is not run for table generators for this machine, because the builds that use them run them anyway.
     """
     return part.name not in {TABLEGEN, MLIR_TBLGEN} or cross
 

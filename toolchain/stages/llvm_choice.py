@@ -19,10 +19,10 @@ from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, named_t
 
 
 def llvm_source(request: Request) -> Source:
-    """Return the source of LLVM; this uses no network.
+    """Return the source of the request's LLVM, without using the network.
 
-    If the commit is still unknown, `pending` of the source says which file names it: the tree of Triton is not fetched
-    yet, or names the commit only by its first digits.
+    The commit may be unknown, because the tree of Triton is not fetched yet or names the commit only by its first
+    digits. If the lock does not contain the commit either, `pending` of the source says which file names it.
     """
     spec = request.sources.get("llvm")
     if spec is None and (names := _pending(request)):
@@ -40,10 +40,10 @@ def llvm_source(request: Request) -> Source:
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """Return the pin of the LLVM to build if the request names no source, from Triton's tree or from the data.
+    """Return the LLVM that the request's Triton pins, from the tree of Triton if it is available, else from the data.
 
     Raises:
-        PinError: neither a tree nor the data has the pin.
+        PinError: the pin is unknown until Triton is fetched, or it is not known at all.
     """
     if (tree := local_triton(request)) is not None:
         return read_pin(tree)
@@ -65,10 +65,11 @@ def llvm_pin(request: Request) -> LlvmPin:
 
 
 def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
-    """Return the projects and components that the request's Triton needs.
+    """Return the projects and components of LLVM that the request's Triton needs.
 
-    If the request names no Triton, the newest Triton that this LLVM supports decides. If a tree of Triton is available,
-    the needs in its own build files are added.
+    If `triton_of` returns None, the newest Triton that this LLVM supports decides; while the version is unknown, it is
+    the newest Triton without a separate LLVM for GPUs. If a tree of Triton is available, the needs that its build files
+    state are added.
 
     Args:
         llvm: the LLVM's major version; None if it is not known yet.
@@ -82,10 +83,11 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
 
 
 def triton_of(request: Request) -> str | None:
-    """Return the version or the commit of the Triton whose needs decide; None if the LLVM's own version decides.
+    """Return the version or the commit of the Triton whose needs decide; None if the version of the LLVM decides.
 
-    The request names it by a version, by the commit of `--source`, or by an AOTriton release. For an unknown commit it
-    is the Triton on record that pins the same LLVM.
+    The request names the Triton by a version, by a commit or by an AOTriton release; see `named_triton`. For a commit
+    that is not in the data, the result is a known Triton that pins the same LLVM. It is None if there is no such
+    Triton, or if the request names the LLVM.
     """
     triton = named_triton(request)
     if triton is not None and is_commit(triton.lower()):
@@ -97,7 +99,7 @@ def triton_of(request: Request) -> str | None:
 
 
 def _pending(request: Request) -> str:
-    """Return the place that names the LLVM commit, if the commit cannot be read from it yet; else an empty text."""
+    """Return which file names the LLVM commit, if the full commit cannot be read yet; otherwise an empty string."""
     tree = local_triton(request)
     if tree is None:
         unknown = unknown_commit(request)

@@ -1,4 +1,4 @@
-"""Choose the parts of LLVM in a layer: everything that Triton needs, or a small part to test a machine and a recipe."""
+"""Choose the parts of LLVM in a layer: all that Triton needs, or a small part for testing a machine or a recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# Headers that the headers of LLVMDemangle and LLVMSupport include, none of which is generated.
+# The headers of LLVMDemangle and LLVMSupport and those that they include. None of them is generated.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",
@@ -43,10 +43,10 @@ class LlvmSubset:
         stem: the beginning of the image's name.
         projects: the value of LLVM_ENABLE_PROJECTS.
         components: the value of LLVM_DISTRIBUTION_COMPONENTS.
-        target: `distribution`, or the programs of the layer.
-        libraries: the libraries that the contract check tests, if the part has a fixed list.
-        headers: the headers below include/ that no component installs.
-        native: the programs that a build for another machine runs.
+        target: the build target: `distribution`, or the programs of the layer.
+        libraries: the libraries that the contract check tests, if the part consists of certain libraries.
+        headers: the headers below include/ that are installed although no component contains them.
+        native: the programs that a build for another machine first builds for this machine, and then runs.
         disk: the bytes of the tree, the ccache and the installed copy, measured with LLVM 22.1.8.
         recipe: the folder of the Containerfile and other recipe files; empty for those of the whole LLVM.
     """
@@ -65,12 +65,12 @@ class LlvmSubset:
 
     @property
     def whole(self) -> bool:
-        """Whether the layer has everything that Triton needs."""
+        """Whether the layer contains everything that Triton needs."""
         return self.name == DISTRIBUTION
 
 
 def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
-    """Return the part that `--only` names."""
+    """Return the part that the value of `--only` names; raise UnsupportedError if there is no such part."""
     if only == DISTRIBUTION:
         return LlvmSubset(
             name=only, label="", stem="llvm-triton", projects=needs.projects, components=needs.components,
@@ -93,8 +93,8 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         )  # fmt: skip
     if only == SUPPORT:
         libraries = ("LLVMDemangle", "LLVMSupport")
-        # No file of lld is built. But with no project LLVM would compile with other options, and ccache would not find
-        # the objects of the other parts.
+        # No file of lld is built. The project is enabled because LLVM compiles with other options if no project is, so
+        # ccache would not find the objects of the other parts.
         return LlvmSubset(
             name=only, label="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
             components=(*libraries, "cmake-exports"), target="distribution", libraries=libraries, headers=_HEADERS,

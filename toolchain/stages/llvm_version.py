@@ -8,7 +8,7 @@ from pathlib import Path
 from toolchain.core.errors import SourceError
 from toolchain.sources.tree import Source
 
-# Before LLVM 19 the version is in the second file.
+# The files that may set the version. Before LLVM 19, the second file sets it.
 _FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
 _NUMBER = re.compile(r"^\s*set\(LLVM_VERSION_(MAJOR|MINOR|PATCH)\s+([0-9]{1,6})\)", re.MULTILINE)
 _PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3}|snapshot)")
@@ -16,7 +16,7 @@ _VERSION = re.compile(r"([0-9]{1,3})[.~]")
 
 
 def version_of_tree(tree: Path) -> str:
-    """Return the version that an LLVM source tree sets, such as `19.1.7`."""
+    """Return the version that an LLVM source tree sets, such as `19.1.7`; raise SourceError if it sets none."""
     for name in _FILES:
         try:
             numbers = dict(_NUMBER.findall((tree / name).read_text(encoding="utf-8", errors="replace")))
@@ -33,7 +33,7 @@ def version_of_tree(tree: Path) -> str:
 
 
 def major_of(source: Source) -> int | None:
-    """Return the major version of an LLVM source; None if it is unknown before a fetch."""
+    """Return the major version of an LLVM source; None if it is unknown until the source is fetched."""
     if source.path is not None and source.path.is_dir():
         return major(version_of_tree(source.path))
     named = _PACKAGE.fullmatch(source.where) if source.kind == "distro" else None
@@ -45,5 +45,5 @@ def major_of(source: Source) -> int | None:
 
 
 def major(version: str) -> int:
-    """Return the major version, `19` for `19.1.7`."""
+    """Return the major number of a version, such as 19 for `19.1.7`."""
     return int(version.partition(".")[0])

@@ -14,8 +14,8 @@ from toolchain.catalog.wheel_rows import wheel_rows
 from toolchain.request.model import Request
 from toolchain.stages.stage import Stage
 
-# A class gets the name of the stage. A function gets the name and the request, and returns the stage, or None if the
-# request needs no such stage.
+# The class or the function that makes each stage. A class is called with the name of the stage. A function is called
+# with the name and the request, and returns the stage, or None if the request needs no such stage.
 MAKERS: dict[str, str] = {
     "base": "toolchain.stages.base:BaseStage",
     "sysroot": "toolchain.stages.unpacked:sysroot_stage",
@@ -32,7 +32,7 @@ MAKERS: dict[str, str] = {
     **{rule.llvm: "toolchain.stages.codegen_llvm:codegen_stage" for rule in codegens()},
     **{rule.stage: "toolchain.stages.codegen_library:codegen_stage" for rule in codegens()},
 }
-# Functions that return the stages below a stage, for stages where this depends on the request.
+# Functions that return the names of the stages below a stage, for the stages for which the request decides them.
 _STANDS_ON = {
     "triton": "toolchain.stages.triton:stands_on",
     "wheels": "toolchain.stages.wheel:stands_on",
@@ -56,7 +56,7 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the architectures for which a stage can be cross-compiled."""
+    """Return the architectures for which a stage can be cross-compiled; empty if there are none."""
     if not row.cross:
         return ()
     from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - most plans have no such stage

@@ -1,4 +1,8 @@
-"""Decide on the prebuilt files in a source tree. A build refuses each binary for which no option decides."""
+"""Decide what happens to the prebuilt files in a source tree.
+
+The user allows or drops a file by an option, or a file of the base replaces it. A build refuses all other files, except
+those of upstream's own tests, which it does not use.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _ODD = ";=*?[]\\\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A row of data/prebuilt.toml."""
+    """A row of data/prebuilt.toml, which documents the fields."""
 
     source: str
     name: str
@@ -33,11 +37,11 @@ class Known:
     rare: bool = False
 
     def matches(self, file: str) -> bool:
-        """Return whether the row is about a file of its source."""
+        """Return whether the row is about a file, which is given by its path in the source tree."""
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
-        """Return the absolute glob of the base's file that replaces `file`; empty if there is none."""
+        """Return the absolute glob for the base's file that replaces `file`; empty if no file replaces it."""
         return self.replace.replace("{file}", file.rpartition("/")[2])
 
 
@@ -46,8 +50,9 @@ class Intake:
     """The decisions on the binaries of one source.
 
     Args:
-        dropped: the files that the build does not get.
-        replaced: the absolute glob of the base's file, by the file that it replaces.
+        allowed: the files that the user allows.
+        dropped: the files that the user drops, which the build does not get.
+        replaced: for each file that a file of the base replaces, the absolute glob for the base's file.
         tests: the files of upstream's own tests, which the recipe does not build.
     """
 
@@ -57,7 +62,7 @@ class Intake:
     tests: tuple[str, ...] = ()
 
     def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-        """Return every finding with the decision on it, for records."""
+        """Return a row for each finding, with the decision on it, for records."""
         return [
             {
                 **finding.as_json(),
@@ -68,7 +73,10 @@ class Intake:
         ]
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
-        """Return the names in the plan and the names or paths of other allowed files, sorted."""
+        """Return the planned names and the names of the allowed files, sorted.
+
+        A file without a row in data/prebuilt.toml is named by its path.
+        """
         return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
     def _fate(self, finding: Finding) -> Fate:
@@ -80,7 +88,7 @@ class Intake:
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:
-    """Return the names that `--allow-binary` allows, including the names of known files that it lists by path."""
+    """Return the values of `--allow-binary`, and the names of the known files that these values list by path."""
     given = request.allow_binary
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
@@ -99,16 +107,19 @@ def known_files() -> tuple[Known, ...]:
 
 
 def names_allowed(source: str, request: Request) -> tuple[str, ...]:
-    """Return the known binaries of a source that the user allows, sorted. This function reads no tree."""
+    """Return the names of a source's known binaries that the user allows, sorted, without reading a source tree."""
     known = {row.name for row in known_files() if row.source == source}
     return tuple(sorted(known & set(request.allow_binary)))
 
 
 def undecided(tree: Path | None, request: Request) -> list[Known]:
-    """Return the known binaries of Triton's source that a build would refuse, because no option names them.
+    """Return the known binaries of Triton's source that a build would refuse.
+
+    No option names them, and no file of the base replaces them.
 
     Args:
-        tree: the tree of the source, which may lack some files. If it is None, rare files are not listed.
+        tree: the source tree; only binaries in it are returned. If it is None, all binaries that are not rare are
+            returned.
     """
     decided = {*request.allow_binary, *request.drop_binary}
     return [
@@ -121,7 +132,7 @@ def undecided(tree: Path | None, request: Request) -> list[Known]:
 
 
 def choices(source: str, request: Request) -> dict[str, Any]:
-    """Return the user's policy for a source, as an input of the stage that builds it."""
+    """Return the policy on the prebuilt files of a source, as an input of the stage that builds the source."""
     return {
         "allow": [name for name in sorted(set(request.allow_binary)) if name not in APART],
         "drop": sorted(set(request.drop_binary)),
@@ -132,11 +143,13 @@ def choices(source: str, request: Request) -> dict[str, Any]:
 def take_in(
     source: str, tree: Path, request: Request, *, tests: Sequence[str] = (), whole: bool = False
 ) -> tuple[Intake, tuple[Finding, ...]]:
-    """Scan a tree and decide on each binary in it; return the decision and all findings, sorted.
+    """Scan a source tree and decide on each prebuilt file in it; return the decisions, and all files, sorted.
+
+    PolicyError is raised for a file on which no decision was made, and for a file that cannot be dropped or replaced.
 
     Args:
         tests: names of folders, at any depth, whose files are only for tests, which the recipe does not build.
-        whole: whether the recipe cannot leave out a file of the source.
+        whole: whether the recipe needs the whole source, so that no file can be dropped.
     """
     rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)
@@ -159,7 +172,7 @@ def take_in(
             replaced[finding.file] = row.replacement(finding.file)
         else:
             unknown.append(finding)
-    # The recipes get lists separated by `;`. A file whose name breaks the list would silently remain in the build.
+    # The recipes get lists separated by `;`. A file whose name breaks a list would stay in the build unnoticed.
     odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
     if odd:
         raise PolicyError(
@@ -195,7 +208,7 @@ def _row_of(file: str, rows: Sequence[Known]) -> Known | None:
 
 
 def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
-    """Return the name of a file for `--allow-binary`: the name of its row, or its path if it has no row."""
+    """Return the name by which `--allow-binary` allows a file: the name in its row, or its path if it has no row."""
     row = _row_of(file, known_files() if rows is None else rows)
     return row.name if row else file
 

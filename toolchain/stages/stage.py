@@ -1,4 +1,4 @@
-"""Define the protocol of stages: a stage plans its inputs, is built once, and becomes one image."""
+"""Define the protocol of stages. A stage plans its inputs, is built once for these inputs, and becomes one image."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ _NONE: Any = None
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(Generic[Details]):
-    """A planned stage, before any work.
+    """The plan of a stage, which is made before any work.
 
     Args:
+        name: the name of the stage.
+        image: the name of the image that the stage becomes.
         inputs: everything that decides the output, as JSON values; None if an input is not locked yet.
-        binaries: prebuilt parts, by the names of `--allow-binary`.
+        binaries: the prebuilt parts of the image, by their names in `--allow-binary`.
         partial: a description of the missing parts, for display; empty for a complete image.
         disk: the bytes of free disk space that the build needs.
         engine: whether the container engine builds the stage.
-        online: whether the build needs the network for other things than the sources.
+        online: whether the build uses the network for more than fetching the sources.
         has_contract_check: whether the build checks its result, unless --no-contract is given.
         prefix: the folder of the stage's files in the image, if users or other stages copy it.
         serves: for an LLVM, the Triton whose components it contains; empty if unknown before the tree is fetched.
@@ -71,7 +73,7 @@ class Planned(Generic[Details]):
 
     @property
     def tree_key(self) -> str:
-        """The key of the trees of unfinished builds of this stage."""
+        """The key under which the build tree of this stage is kept while its build is unfinished."""
         return str(self.input_digest).removeprefix("sha256:")[:12]
 
 
@@ -83,8 +85,9 @@ class Built:
         manifest: the digest of the image's manifest in the local layout.
         layers: the descriptors of the layers from the manifest, lowest first.
         facts: sizes, seconds and counts for reports; they are not inputs.
+        reused: whether the image existed already and was not built by this invocation.
+        taken_from: the reference, by digest, from which this invocation copied the image; empty if it copied none.
         binaries: the planned prebuilt parts, and the parts that a scan found.
-        taken_from: the reference by digest, if this invocation copied the image from a registry or another layout.
     """
 
     planned: Planned
@@ -102,7 +105,7 @@ class LayerContent:
     """The content of a stage's own layer: a folder, or a root file system as a tar archive.
 
     Args:
-        tar: the archive, instead of `tree`.
+        tar: the archive, which is used instead of `tree`.
         normalise: see `oci.layer.write_layer`.
         compress: whether to compress the layer; a layer that only engines on this machine read is not compressed.
     """
@@ -118,13 +121,13 @@ class ImageParts:
     """The parts of a stage's image other than its own layer.
 
     Args:
-        title: the system in the image's title, if the stage's row has a title; otherwise the title is its name.
-        revision: commit or version of the source.
+        title: the text that completes the title in the stage's row. If the row has no title, the image's name is used.
+        revision: the commit or the version of the source.
         binaries: whether a label lists the prebuilt parts.
         licensed: whether a label names the licence; False if only files in the layer name it.
         labels: additional labels.
         under: the stage whose layers are below this one; None for an image of one layer.
-        beside: other stages whose layers are above those of `under`.
+        beside: other stages, whose layers are between those of `under` and the stage's own layer.
         environment: see `ImageSpec`.
     """
 
@@ -138,7 +141,7 @@ class ImageParts:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def all_labels(self, planned: Planned) -> dict[str, str]:
-        """Return the labels of the image of a stage."""
+        """Return labels for the image of a planned stage; only the title if the stage's row has one."""
         row = stage_row(planned.name)
         if row.title:
             return {labels.TITLE: row.title.format(self.title)}
@@ -157,7 +160,7 @@ PLAIN = ImageParts()
 
 @dataclass(frozen=True, kw_only=True)
 class ContractCheck:
-    """A check of an image before it gets its name.
+    """A check of a stage's image, which is run before the image gets its name.
 
     Args:
         run: a function that takes the runner's name for the candidate image and returns facts for the record.
@@ -169,40 +172,47 @@ class ContractCheck:
 
 
 class Workspace(Protocol):
-    """The services of the pipeline for a stage while it builds."""
+    """The services that the pipeline provides to a stage during its build."""
 
     @property
     def request(self) -> Request:
-        """The request."""
+        """The request that is built."""
 
     @property
     def cache(self) -> Cache:
-        """The tool's folder."""
+        """The tool's cache folder."""
 
     @property
     def log(self) -> Path:
         """The full log of this stage."""
 
     def work(self) -> Path:
-        """Return the folder for this stage's unfinished work. It is the same folder after a kill."""
+        """Return the folder for this stage's unfinished work, which is the same one after a killed build."""
 
     def fetch(self, source: Source) -> FetchedSource:
-        """Return the source from the store."""
+        """Return a source, with its patches applied, from the store; fetch it if the store does not contain it."""
 
     def build(self, recipe: Recipe) -> Path:
-        """Run a containerised build; return the folder with its output tree."""
+        """Run a recipe in a container, and return the folder with its output tree."""
 
     def drop_tree(self, recipe: Recipe) -> None:
-        """Delete the unfinished tree that `build` keeps for a recipe with a cache key other than the stage's own."""
+        """Delete the build tree that `build` keeps for a recipe.
+
+        Stages call this only for recipes with another cache key than the stage's own, because `finish` deletes the tree
+        with the stage's own key.
+        """
 
     def unpack(self, built: Built) -> Path:
-        """Return a folder with a finished stage's own layer. It is removed with this stage's unfinished work."""
+        """Unpack the top layer of a finished stage's image, and return the folder.
+
+        The folder is deleted together with this stage's unfinished work.
+        """
 
     def image(self, built: Built) -> str:
-        """Return the engine's name for a finished stage's image, for builds."""
+        """Return the engine's name for a finished stage's image, for use in a recipe."""
 
     def image_to_run(self, built: Built) -> str:
-        """Return the name of a finished stage's image for `runner` and `worker`."""
+        """Return the name by which `runner` and `worker` use a finished stage's image."""
 
     @property
     def runner(self) -> Runner:
@@ -214,7 +224,7 @@ class Workspace(Protocol):
         """Start a long-lived process in a container, with pipes."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """Return the number of parallel jobs, from the user's option or from cores and memory."""
+        """Return the number of parallel jobs: the user's option, or else a number that suits cores and memory."""
 
     def memory(self) -> int:
         """Return the bytes of memory that are available to new processes."""
@@ -227,13 +237,13 @@ class Workspace(Protocol):
         """
 
     def step(self, name: str) -> None:
-        """Report the step that begins."""
+        """Report that a step begins."""
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Report the progress of the step."""
+        """Report the progress of the current step."""
 
     def on_line(self, line: str) -> None:
-        """Handle a line of a container, which may report progress."""
+        """Handle a line of a container's output, which may report progress."""
 
     def finish(
         self,
@@ -244,7 +254,7 @@ class Workspace(Protocol):
         facts: Mapping[str, Any],
         check: ContractCheck | None = None,
     ) -> Built:
-        """Write the layer and the image, run the contract check unless --no-contract is given, and record the stage."""
+        """Write the layer, run the contract check (unless --no-contract is given), write the image and a record."""
 
 
 class Stage(Protocol):

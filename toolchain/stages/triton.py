@@ -21,12 +21,13 @@ _CROSS = ("arm64",)
 
 @dataclass(frozen=True, kw_only=True)
 class TritonDetails:
-    """The decisions about a Triton from source.
+    """The decisions about a Triton that is built from source.
 
     Args:
-        tree: Triton's tree, if it is available before the build.
-        bindings: the bindings in the tree; without a tree the bindings of the releases, see `refined`.
-        rules: the rules of the libraries for GPUs that Triton is built with.
+        tree: Triton's tree; None if it is not available before the build.
+        bindings: the C++ bindings of the tree. Without a tree they are derived from the data, and `refined` compares
+            them later.
+        rules: the rules for the code generator libraries that Triton is built with.
         pythons: the Python versions for which wheels are built; empty for the base's own Python.
         held: the Python version whose wheel the image contains; empty if it is known only after the build.
         cross: whether the wheels are for another machine.
@@ -42,14 +43,17 @@ class TritonDetails:
 
     @classmethod
     def of(cls, request: Request, dependencies: Mapping[str, Planned], pythons: tuple[str, ...]) -> TritonDetails:
-        """Return the decisions of a request."""
+        """Return the decisions about the Triton of a request, except `held` and `cross`."""
         rules = tuple(rule for rule in codegens() if rule.stage in dependencies)
         source, tree = triton_source(request), triton_here(request)
         return cls(source=source, tree=tree, bindings=bindings(request, tree), rules=rules, pythons=pythons)
 
 
 def refined(details: TritonDetails, tree: Path) -> TritonDetails:
-    """Return the details with the bindings of the fetched tree; raise PinError if the plan assumed other bindings."""
+    """Return the details with the bindings of the fetched tree.
+
+    PinError is raised if the plan assumed the bindings of another project, such as pybind11 instead of nanobind.
+    """
     bound = bindings_of(tree)
     if bound.project != details.bindings.project:
         raise PinError(
@@ -77,7 +81,12 @@ def triton_stage(_: str, request: Request) -> Stage:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages below Triton: the base, and for a build from source also LLVM and the libraries for GPUs."""
+    """Return the names of the stages below Triton.
+
+    A wheel of the index needs only the base. A build from source needs LLVM too, and a portable build also the stages
+    `sysroot` and `python`, and the code generator libraries for GPUs with their LLVMs. UnsupportedError is raised for a
+    Triton with such libraries that is not built portably.
+    """
     if not from_source(request):
         return ("base",)
     rules = rules_of(request)
@@ -94,5 +103,5 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:
-    """Return the other architectures for which Triton can be built; empty unless it is built on a portable LLVM."""
+    """Return the architectures for which Triton can be cross-compiled; empty unless its build is portable."""
     return _CROSS if request.glibc and from_source(request) else ()

@@ -1,4 +1,8 @@
-"""Compile a wheel's Triton kernels ahead of time into a Triton cache, in an image that MCV can also read."""
+"""Compile a wheel's Triton kernels ahead of time into a Triton cache, in an image that MCV can also read.
+
+MCV is Red Hat's Model Cache Vault, a program that unpacks Triton caches from OCI images. docs/tasks/wheels.md describes
+the format of these images.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,8 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
-# The folders in a container of the recipe, of the module that makes the calls, and of the contract check's calls.
+# The paths, in a container, of the recipe, of the folder with the module that makes the calls, and of the file with the
+# calls that the contract check makes.
 _SEEN, _MODULES, _CHECKED = f"/recipe/{RECIPE}", "/src/calls", "/calls"
 _NAMED = (f"{RECIPE}/calls.py", f"{RECIPE}/worker.py")
 MADE = "made"  # the folder that Triton writes to, below the campaign's folder
@@ -65,7 +70,7 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class TritonCacheDetails:
-    """The calls that fill a cache, and the table that they come from."""
+    """The calls whose kernels fill a cache, and the table that lists the calls of the wheel."""
 
     table: WheelCalls
     calls: tuple[Call, ...]
@@ -73,7 +78,10 @@ class TritonCacheDetails:
 
 @dataclass(frozen=True)
 class TritonCacheStage:
-    """Compiles a Triton cache ahead of time. The image has one layer with the cache and MCV's list of it."""
+    """Compiles the kernels of a wheel's calls into a Triton cache.
+
+    The image consists of one layer, which contains the cache and the manifest from which MCV reads its entries.
+    """
 
     name: str = "triton-cache"
 
@@ -122,11 +130,12 @@ class TritonCacheStage:
             _require_compiled(outcomes, keep_going=request.keep_going)
             shard.finish(shared, result.entries)
             _require_any(outcomes)
-            # Results from kernel stores are unpacked into the same folder as the results of this machine.
+            # Results from kernel stores are added to the folder into which Triton compiled on this machine.
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # A shard lacks calls, so only a build without shards, or a merge, compiles them in several orders.
+                # A shard contains only some of the calls. Only a build of all calls, which has no shard and may be a
+                # merge, repeats them in several orders.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
@@ -191,7 +200,10 @@ class TritonCacheStage:
 
 
 def requested_calls(request: Request) -> TritonCacheDetails:
-    """Return the calls that a request names."""
+    """Return the calls to compile: those of `--calls`, or else those in data/calls.toml.
+
+    UnsupportedError is raised if the request names more than one wheel.
+    """
     if len(request.wheels) > 1:
         raise UnsupportedError(
             "several-wheels",
@@ -206,7 +218,7 @@ def requested_calls(request: Request) -> TritonCacheDetails:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages below a cache. The last one is the wheel whose functions are called."""
+    """Return the names of the stages below a cache. The last one is the wheel whose functions are called."""
     return ("base", "torch", "triton", _wheel(request))
 
 
@@ -215,16 +227,22 @@ def _wheel(request: Request) -> str:
 
 
 def variables(wheel: str) -> dict[str, str]:
-    """Return the environment of the program that calls the wheel: its image's variables, and Triton's cache path.
+    """Return the environment variables of the program that calls a wheel's functions.
 
-    The keys of the cache cover none of these variables.
+    They are those of the wheel's image and some more, such as the path of Triton's cache. The keys of cache entries do
+    not depend on any of them.
     """
     home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - in the container
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
 
 
 def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """Return the environment in which the functions of a wheel are called."""
+    """Return the `CompileSetup` whose processes call the functions of a wheel, so that Triton fills its cache.
+
+    Args:
+        built: the finished stage of the wheel.
+        out: the folder for the results.
+    """
     image = workspace.image_to_run(built)
     made = out / MADE
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
@@ -242,7 +260,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
         },
         command=("python3", f"{_SEEN}/worker.py"),
     )
-    # Triton fills the cache at its final path. All processes that fill it have the same image, files and variables.
+    # Triton fills the cache at its final path. All processes that fill it have the same image, files and environment.
     cache = Mount(made, mount(), read_only=False)
     return kernel_workers.compile_setup(
         naming, image, workspace, source=_MODULES, out=out, scratch=out.with_name(SCRATCH), mounts=[cache]
@@ -250,7 +268,10 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
 
 
 def outcomes_of(result: CampaignResult, calls: Sequence[Call], out: Path) -> tuple[list[Outcome], Mapping[str, Any]]:
-    """Return the outcomes of calls, in their order, and the workers' facts about Triton."""
+    """Return the outcomes of calls, in their order, and the workers' facts about Triton.
+
+    Calls that the campaign did not contain have no outcome. The facts are empty if no call compiled.
+    """
     by_name = {entry.cluster: entry for entry in result.entries}
     found = [outcome_of(call, by_name[call.name], out) for call in calls if call.name in by_name]
     return [outcome for outcome, _ in found], next((about for _, about in found if about), {})
@@ -263,14 +284,17 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:
-    """Return a line about each of the first calls that did not compile, with the last line of its reason."""
+    """Return a line for each of the first `_LISTED` outcomes: the call's name and the last line of the reason."""
     return "\n".join(
         f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
     )
 
 
 def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
-    """Raise KernelError if calls failed or timed out, and `keep_going` is not set."""
+    """Raise KernelError if calls failed or timed out, unless `keep_going` is set.
+
+    Calls that the wheel refused are not failures.
+    """
     bad = [outcome for outcome in outcomes if not outcome.done and not outcome.refused]
     if bad and not keep_going:
         raise KernelError(
@@ -282,7 +306,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Raise UnsupportedError if the wheel refused all calls, because then it does not support these GPUs."""
+    """Raise UnsupportedError if no call compiled, which happens if the wheel does not support the GPUs."""
     if not any(outcome.done for outcome in outcomes):
         why = _reasons(outcomes)
         raise UnsupportedError(
@@ -291,7 +315,7 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
-    """With `--check`, check a sample of the kernels that have cases, and return the facts."""
+    """Check a sample of the kernels in the cache, and return the facts; they are empty without `--check`."""
     if workspace.request.check is None:
         return {}
     paths = [path for path in sorted(tree.rglob("*")) if path.is_file()]
@@ -305,7 +329,10 @@ def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
 def _check_hits(
     table: WheelCalls, outcomes: Sequence[Outcome], workspace: Workspace
 ) -> Callable[[str], Mapping[str, Any]]:
-    """Return a check that the same calls and orders compile nothing in a fresh container that has the cache."""
+    """Return a contract check that makes the same calls in a fresh container that contains the cache.
+
+    The check raises ContractError if Triton compiles a kernel again, or if a call fails.
+    """
 
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")

@@ -1,4 +1,4 @@
-"""Decide which of the tool's own edits a request's Triton needs on the LLVM that the request names."""
+"""Decide which of the edits that come with the tool a request's Triton needs on the LLVM that the request names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _SOURCE = "triton"
 
 
 def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
-    """Return the patches of a request, with the edits that its Triton needs before the user's own patches.
+    """Return the patches of a request by source, with the edits that its Triton needs before the user's own patches.
 
-    An edit applies to one LLVM, and to a Triton at its commit or a folder with the files that it edits. If the request
-    names no LLVM, Triton is built on its own pin and needs no edits.
+    An edit is for a release, or a series of releases, of LLVM. It applies to a Triton at the edit's commit, and to a
+    folder whose files have the digests in the edit. If the request names no LLVM, Triton is built on the LLVM that it
+    pins and needs no edits.
+
+    Args:
+        target: the stage to build. If Triton is not needed for it, no edits are added.
     """
     patches = dict(request.patches)
     llvm = request.sources.get("llvm")
@@ -38,7 +42,10 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
 
 
 def check_edits(request: Request) -> None:
-    """Raise PinError if Triton needs edits that the plan lacks; the LLVM's release may be unknown before a fetch."""
+    """Raise PinError if Triton needs edits that are missing from the request's patches.
+
+    They are missing if the release of the LLVM was unknown until the LLVM was fetched.
+    """
     known = request.patches.get(_SOURCE, ())
     missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]
     if missed:
@@ -63,9 +70,10 @@ def _takes(request: Request, edits: EditFile) -> bool:
 
 
 def llvm_release(spec: SourceSpec, request: Request) -> str:
-    """Return the version of the LLVM of a source, e.g. `22.1.8`; empty if it is unknown before a fetch.
+    """Return the version of an LLVM source, such as `22.1.8`; empty if it is unknown until the source is fetched.
 
-    A tree of LLVM's main branch has a version such as `23.0.0`, and a release has `23.1.0` or later.
+    The version of a tree of LLVM's main branch is for example `23.0.0`, and that of the first release `23.1.0`. If only
+    the major version of a package is known, the result is for example `23.1`.
     """
     if spec.kind == "git" and (tagged := re.fullmatch(r"llvmorg-([0-9.]+)", spec.tag)):
         return tagged[1]

@@ -1,4 +1,4 @@
-"""Find the source of a request's Triton: the named source, AOTriton's Triton, or upstream's at a commit or tag."""
+"""Find the source of a request's Triton: the named source, AOTriton's Triton, or upstream's Triton."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ AMD_FORK = "https://github.com/ROCm/triton"
 
 
 def from_source(request: Request) -> bool:
-    """Return whether Triton is built from source, which is the case unless the request names a wheel of the index."""
+    """Return whether Triton is built from source, which is the case unless the request names a wheel."""
     spec = request.sources.get("triton")
     return spec is None or not spec.wheel
 
 
 def triton_source(request: Request) -> Source:
-    """Return the source of Triton; this uses no network."""
+    """Return the source of the request's Triton, without using the network."""
     return request.locate("triton", triton_spec(request))
 
 
 def triton_spec(request: Request) -> SourceSpec:
-    """Return the named source, AOTriton's Triton, or upstream's Triton at the commit or tag of a version."""
+    """Return where the request's Triton comes from.
+
+    This is the source that the request names, or else the Triton of its AOTriton release, or else upstream's repository
+    at the commit or tag of the requested version. An error is raised if a commit is unknown or the version is too old.
+    """
     if (spec := request.sources.get("triton")) is not None:
         return spec
     if request.aotriton:
@@ -58,7 +62,11 @@ def triton_spec(request: Request) -> SourceSpec:
 
 
 def named_triton(request: Request) -> str | None:
-    """Return the Triton that a request names, by version or commit; None if only an LLVM is named."""
+    """Return the version or the commit of the Triton that a request names, or the default version if it names none.
+
+    The Triton in a folder is identified by the LLVM that it pins. Return None if no known Triton pins this LLVM, or if
+    the request names an LLVM but no Triton by version or commit.
+    """
     if request.triton:
         return _by_version(request.triton)
     spec = request.sources.get("triton")
@@ -81,14 +89,18 @@ def _by_version(triton: str) -> str:
 
 
 def with_its_pin(tree: Path | None) -> str | None:
-    """Return the Triton on record that pins the LLVM of a tree."""
+    """Return the known Triton that pins the same LLVM as a tree.
+
+    Return None if there is no tree, no pin in it, or no such Triton.
+    """
     return triton_at(read_pin(tree).commit) if tree is not None and pin_files(tree) else None
 
 
 def local_triton(request: Request) -> Path | None:
     """Return the tree of Triton that decides the plan; None if there is none.
 
-    It is a folder in the request, a tree from a bundle, or the fetched tree of a commit whose LLVM is not in the data.
+    It is the folder that the request names, a tree from a bundle, or the fetched tree of a commit whose LLVM is not in
+    the data.
     """
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
@@ -114,6 +126,6 @@ def unknown_commit(request: Request) -> SourceSpec | None:
 
 
 def _locked_commit(request: Request, tag: str) -> str:
-    """Return the commit that the lock has for a tag of upstream; empty if the lock has none."""
+    """Return the commit that the lock contains for a tag of upstream's repository; empty if it contains none."""
     held = request.lock.source("triton") if request.lock is not None else None
     return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""

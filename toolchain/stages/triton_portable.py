@@ -1,7 +1,7 @@
 """Build Triton's wheels on a portable LLVM layer, for each requested CPython and for the same old system as LLVM.
 
-Objects that include no Python header are compiled once. A wheel for another machine is cross-compiled, and an emulator
-runs its check.
+Objects whose sources include no Python header are compiled once for all wheels. A wheel for another machine is
+cross-compiled, and its check runs in an emulator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECIPE = "triton-portable"
 
 @dataclass(frozen=True)
 class TritonPortableStage:
-    """Builds a wheel of Triton for each Python on the portable LLVM."""
+    """Builds Triton's wheels for the requested Pythons on the portable LLVM."""
 
     name: str = "triton"
 
@@ -123,7 +123,11 @@ class TritonPortableStage:
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
-    """Return a folder with the libraries for GPUs at their paths in Triton's tree, and a file of variables."""
+    """Return a new folder with the code generator libraries for Triton's build.
+
+    Below `tree`, the libraries are at the paths where Triton's build finds them. The file `variables` sets the
+    environment variables that name these paths.
+    """
     folder = emptied(workspace.work() / "codegen")
     lines = []
     for rule in rules:
@@ -138,7 +142,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _own_among(request: Request, versions: Sequence[str]) -> str:
-    """Return the base's own Python, which must be in `versions`, because the image runs this Python."""
+    """Return the base's own Python, which the image runs; raise UnsupportedError if it is not in `versions`."""
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(
@@ -151,7 +155,11 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
-    """Raise UnsupportedError if a tree of Triton does not support a Python of `versions`."""
+    """Raise UnsupportedError if no wheel of a Triton tree can be built and tested for a Python in `versions`.
+
+    Args:
+        name: the name of the Triton in messages.
+    """
     requires = python_requires(tree)
     for version in versions:
         check_range(version, requires, name=f"Triton {name}")
@@ -167,11 +175,15 @@ def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
 def check_wheel_compiles(
     workspace: Workspace, image: str, wheel: Path, version: str, contexts: Mapping[str, Path]
 ) -> dict[str, Any]:
-    """Import a wheel with its own CPython and compile for every GPU, in a container of the image.
+    """Check in a fresh container that a CPython can import a wheel and compile kernels with it; return the result.
+
+    The result is that of `run_contract`, which raises ContractError if the import or a compilation fails.
 
     Args:
         image: an image with a shell; its own Python is not used.
-        contexts: `pythons` contains the root of each Python; `emulator` contains a qemu-user for another machine.
+        version: the version of CPython.
+        contexts: folders by name: `pythons` contains the root of each CPython. For another machine, `emulator` contains
+            a qemu-user.
     """
     tree = workspace.work() / f"wheel-{version}"
     if not tree.exists():

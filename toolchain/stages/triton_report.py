@@ -11,7 +11,14 @@ from toolchain.core.errors import BuildError
 
 
 def lit_totals(path: Path) -> dict[str, Any]:
-    """Read `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}` from a lit run's JUnit file."""
+    """Return the totals of a lit run, from the JUnit file that it wrote.
+
+    BuildError is raised if the file is malformed or contains no test.
+
+    Returns:
+        `{"tests", "passed", "failed", "skipped", "failures", "skips"}`: four numbers of tests, and the reasons why
+        tests failed or were skipped, by the name of the test.
+    """
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
     except (ET.ParseError, UnicodeError, ValueError, LookupError) as error:
@@ -38,14 +45,14 @@ def lit_totals(path: Path) -> dict[str, Any]:
 
 
 def _why(output: str) -> str:
-    """Return the lines of a failed test's output that contain an error, or else its last lines."""
+    """Return the first three lines of a failed test's output that contain an error, or else its last three lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
     return "\n".join(named[:3] or lines[-3:])[:1000]
 
 
 def lit(out: Path, *, required: bool) -> dict[str, Any]:
-    """Return the totals of the lit tests by Python version; raise BuildError if there are none although `required`."""
+    """Return the totals of lit's runs by Python version; raise BuildError if `required` is set and there are none."""
     totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
     if required and not totals:
         raise _unusable("upstream's lit tests left no report")

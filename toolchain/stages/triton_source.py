@@ -1,4 +1,8 @@
-"""Build Triton from source on the LLVM layer: the wheel as a file, and an image of base and wheel."""
+"""Build Triton from source on the LLVM layer.
+
+The results are wheels, which are put into the store as files, and an image with the base and one of the wheels. The
+image for another machine contains only the wheel.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +38,9 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
-# A GPU of each of AMD's families. A Triton that compiles for it also compiles for the other GPUs of the family.
+# AMD GPUs of different families. A Triton that compiles for one of them compiles for the others of that family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
-# The measured bytes of the copy of the source, its build tree and the unpacked wheel.
+# The measured bytes of the copy of the source, the build tree and the unpacked wheel.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
@@ -78,7 +82,10 @@ class TritonSourceStage:
 
 
 def _check_pythons(request: Request) -> None:
-    """Raise UnsupportedError for a Python that a Debian base does not have; for other bases the build checks it."""
+    """Raise UnsupportedError if the request names a Python that its Debian base does not contain.
+
+    Other bases are not checked here, because the build checks them.
+    """
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
@@ -99,7 +106,12 @@ def plan_from_source(
     recipe: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Planned[TritonDetails]:
-    """Plan the build of Triton's source; `recipe` has the digests of the recipe's files."""
+    """Return the plan for building Triton from source; raise an error if an available tree does not fit the request.
+
+    Args:
+        recipe: the digests of the recipe's files.
+        more: additional inputs.
+    """
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
@@ -143,11 +155,11 @@ def plan_from_source(
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A source that was fetched and checked.
+    """A source of Triton that was fetched and checked.
 
     Args:
-        planned: the stage, with the binaries and the bindings of the fetched tree.
-        intake, findings: the decisions on prebuilt files, and the files (see `stages.prebuilt`).
+        planned: the plan, completed with the binaries and the bindings of the fetched tree.
+        intake, findings: the decisions on the prebuilt files in the source, and these files (see `stages.prebuilt`).
     """
 
     planned: Planned[TritonDetails]
@@ -157,7 +169,7 @@ class Taken:
 
 
 def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
-    """Fetch Triton's source, and compare it and its LLVM with the request."""
+    """Fetch Triton's source; raise an error if it or the LLVM layer does not match the request and the plan."""
     workspace.step("source")
     source = workspace.fetch(planned.sources[0])
     require_tree(source.path, source.ref)
@@ -185,10 +197,15 @@ def build_wheels(
     args: Mapping[str, str],
     contexts: Mapping[str, Path],
 ) -> tuple[Path, list[Path]]:
-    """Run the recipe `containerfiles/<recipe_name>`, and return the folder with its output, and the wheels with SBOMs.
+    """Build Triton's wheels by the recipe in `containerfiles/<recipe_name>`.
+
+    BuildError is raised if the build left no wheel.
 
     Args:
         args, contexts: the arguments and contexts of this recipe only.
+
+    Returns:
+        the folder with the recipe's output, and copies of the wheels to which SBOMs were added.
     """
     request, planned, intake = workspace.request, taken.planned, taken.intake
     out = workspace.build(
@@ -235,14 +252,16 @@ def finish(
     facts: Mapping[str, Any] | None = None,
     with_base: bool = True,
 ) -> Built:
-    """Put every wheel into the store, and make the image with the wheel `wheel`.
+    """Put all wheels into the store, make an image with one of them, and return the finished stage.
 
     Args:
+        out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
-        check: the contract check of the image.
-        with_base: whether the image contains the base's layers, which are not for another machine. The recipe runs
-            upstream's tests only in this case.
         wheels: all wheels that were built.
+        check: the contract check of the image.
+        facts: additional facts for the record.
+        with_base: whether the image contains the base's layers. This is false for wheels for another machine, because
+            the base is for this one. Then the recipe does not run upstream's lit tests either.
     """
     request = workspace.request
     known = {
@@ -269,7 +288,7 @@ def finish(
 
 
 def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
-    """Compile a kernel for every GPU of `CONTRACT_GPUS` in a fresh container of the image; this needs no GPU."""
+    """Compile a kernel for every GPU in `CONTRACT_GPUS` with the Triton in an image; see `run_contract`."""
     return run_contract(
         workspace,
         image,
@@ -291,12 +310,15 @@ def run_contract(
     name: str,
     dead: str,
 ) -> dict[str, Any]:
-    """Run aotriton/triton_contract.py in a fresh container of an image, and return its result.
+    """Run aotriton/triton_contract.py in a fresh container of an image, and return the result that it prints.
+
+    The script compiles a kernel for every GPU in `CONTRACT_GPUS` and needs no GPU. ContractError is raised if it prints
+    no result or cannot compile for a GPU that Triton supports.
 
     Args:
         python: the command that runs a Python with this Triton.
         name: the name of the Triton in messages.
-        dead: the error message if the script printed no result.
+        dead: the error message if the script prints no result.
     """
     workspace.step("contract")
     done = workspace.runner.run(
@@ -326,9 +348,9 @@ def run_contract(
 
 
 def for_python(wheels: Sequence[Path], version: str) -> Path:
-    """Return the wheel for the base's own Python, such as `3.13`, which runs in the image.
+    """Return the wheel for a version of CPython, such as `3.13`; raise BuildError if no wheel supports it.
 
-    A wheel for the stable ABI supports the Python in its name and all later ones.
+    A wheel for the stable ABI supports the version in its name and all later ones.
     """
     tag, minor = f"-cp{version.replace('.', '')}-", int(version.partition(".")[2])
     for wheel in wheels:
@@ -344,7 +366,7 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
 
 
 def check_llvm(workspace: Workspace, llvm: Built) -> None:
-    """Raise an error if an LLVM layer lacks files that this Triton needs."""
+    """Raise ContractError if an LLVM layer lacks files that the request's Triton needs."""
     layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {file.path.removeprefix(prefix) for file in layer_files(layout.blob(top.digest), top.media_type)}

@@ -1,4 +1,4 @@
-"""Read the version, the commit and the LLVM of a Triton tree, and check that it matches the request."""
+"""Read the version, the commit and the LLVM pin of a Triton tree, and check that the tree matches the request."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_version import major_of
 
 _INIT = "python/triton/__init__.py"
-# setup.py has been at the top since 2025-04-23.
+# The paths at which setup.py may be. Triton moved it to the top folder on 2025-04-23.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
-# The variables by which the recipes keep setup.py from downloading these packages.
+# The environment variables by which the recipes give packages to setup.py, so that it does not download them.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
 _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
 
 
 def version_in(tree: Path) -> str:
-    """Return the version in a tree of Triton; empty if there is none."""
+    """Return the version that a tree of Triton states, such as `3.7.1`; empty if it states none."""
     try:
         match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -48,7 +48,11 @@ def setup_text(tree: Path) -> str:
 
 
 def require_tree(tree: Path, name: str) -> None:
-    """Raise an error if a tree of Triton cannot be built, because setup.py, a backend or a submodule is missing."""
+    """Raise an error if a tree of Triton lacks setup.py, CMakeLists.txt, a backend or a submodule that its build reads.
+
+    Args:
+        name: the name of the source in messages.
+    """
     if tree.is_file():
         raise SourceError(
             "not-a-source-tree",
@@ -82,7 +86,11 @@ def require_backends(tree: Path) -> None:
 
 
 def older_than_backends(what: str) -> UnsupportedError:
-    """Return the error for a Triton that is older than the two backends."""
+    """Return the error for a Triton from before both backends were in its tree.
+
+    Args:
+        what: the message of the error.
+    """
     return UnsupportedError(
         "triton-too-old",
         what,
@@ -130,7 +138,13 @@ def python_requires(tree: Path) -> str:
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Return the value of a literal, a name, `MIN[0]`, `MAX[1] + 1`, or an f-string of these; otherwise None."""
+    """Return the value of an expression in setup.py, without running code.
+
+    The expression may be a literal, a name, `MIN[0]`, `MAX[1] + 1`, or an f-string of these. Return None for any other.
+
+    Args:
+        values: the known values of names.
+    """
     result: Any = None
     match node:
         case ast.Constant(value=result):
@@ -153,10 +167,10 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Bindings:
-    """The C++ bindings of a Triton's wheel.
+    """The C++ bindings between Triton and Python.
 
     Args:
-        project: the project of the index that the build imports: `pybind11` or `nanobind`.
+        project: the Python project that provides the bindings to the build: `pybind11` or `nanobind`.
         stable: whether one wheel supports Python 3.12 and all later ones.
     """
 
@@ -164,7 +178,7 @@ class Bindings:
     stable: bool = False
 
     def projects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return `names`, sorted, with this project instead of pybind11."""
+        """Return `names`, sorted, with `project` in place of pybind11."""
         return tuple(sorted(self.project if name == "pybind11" else name for name in names))
 
 
@@ -176,7 +190,13 @@ def bindings_of(tree: Path) -> Bindings:
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
-    """Raise SourceError if a tree's build cannot use our libraries for GPUs, and so would download them."""
+    """Raise SourceError if a tree's build would download a code generator library instead of using the tool's.
+
+    This is assumed if its build files do not contain the environment variables that prevent the download.
+
+    Args:
+        rules: the rules of the libraries.
+    """
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
@@ -198,19 +218,19 @@ def _text(tree: Path, name: str) -> str:
 
 
 def head_of(tree: Path) -> str:
-    """Return the commit of a checkout; empty if the tree is not a checkout."""
+    """Return the commit of a checkout; empty if the tree is not a checkout or git cannot read it."""
     printed = _git(tree, "rev-parse", "--verify", "HEAD")
     return printed if is_commit(printed) else ""
 
 
 def gitlink_of(tree: Path, folder: str) -> str:
-    """Return the commit that a checkout's HEAD names for a submodule; empty if the tree is not a checkout."""
+    """Return the commit that a checkout's HEAD names for the submodule in `folder`; empty if it names none."""
     words = _git(tree, "ls-tree", "HEAD", "--", folder).split()
     return words[2] if len(words) == 4 and words[:2] == ["160000", "commit"] and is_commit(words[2]) else ""
 
 
 def submodules_of(tree: Path) -> dict[str, str]:
-    """Return the URLs of the submodules in a tree's .gitmodules, by folder. Git is not run."""
+    """Return the URLs of the submodules in a tree's .gitmodules, by folder, without running git."""
     found: dict[str, str] = {}
     for section in re.split(r"(?m)^[ \t]*\[", _text(tree, ".gitmodules"))[1:]:
         values = dict(re.findall(r"(?m)^[ \t]*(path|url)[ \t]*=[ \t]*(\S+)[ \t]*$", section))
@@ -235,7 +255,7 @@ def _git(tree: Path, *words: str) -> str:
 
 
 def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
-    """Raise PinError if a tree is not the Triton that `--triton` names.
+    """Raise PinError if a tree is not the Triton that `--triton` names, or if nothing in it shows that it is.
 
     Args:
         wanted: the version or the commit that `--triton` names.
@@ -264,7 +284,10 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """Return rows of three: a value in the tree, the expected value, and the name of the value."""
+    """Return rows of three: a value in the tree, the expected value, and the name of the value.
+
+    Values that the tree does not contain are not in the rows.
+    """
     if is_commit(wanted):
         head = head_of(tree)
         return [(head, wanted, "the commit")] if head else []
@@ -276,7 +299,7 @@ def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]
 
 
 def _check_generation(tree: Path, llvm: Source) -> None:
-    """Raise UnsupportedError if an LLVM is too old or too new for a tree of Triton; unknown versions pass."""
+    """Raise UnsupportedError if an LLVM is too old or too new for a tree of Triton; an unknown version is accepted."""
     version, there = version_in(tree), major_of(llvm)
     if not version or there is None:
         return
@@ -284,7 +307,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
         own = needs_for(version).llvm
     except UnsupportedError:
         return  # the needs of this Triton are unknown
-    # The main branch keeps the version of the last release for months, and may need a newer LLVM.
+    # A newer LLVM is accepted, because the main branch keeps the last release's version for months and may need it.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
         raise UnsupportedError(
@@ -296,9 +319,9 @@ def _check_generation(tree: Path, llvm: Source) -> None:
 
 
 def check_tree(tree: Path, request: Request, llvm: Source) -> None:
-    """Compare a fetched tree with the request, and with the LLVM that it will be built on.
+    """Raise an error if a tree of Triton does not match the request or the LLVM that it will be built on.
 
-    If this LLVM comes from a row of data, the tree must have the same pin.
+    If the request names no LLVM and the tree contains a pin, the pin must be the commit of this LLVM.
     """
     _check_generation(tree, llvm)
     named = request.sources.get("triton")

@@ -1,6 +1,6 @@
-"""Make an image of the base and Triton's wheel from the index.
+"""Make an image with the base and Triton's wheel from the Python index.
 
-The wheel is prebuilt, so the user must allow it by name.
+The wheel is prebuilt, so the user must allow it: `--allow-binary triton-wheel`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Wor
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"
-# Programs in the image find this folder by PYTHONPATH, because it is not in the distribution's site-packages.
+# The folder of Triton in images. Programs find it by PYTHONPATH, because it is not one of the base's site-packages.
 SITE = "/usr/lib/toolchain/triton"
 
 
 @dataclass(frozen=True)
 class TritonWheelStage:
-    """Takes Triton's wheel from the Python index, by SHA-256."""
+    """Unpacks Triton's wheel, which comes from the Python index and is verified by its SHA-256."""
 
     name: str = "triton"
 
@@ -64,7 +64,10 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """Return the wheel that the request names; this uses no network."""
+    """Return the wheel that the request names, without using the network.
+
+    UnsupportedError is raised if it is not a wheel of the Python index in data/pypi.toml.
+    """
     spec = request.sources["triton"]  # `triton_stage` chooses this stage only if the request names a wheel
     source = request.locate("triton", spec)
     if source.kind != "pypi":
@@ -78,7 +81,10 @@ def wheel_source(request: Request) -> Source:
 
 
 def _check_python(request: Request, source: Source) -> None:
-    """Raise UnsupportedError for a wheel that the base's Python cannot import. A user's own base is probed later."""
+    """Raise UnsupportedError if the base's Python cannot import the wheel.
+
+    A local image is not checked, because its Python is unknown before it runs.
+    """
     if request.base.image is not None:
         return
     file, has = pypi_row(source.where, source.version).file, own_python(request)
@@ -93,7 +99,7 @@ def _check_python(request: Request, source: Source) -> None:
 
 
 def unzip(wheel: Path, into: Path) -> None:
-    """Unpack a wheel; raise HostileInputError if a name leads out of the folder."""
+    """Unpack a wheel into a folder; raise HostileInputError if a name in it leads out of the folder."""
     into.mkdir(parents=True, exist_ok=True)
     with open_wheel(wheel) as archive:
         for member in archive.infolist():

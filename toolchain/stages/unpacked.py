@@ -1,12 +1,12 @@
-"""Unpack packages of a distribution: headers to compile against, CPythons, PyTorch.
+"""Unpack packages of a distribution: headers and libraries to compile against, CPythons, and PyTorch.
 
 No program of the packages is run, so packages for another machine need no emulator.
 
 - `sysroot` contains headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`).
   For a layer that is bound to a base and is for another machine, they come from the base's distribution.
-- `python` contains a root for each version, with `/3.13/usr/include/python3.13` and all files of the interpreter.
-  Its C library is only for the interpreter, because wheels link the C library of the glibc floor.
-- `torch` is a layer above a base of the same suite. It repeats some files of the base.
+- `python` contains a root for each version, with headers (`/3.13/usr/include/python3.13`) and the interpreter. The C
+  library in it is only for the interpreter, because wheels link the C library of the glibc floor.
+- `torch` is a layer for use above a base of the same suite. It repeats some files of this base.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from toolchain.request.model import Request
 from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
-# This command runs before mmdebstrap removes the archives, because dpkg does not list packages that are only unpacked.
+# This command lists the archives before mmdebstrap removes them, because dpkg lists no packages that are only unpacked.
 _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders without headers and libraries. Some contain files of this machine.
+# Folders without headers and libraries. Some of them contain files of the building machine.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files that builds neither include nor import. The static library is half of the size.
+# Files that builds neither include nor import. The static library makes up half of the size.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
 # Folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (
@@ -56,7 +56,7 @@ class System:
     Args:
         name: the name of the system, which the names of images contain.
         arch: the OCI architecture.
-        suite, packages: Debian's suite, and names of packages in it.
+        suite, packages: a suite of Debian, and the names of packages in it.
         relative: whether absolute links are made relative.
     """
 
@@ -67,7 +67,7 @@ class System:
     relative: bool = False
 
     def as_inputs(self) -> dict[str, Any]:
-        """Return the inputs of the resolution, as JSON values."""
+        """Return the values that decide which packages and files are unpacked, as JSON values."""
         inputs = {"kind": "sysroot", "arch": self.arch, "suite": self.suite, "packages": list(self.packages)}
         return {**inputs, "without": list(_NOT_WANTED), **({"links": "relative"} if self.relative else {})}
 
@@ -79,10 +79,10 @@ class Unpacked:
     Args:
         name: the name of the content, which the names of images contain.
         title: the name of the content in the image's title.
-        suite: Debian's suite; several suites are separated by spaces.
-        systems: the systems by their folder in the layer. The folder of a single system is empty.
-        digest: the digest of the inputs of the resolution. The resolved packages are in the package list.
-        links: targets of links in the layer, by path.
+        suite: the suite of Debian; several suites are separated by spaces.
+        systems: the systems by their folder in the layer. A single system has an empty folder name.
+        digest: the digest of the values that decide what is unpacked. The package list is valid only for this digest.
+        links: the links to make in the layer: the target of each link, by its path.
         leave_out: patterns of paths that tar leaves out, in addition to folders that no build reads.
     """
 
@@ -142,19 +142,19 @@ class UnpackedStage:
 
 
 def sysroot_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage if LLVM is portable or for another machine; otherwise LLVM is compiled against the base."""
+    """Return the stage if LLVM is portable or for another machine; None if LLVM is compiled against the base."""
     return UnpackedStage(name) if request.glibc or request.arch[0] != this_machine() else None
 
 
 def python_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage if Triton is built from source on a portable LLVM; otherwise the base's Python is used."""
+    """Return the stage if Triton is built from source on a portable LLVM; None if the base's Python is used."""
     from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - most plans have no portable Triton
 
     return UnpackedStage(name) if request.glibc and from_source(request) else None
 
 
 def sysroot_of(request: Request) -> Unpacked:
-    """Return the system against which the request's one architecture is compiled."""
+    """Return the system to compile against for the request's architecture: an old system, or that of the base."""
     arch = request.arch[0]
     if request.glibc:
         floor = floor_of(request.glibc)
@@ -186,7 +186,7 @@ def _of_base(base: BaseRef, arch: str) -> System:
 
 
 def pythons_of(request: Request) -> Unpacked:
-    """Return the interpreters for the request's one architecture."""
+    """Return the CPythons for which wheels are built, for the request's architecture."""
     rows, arch = [python_of(version) for version in versions_of(request)], request.arch[0]
     systems = {
         row.version: System(name=f"python-{row.version}", arch=arch, suite=row.suite, packages=row.packages)
@@ -205,7 +205,7 @@ def pythons_of(request: Request) -> Unpacked:
 
 
 def torch_of(request: Request) -> Unpacked:
-    """Return the PyTorch for the request's base."""
+    """Return the packages of PyTorch for the request's base; raise UnsupportedError if the base is a local image."""
     if request.base.image is not None:
         raise UnsupportedError(
             "base-without-pytorch",
@@ -231,7 +231,7 @@ _CONTENT = {"sysroot": sysroot_of, "python": pythons_of, "torch": torch_of}
 
 
 def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tuple[str, ...]) -> list[dict[str, str]]:
-    """Unpack a system into a new folder; return its packages with the SHA-256 of each package file."""
+    """Unpack a system into the new folder `tree`; return a row for each package, with the SHA-256 of its file."""
     work = workspace.work()
     tar, listing = work / "rootfs.tar", work / "packages"
     run_mmdebstrap(
@@ -256,7 +256,7 @@ def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tupl
 
 
 def make_links_relative(tree: Path) -> None:
-    """Make absolute links relative, so that programs of this machine follow them to the same file below `tree`."""
+    """Make absolute links relative, so that they lead to the same file below `tree` on the building machine."""
     for folder, names, files in os.walk(tree):
         for path in (Path(folder, name) for name in (*names, *files)):
             if path.is_symlink() and (target := path.readlink()).is_absolute():
@@ -265,7 +265,7 @@ def make_links_relative(tree: Path) -> None:
 
 
 def _merge_usr(root: Path) -> None:
-    """Link `/lib` and `/lib64` to `/usr`, because programs name their loader by these paths."""
+    """Link `lib` and `lib64` of a root to those in `usr`, because programs name their loader as /lib/… or /lib64/…."""
     for folder in ("lib", "lib64"):
         if (root / "usr" / folder).is_dir() and not (root / folder).exists():
             (root / folder).symlink_to(f"usr/{folder}")
@@ -283,6 +283,6 @@ def own_python(request: Request) -> str:
 
 
 def versions_of(request: Request) -> tuple[str, ...]:
-    """Return the Pythons for which wheels are built, lowest first: those of the request, or the base's own."""
+    """Return the versions of CPython for which wheels are built, lowest first: the requested ones, or the base's."""
     versions = {check_version(version) for version in request.pythons} or {own_python(request)}
     return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))

@@ -1,4 +1,4 @@
-"""Build wheels of projects that use Triton, from source and without a network, and images in which they import."""
+"""Build the wheels of projects that use Triton, from their sources and without a network, and make images with them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """Makes an image of one Triton and the wheels of several projects, which the request names (by default all)."""
+    """Makes an image with a Triton and the wheels of the projects that the request names, by default all."""
 
     name: str = "wheels"
 
@@ -204,7 +204,11 @@ class WheelsStage:
 
 
 def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
-    """Return a check that the modules of the rows import in a fresh container, with only the image's variables."""
+    """Return a contract check that imports the modules of the rows in a fresh container of the image.
+
+    The environment variables are those of the image. The check raises ContractError if a module in `imports` of a row
+    cannot be imported. Failures of modules in `walks` are only listed in its facts.
+    """
     wanted = [name for row in rows for name in row.imports]
 
     def check(image: str) -> Mapping[str, Any]:
@@ -237,23 +241,23 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
 
 
 def environment(rows: Sequence[WheelRow]) -> dict[str, str]:
-    """Return the variables of an image with the wheels of these rows."""
+    """Return the environment variables that an image with the wheels of these rows sets."""
     needed = {name: text for row in rows for name, text in row.run.items()}
     return {**needed, "PYTHONPATH": f"{TRITON_SITE}:{SITE}"}
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages on which the image with all wheels is built."""
+    """Return the names of the stages below the image with the requested wheels."""
     return ("base", "torch", "triton", *wheel_names(request))
 
 
 def wheel_names(request: Request) -> tuple[str, ...]:
-    """Return the wheels that a request names, in the order of the data; all wheels if it names none."""
+    """Return the names of the wheels that a request names, by default of all, in the order of data/wheels.toml."""
     return tuple(row.name for row in wheel_rows() if row.name in request.wheels or not request.wheels)
 
 
 def wheel_source(row: WheelRow, request: Request) -> Source:
-    """Return the source of a project; this uses no network."""
+    """Return the source that the request names for a project, or else that of its row, without using the network."""
     own = (
         SourceSpec(kind="pypi", where=row.project)
         if row.project

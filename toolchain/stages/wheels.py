@@ -17,7 +17,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned, Workspace
 
-# A part of the input digest of stages that make wheels. It must change when `trust.wheel_sbom` writes other bytes.
+# An input of the stages that make wheels. It must be changed when `trust.wheel_sbom` starts to write other bytes.
 SBOM_WRITER = 1
 # The projects that are needed to build Triton and to name and test its wheels.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
@@ -29,7 +29,7 @@ AOTRITON = (
 
 
 def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
-    """Return the wheels of projects as sources; this uses no network."""
+    """Return the wheel of each project in data/pypi.toml as a source, without using the network."""
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
@@ -43,7 +43,7 @@ def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
 
 
 def place(file: Path, target: Path) -> None:
-    """Link a file to another name, or copy it if the file system cannot link it."""
+    """Make a hard link to a file at `target`, or copy the file if the file system cannot link it."""
     try:
         os.link(file, target)
     except OSError:
@@ -51,7 +51,7 @@ def place(file: Path, target: Path) -> None:
 
 
 def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], workspace: Workspace) -> list[Path]:
-    """Return copies of the wheels that a recipe left in `out`, each with an SBOM inside.
+    """Return copies of the wheels that a recipe left in `out/wheel`, sorted, with an SBOM inside each.
 
     Args:
         inside: the stages below whose code the wheels contain.
@@ -83,5 +83,5 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:
-    """Return a file that an earlier build put into the store; None if the file is missing or damaged."""
+    """Return the path of a file in the store by its digest; None if the file is missing or damaged."""
     return Store(cache.store).file(digest, verify=True)
