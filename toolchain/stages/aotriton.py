@@ -195,8 +195,8 @@ class AotritonStage:
 def aotriton_stage(_: str, request: Request) -> AotritonStage:
     """Return the AOTriton stage; raise an error if the requested release of AOTriton cannot be built.
 
-    The check is made here and not in `plan`, because the plans of the stages below come first and would only report
-    missing pins.
+    The check is made here and not in `plan`, because the stages below are planned first, and their plans would report
+    missing pins instead.
     """
     refuse_unbuildable(request)
     return AotritonStage()

@@ -62,7 +62,7 @@ class CodegenLibraryStage:
         patches = [sha256_file(path) for path in request.patches.get("triton", ())]
         files = None
         if tree is not None:
-            # Patches are not applied here. The files that they add or change are covered by the digests of the patches.
+            # The patches are not applied to this tree. Their own digests cover the files that they add or change.
             files = {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))}
         more = {
             **({"patches": patches} if patches else {}),

@@ -1,8 +1,8 @@
-"""Make an image with HIP's headers and a stub library for each ROCm, with which programs are linked without a ROCm.
+"""Make an image with HIP's headers and stub libraries, so that programs can be linked where no ROCm is installed.
 
-The stub libraries are made from data (`catalog.rocm`). Below `PLACE`, the image contains a folder such as
-`hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds HIP. The folder
-`liblzma` contains the headers and a stub of that library, which the portable system lacks.
+There is a stub library for each ROCm; `catalog.rocm` contains the data for it. Below `PLACE`, the image contains a
+folder such as `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds
+HIP. The folder `liblzma` contains the headers and a stub of that library, which the portable system lacks.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def version_in(folder: Path) -> str:
 def cmake_version(major: str, version: str) -> str:
     """Return the version of the CMake package of HIP for a ROCm.
 
-    It is the version of the headers if they are for the same major version, otherwise for example `6.0.0`.
+    It is the version of the headers if they are for this major version of ROCm, and otherwise `6.0.0` for ROCm 6.
     """
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 

@@ -319,7 +319,7 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 
 
 def unknown_to_edits(tree: Path) -> list[str]:
-    """Return the files in a tree that llvm-config/edits.cmake should edit but does not know.
+    """Return the files in a tree that llvm-config/edits.cmake edits, but whose content it does not know.
 
     They contain none of the texts to edit and none of the edited texts. Files that the tree lacks are not returned.
     """

@@ -37,7 +37,7 @@ class Known:
     rare: bool = False
 
     def matches(self, file: str) -> bool:
-        """Return whether the row is about a file, which is given by its path in the source tree."""
+        """Return whether the row is about the file with this path in the source tree."""
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
@@ -143,7 +143,7 @@ def choices(source: str, request: Request) -> dict[str, Any]:
 def take_in(
     source: str, tree: Path, request: Request, *, tests: Sequence[str] = (), whole: bool = False
 ) -> tuple[Intake, tuple[Finding, ...]]:
-    """Scan a source tree and decide on each prebuilt file in it; return the decisions, and all files, sorted.
+    """Scan a source tree and decide on each prebuilt file in it; return the decisions, and the files, sorted.
 
     PolicyError is raised for a file on which no decision was made, and for a file that cannot be dropped or replaced.
 

@@ -184,7 +184,7 @@ class Workspace(Protocol):
 
     @property
     def log(self) -> Path:
-        """The full log of this stage."""
+        """The file with the full log of this stage."""
 
     def work(self) -> Path:
         """Return the folder for this stage's unfinished work, which is the same one after a killed build."""
@@ -221,7 +221,7 @@ class Workspace(Protocol):
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """Start a long-lived process in a container, with pipes."""
+        """Return a context manager for a long-lived process in a container, with pipes to its standard streams."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
         """Return the number of parallel jobs: the user's option, or else a number that suits cores and memory."""

@@ -43,7 +43,7 @@ class TritonDetails:
 
     @classmethod
     def of(cls, request: Request, dependencies: Mapping[str, Planned], pythons: tuple[str, ...]) -> TritonDetails:
-        """Return the decisions about the Triton of a request, except `held` and `cross`."""
+        """Return the decisions about the Triton of a request, except `held` and `cross`, which the stages set."""
         rules = tuple(rule for rule in codegens() if rule.stage in dependencies)
         source, tree = triton_source(request), triton_here(request)
         return cls(source=source, tree=tree, bindings=bindings(request, tree), rules=rules, pythons=pythons)
@@ -84,8 +84,8 @@ def stands_on(request: Request) -> tuple[str, ...]:
     """Return the names of the stages below Triton.
 
     A wheel of the index needs only the base. A build from source needs LLVM too, and a portable build also the stages
-    `sysroot` and `python`, and the code generator libraries for GPUs with their LLVMs. UnsupportedError is raised for a
-    Triton with such libraries that is not built portably.
+    `sysroot` and `python`, and the code generator libraries for GPUs with their LLVMs. UnsupportedError is raised if
+    a Triton with such libraries is not built portably.
     """
     if not from_source(request):
         return ("base",)

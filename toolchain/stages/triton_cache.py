@@ -200,7 +200,7 @@ class TritonCacheStage:
 
 
 def requested_calls(request: Request) -> TritonCacheDetails:
-    """Return the calls to compile: those of `--calls`, or else those in data/calls.toml.
+    """Return the calls whose kernels are compiled: those of `--calls`, or else those in data/calls.toml.
 
     UnsupportedError is raised if the request names more than one wheel.
     """

@@ -79,7 +79,7 @@ class Unpacked:
     Args:
         name: the name of the content, which the names of images contain.
         title: the name of the content in the image's title.
-        suite: the suite of Debian; several suites are separated by spaces.
+        suite: the suite of Debian, or several suites separated by spaces.
         systems: the systems by their folder in the layer. A single system has an empty folder name.
         digest: the digest of the values that decide what is unpacked. The package list is valid only for this digest.
         links: the links to make in the layer: the target of each link, by its path.
@@ -265,7 +265,7 @@ def make_links_relative(tree: Path) -> None:
 
 
 def _merge_usr(root: Path) -> None:
-    """Link `lib` and `lib64` of a root to those in `usr`, because programs name their loader as /lib/… or /lib64/…."""
+    """Link `lib` and `lib64` of a root to the folders in `usr`, because programs find their loader by these paths."""
     for folder in ("lib", "lib64"):
         if (root / "usr" / folder).is_dir() and not (root / folder).exists():
             (root / folder).symlink_to(f"usr/{folder}")

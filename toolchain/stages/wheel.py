@@ -1,4 +1,4 @@
-"""Build the wheels of projects that use Triton, from their sources and without a network, and make images with them."""
+"""Build wheels of projects that use Triton, and images that contain them, from source and without a network."""
 
 from __future__ import annotations
 
@@ -206,8 +206,9 @@ class WheelsStage:
 def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
     """Return a contract check that imports the modules of the rows in a fresh container of the image.
 
-    The environment variables are those of the image. The check raises ContractError if a module in `imports` of a row
-    cannot be imported. Failures of modules in `walks` are only listed in its facts.
+    Only the image sets environment variables there, except HOME and PYTHONDONTWRITEBYTECODE. The check raises
+    ContractError if a module in `imports` of a row cannot be imported. Failures of modules in `walks` are only listed
+    in its facts.
     """
     wanted = [name for row in rows for name in row.imports]
 
