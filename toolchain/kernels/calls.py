@@ -61,7 +61,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the call for display, and in the label that lists the calls."""
+        """The name of the call, for display and for the label that lists the calls."""
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _names(content: bytes) -> list[str]:
 
 
 def _unquote(raw: bytes) -> str:
-    """Decode a path in a patch; git quotes a path that contains special characters like a string in C."""
+    """Decode a path in a patch. Git writes a path that contains special characters as a C string literal."""
     if raw.startswith(b'"') and raw.endswith(b'"') and len(raw) > 1:
         raw = raw[1:-1]
         raw = re.sub(rb"\\([0-7]{1,3})", lambda m: bytes([int(m[1], 8) & 255]), raw)

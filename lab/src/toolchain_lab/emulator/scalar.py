@@ -387,7 +387,7 @@ def _highest_bit(width: int) -> Callable[[int], int]:
 
 
 def _of_width(width: int) -> dict[str, Handler]:
-    """Return the decoders, by mnemonic, of one width (32 or 64 bits) of the instructions that exist for both widths."""
+    """Return the decoders, by mnemonic, for the variants of one width of instructions that exist with 32 and 64 bits."""
     words = width // 32
     table: dict[str, Handler] = {
         f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),

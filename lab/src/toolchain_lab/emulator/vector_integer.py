@@ -313,7 +313,7 @@ def multiply_add_signed_64(operands: Operands) -> Run:
 
 
 def leading_signs(value: Array) -> Array:
-    """Compute V_FFBH_I32 and V_CLS_I32: the number of leading bits equal to the sign, or all ones if all bits are."""
+    """Compute V_FFBH_I32 and V_CLS_I32: the number of leading bits that equal the sign bit, or 0xFFFFFFFF if all do."""
     signless = np.where(value < 0, ~np.asarray(value), value).view(np.uint32)
     return leading_zeros(signless)
 
