@@ -24,7 +24,7 @@ _WITH_NUMBER = (
 
 @lru_cache(maxsize=256)
 def source_lanes(control: str, value: int, lanes: int) -> Array:
-    """Return the lane that each lane reads, `int64[lanes]`; -1 if the lane to read is outside of the row.
+    """Return the lane that each lane reads, `int64[lanes]`; -1 if there is no such lane.
 
     Args:
         control: the name of a DPP control, such as `row_shl`.
@@ -53,7 +53,7 @@ def source_lanes(control: str, value: int, lanes: int) -> Array:
 
 
 def _control(instruction: Instruction, lanes: int) -> Array:
-    """Return the lane that each lane of a DPP instruction reads; -1 if the lane to read is outside of the row."""
+    """Return the lane that each lane of a DPP instruction reads; -1 if there is no such lane."""
     modifiers = instruction.modifiers
     for name, width in (("quad_perm", 4), ("dpp8", 8)):
         if name in modifiers.names():

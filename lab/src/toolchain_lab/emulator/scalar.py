@@ -387,7 +387,7 @@ def _highest_bit(width: int) -> Callable[[int], int]:
 
 
 def _of_width(width: int) -> dict[str, Handler]:
-    """Return the decoders, by mnemonic, for the variants of one width of instructions that exist with 32 and 64 bits."""
+    """Return the decoders, by mnemonic, for the `width`-bit forms of instructions that exist in both widths."""
     words = width // 32
     table: dict[str, Handler] = {
         f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),

@@ -45,7 +45,7 @@ class Report:
         return {status: counts[status] for status in STATUSES}
 
     def exactness(self) -> dict[str, int]:
-        """Return the number of kernels by exactness, for those that ran or were refused."""
+        """Return the number of kernels by exactness, without those that were skipped or stopped by a fault."""
         counts = Counter(row.exactness for row in self.rows if row.exactness)
         return {label: counts[label] for label in LABELS}
 

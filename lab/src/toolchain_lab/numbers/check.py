@@ -142,7 +142,7 @@ def check_program(
     began: float | None = None,
     make: Cases | None = None,
 ) -> Checked:
-    """Check a decoded kernel.
+    """Run a decoded kernel on its cases, compare the results with the references, and return the verdict.
 
     Args:
         make: a function that returns the cases; by default, the known cases for the kernel.
