@@ -1,4 +1,4 @@
-"""Facts about the world as rows of TOML, and the one way to read them."""
+"""Read the tables of facts about releases, GPUs, packages and other things, which are TOML files in this folder."""
 
 from __future__ import annotations
 
@@ -15,23 +15,35 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of this folder by its name without the ending: `load("gpus")`."""
+    """Return the content of a file in this folder, by its name without the suffix: `load("gpus")`."""
     return read_toml(FOLDER / f"{name}.toml")
 
 
 def read_toml(
     path: Path, *, error: type[ToolchainError] = ConfigError, fix: str = "reinstall toolchain"
 ) -> dict[str, Any]:
-    """A data file, parsed once a process: callers must not change it.
+    """Return the content of a data file.
+
+    The file is parsed once in a process, so callers must not change the result.
 
     Args:
-        fix: what to do about one that is damaged; by default it came with the tool.
+        error: the class of the error for a file that is unreadable or malformed.
+        fix: the advice in this error.
     """
     try:
         status = path.stat()
         return _parsed(path, status.st_mtime_ns, status.st_size)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
-        raise error("data-unusable", f"the data file {path.name} is unusable", why=str(failure), fix=fix) from failure
+        raise error(
+            "data-unusable", f"the data file {path.name} is unusable", why=_reason(failure), fix=fix
+        ) from failure
+
+
+def _reason(failure: Exception) -> str:
+    """Return why a data file cannot be read."""
+    if isinstance(failure, OSError):
+        return failure.strerror or "it cannot be read"
+    return "it is not UTF-8" if isinstance(failure, UnicodeDecodeError) else f"it is not TOML: {failure}"
 
 
 @cache
@@ -42,14 +54,12 @@ def _parsed(path: Path, _modified: int, _size: int) -> dict[str, Any]:
 def typed_row(
     kind: type[Row], content: object, name: str, source: Path, *, error: type[ToolchainError] = ConfigError
 ) -> Row:
-    """A table of a data file as a dataclass; see `toolchain.core.typed`.
+    """Return a table of a data file as a dataclass; see `toolchain.core.typed`.
 
     Args:
-        name: the name of the table, for messages.
-        source: the file, for messages.
-
-    Raises:
-        error: an unknown key, a value of another type, or one that is missing.
+        name: the name of the table in messages.
+        source: the path of the file in messages.
+        error: the class of the error for an unknown key, a missing value, or a value of another type.
     """
     try:
         return typed(kind, content, name)
