@@ -49,7 +49,13 @@ _LIMIT = 100  # the largest number of refs that are read from one repository
 
 @dataclass(frozen=True)
 class Finding:
-    """A new pin: a title that stays the same from run to run, the reason, and the inputs of a build."""
+    """A difference between upstream's pins and the data files.
+
+    Args:
+        title: the title, which is the same in every run.
+        why: the facts from upstream that show the difference.
+        build: the inputs of the build workflow; None if there is nothing to build.
+    """
 
     title: str
     why: str

@@ -50,7 +50,10 @@ def _on() -> dict[str, set[str]]:
 
 
 def flow() -> str:
-    """Return the picture of the flow: sources and packages, stages with arrows from the stages below, and outputs."""
+    """Return a picture of how images are built.
+
+    It shows sources and packages, stages with an arrow from each stage on which they are built, and the outputs.
+    """
     where = floors(_on())
     columns = [[one for one in STAGES if where[one.name] == level] for level in range(max(where.values()) + 1)]
     high = max(len(column) for column in columns)

@@ -149,7 +149,7 @@ class AotritonRelease:
 
     @property
     def pin(self) -> LlvmPin:
-        """Return the LLVM that its Triton pins; raise an error if it is unknown."""
+        """Return the LLVM that the release's Triton pins; raise an error if that LLVM is unknown."""
         return _pin(self)
 
 

@@ -91,7 +91,7 @@ def read_built(tree: Path, name: str) -> str:
 
 
 def copy_built(tree: Path, name: str, target: Path) -> None:
-    """Copy a file that a build wrote, with the same checks as `read_built`; keep its executable bit."""
+    """Copy a regular file that a build wrote inside `tree`, and keep its executable bit."""
     try:
         with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, _CHUNK)

@@ -1,7 +1,7 @@
-"""Plugins: Python distributions that add verbs, the check of kernels, and the inspection of wheels.
+"""Load plugins, which add verbs, the check of kernels, and the inspection of wheels.
 
-A plugin is an entry point in the group `toolchain.plugins` that refers to a `Plugin` object. Plugins are looked up only
-when they are needed, because importing `importlib.metadata` takes 30 ms.
+A plugin is a distribution with an entry point in the group `toolchain.plugins` that refers to a `Plugin` object.
+Plugins are looked up only when they are needed, because importing `importlib.metadata` takes 30 ms.
 """
 
 from __future__ import annotations

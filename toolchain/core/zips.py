@@ -24,7 +24,7 @@ _END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
 _HEADER = struct.Struct("<4s2xHH16xHH")
 _ENCRYPTED = 0x2041  # flags: encrypted, strong encryption, masked header
 _AGAIN = "download it again, or create it again without encryption and with the method `deflate` or `stored`"
-# The errors that reading an entry of a damaged archive raises. Opening such an archive may also raise other errors.
+# The errors that may be raised when an entry of a damaged archive is read.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 
 

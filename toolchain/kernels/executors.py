@@ -92,7 +92,7 @@ class LocalExecutor:
         return self._pool.rows() if self._pool is not None else []
 
     def about(self) -> dict[str, Any]:
-        """Return the facts that the workers reported; empty before the first worker has started."""
+        """Return the facts that the workers reported; empty before the first outcome."""
         return dict(self._about)
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:

@@ -54,7 +54,7 @@ class Kernel:
 
     @property
     def family(self) -> str:
-        """The name of the kernel's function; for an empty kernel, the name of its folder."""
+        """The name of the kernel's function; for an empty kernel, the third last part of its key."""
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 

@@ -18,8 +18,8 @@ class Uneven:
     """The kernels and functions that are missing for a GPU but exist for another.
 
     Args:
-        missing: kernels and functions whose absence is a fault, because they seem to come from the same campaign.
-        differing: kernels and functions whose absence may be intended, such as those of hand-written kernels.
+        missing: the kernels and functions whose absence is a fault; see `uneven` for the conditions.
+        differing: those whose absence may be intended, for example because they are written by hand for one GPU.
     """
 
     missing: list[str] = field(default_factory=list)
