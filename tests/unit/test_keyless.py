@@ -23,7 +23,6 @@ from tests.registry_fixtures import free_port
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, UnreachableError, UntrustedError
-from toolchain.core.record import LOCAL_BUILDER
 from toolchain.oci.layout import Layout
 from toolchain.trust import keyless
 from toolchain.trust.attest import PREDICATE
@@ -231,10 +230,13 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_listed_identity_counts_as_a_rebuilder_and_grants_its_level(place: Place, tmp_path: Path) -> None:
+    facts = place.stand.image_facts
+    built = replace(facts.record, tool={**facts.record.tool, "builder": "https://ci.example/build"})
+    place.stand.image_facts = replace(facts, record=built)
     place.publish()
     words = ["verify", f"oci:{place.stand.layout.root}", "--sigstore", str(place.config), "--identity", WHO,
              "--issuer", ISSUER, "--builders", str(tmp_path / "list"), "--vsa", str(tmp_path / "vsa")]  # fmt: skip
-    row = f'[[builder]]\nid = "{LOCAL_BUILDER}"\noperator = "ci"\nidentity = "{WHO}"\nlevel = 3\n'
+    row = f'[[builder]]\nid = "https://ci.example/build"\noperator = "ci"\nidentity = "{WHO}"\nlevel = 3\n'
     for issuer, level, code in ((ISSUER, 3, 0), ("https://other.example", 1, 17)):
         (tmp_path / "list").write_text(f'{row}issuer = "{issuer}"\n')
         assert CliRunner().invoke(app, words).exit_code == 0
