@@ -40,8 +40,9 @@ class Audit:
         uneven: kernels and functions that exist for one GPU but not for another, where this is a fault.
         differing: kernels and functions that exist for one GPU but not for another, where this may be intended; see
             `uneven.uneven`.
-        notes: a line for each kind of file that was skipped.
-        partial: packs of AOTriton that are marked as lacking kernels.
+        notes: lines about the files that were skipped, and about GPUs whose kernels can only be loaded with XNACK.
+        planned: the number of kernels that the plan lists for the requested GPUs; None if no plan was given.
+        partial: folders of AOTriton packs that a file in the folder marks as lacking kernels.
         prebuilt: files that have the name of a known prebuilt file; see data/prebuilt.toml.
         rebuilt: whether compiling a kernel again gave the same bytes, by the key of the kernel.
         images: digests of the images that were read; empty for files and folders.
@@ -86,7 +87,11 @@ class Audit:
         return newest(library.glibc for library in self.libraries if library.glibc)
 
     def problems(self, *, allow_empty: bool = False) -> list[str]:
-        """Return a line for each kind of fault that was found."""
+        """Return a line for each kind of fault that was found.
+
+        Args:
+            allow_empty: whether empty kernels are not a fault.
+        """
         wrong = [key for key, equal in self.rebuilt.items() if not equal]
         rows = [
             ("GPUs without a kernel", self.absent),
@@ -100,7 +105,7 @@ class Audit:
         return [*(f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys), *unknown]
 
     def sealed_note(self) -> str:
-        """Return the note about bundles that cannot be unpacked; empty if there are none."""
+        """Return a note about the bundles that cannot be unpacked; empty if there are none."""
         if not self.sealed:
             return ""
         if self.sealed == 1:
@@ -132,7 +137,7 @@ class Audit:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """Return the first three texts for a message; they are truncated, because names of kernels can be very long."""
+    """Return at most three of the texts, joined for a message. Each is truncated, because kernel names can be long."""
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 
@@ -142,11 +147,13 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     Args:
         what: the place; see `places.opened`.
         gpus: the GPUs for which there must be kernels.
-        plan: the folder that AOTriton's generator wrote, if all kernels that it plans for `gpus` must be present.
+        plan: the folder that AOTriton's generator wrote, if all kernels that it plans for `gpus` must be present. If
+            it is None, the kernels for each GPU are compared with those for the other GPUs.
 
     Raises:
-        ConfigError: the place contains neither code for a GPU nor a library, or the plan lists no kernel for these
-            GPUs.
+        ConfigError: the place contains no code for a GPU, no library and no damaged file, or the plan lists no kernel
+            for these GPUs.
+        SourceError: `plan` does not contain a plan, or the place cannot be read; see `places.opened` for more errors.
     """
     result = Audit(what=what)
 

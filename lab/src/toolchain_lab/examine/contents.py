@@ -1,4 +1,4 @@
-"""Find compiled kernels, and their JSON files, in code objects, bundles, packs and results of kernel stores."""
+"""Find the compiled kernels in code objects, bundles, PTX files, packs and kernel stores, and find their JSON files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Code:
     """A code object or a PTX file in a place.
 
     Args:
-        name: the path in the place; for an entry of a pack, the path of the pack followed by the name in it.
+        name: the path in the place. For a code object in a bundle, `#` and the GPU follow the path of the bundle. For a
+            kernel in a pack, the kernel's name follows the path of its .aks2 file without the suffix.
         file: the path of the file that contains the code, followed by the name of the entry if that file is a .zip.
         size: the size of the content in bytes.
         read: a function that returns the content; it must be called before the iteration goes on to the next code
@@ -95,7 +96,12 @@ class Pack:
     _budget: UnpackBudget = field(repr=False)
 
     def codes(self, on_fault: OnFault) -> Iterator[Code]:
-        """Return the code objects. For damaged entries, `on_fault` is called, and the iteration continues."""
+        """Return an iterator over the code objects.
+
+        Args:
+            on_fault: a function that is called with the error if the pack, or an .aks2 file in it, is damaged. The rest
+                of the damaged file is then skipped.
+        """
         self._budget.add(self._file.size)
         is_zip = self.path.endswith(".zip")
         codes = _zipped(self._file, self._budget, on_fault) if is_zip else _packed(self._file, self._budget)
@@ -103,7 +109,7 @@ class Pack:
 
 
 def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | Beside | LaunchList | Pack]:
-    """Yield the compiled code and the JSON files of a place, in the order of its files.
+    """Yield the compiled code, the packs, the JSON files and the launch lists of a place, in the order of its files.
 
     Args:
         on_fault: a function that is called with the error for a damaged file, which is then skipped.
@@ -138,7 +144,9 @@ def bundled(path: Path) -> Iterator[Code]:
     """Yield the code objects in a file if it is a bundle; for any other file, yield nothing.
 
     Raises:
-        KernelError: the file is damaged, or cannot be read or unpacked.
+        KernelError: the file cannot be read, or it is a bundle that is damaged, cannot be unpacked here, or contains no
+            code for an AMD GPU.
+        HostileInputError: the bundle unpacks to too many bytes, or its code objects overlap.
     """
     try:
         file = on_disk(path, path.name, Path(os.path.realpath(path)).parent)
@@ -152,7 +160,7 @@ def bundled(path: Path) -> Iterator[Code]:
 
 
 def _objects(file: StoredFile, stem: str, budget: UnpackBudget) -> Iterator[Code]:
-    """Yield the code object that a file is, or those that it contains if it is a bundle."""
+    """Yield the code objects in a bundle; for any other file, yield the file itself as a code object."""
     with file.open() as stream:
         if is_bundle(stream.read(MAGIC_BYTES)):
             yield from _of_bundle(file, stream, stem, budget)
@@ -209,7 +217,7 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """Return the path for an entry of a .zip: its name, prefixed by the .zip's path if the name contains no GPU."""
+    """Return the path for an entry of a .zip: its name, after the .zip's path if the name contains no GPU or pack."""
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
@@ -274,7 +282,11 @@ def _result(file: StoredFile) -> Code:
 
 
 def key_of(path: str) -> str:
-    """Return the part of a path that begins with the GPU; it is the same in an image, a prefix and a build folder."""
+    """Return the part of a path that begins with the GPU or the pack, or the whole path if it contains neither.
+
+    This part is the same in an image, a prefix and a build folder. The prefix `amd-` and the suffix `.hsaco` are
+    removed from it.
+    """
     parts_ = path.split("/")
     start = next((at for at, part in enumerate(parts_) if _GPU.fullmatch(part)), 0)
     return "/".join(parts_[start:]).removeprefix("amd-").removesuffix(".hsaco")

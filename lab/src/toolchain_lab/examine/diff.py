@@ -25,9 +25,11 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel in A, in B or in both. Facts are None for an empty kernel, which AOTriton treats as known bad.
+    """A kernel in A, in B or in both.
 
     Args:
+        before, after: the facts about the kernel in A and in B; None if the kernel is missing there, or if it is empty,
+            which AOTriton treats as known bad.
         files: the digests of the code objects in A and B; only one if the kernel is missing from the other place.
     """
 
@@ -41,13 +43,16 @@ class Row:
 
     @property
     def lost_waves(self) -> int:
-        """The number of waves by which the occupancy is lower in B than in A; negative if it is higher."""
+        """The number of waves by which the occupancy is lower in B than in A; negative if higher, 0 if unknown."""
         before, after = (side and side.occupancy for side in (self.before, self.after))
         return before.waves - after.waves if before and after else 0
 
     @property
     def new_spills(self) -> int:
-        """The number of additional spilled registers in B; for PTX, the number of additional bytes of local memory."""
+        """The number of additional spilled registers in B; for PTX, the number of additional bytes of local memory.
+
+        It is negative if B has fewer, and 0 if the facts are not known for both A and B.
+        """
         if self.before is None or self.after is None:
             return 0
         if self.after.vgpr is None:
@@ -89,7 +94,7 @@ class Difference:
         return {status: counted[status] for status in STATUSES}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return a row for each GPU and function: how many kernels have each status, other waves, or new spills."""
+        """Return how many kernels have each status, a lower or higher occupancy, or new spills, by GPU and function."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -110,21 +115,25 @@ class Difference:
         return [row for row in self.rows if CONDITIONS[condition](row)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the difference as `kernels diff --json` prints it, which only counts kernels with the same bytes."""
+        """Return the difference as `kernels diff --json` prints it. Kernels with the same bytes are only counted."""
         listed = [row.as_json() for row in self.rows if row.status != SAME]
         return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
 
 
 def ranked(rows: Iterable[Row]) -> Difference:
-    """Sort rows, worst first: by lost waves, new spills, more scratch memory and registers, and kernels only in A."""
+    """Return the difference with its rows sorted, worst first.
+
+    The rows are sorted by lost waves, new spills, gained waves, status, and the growth of scratch memory, vector
+    registers and code. Rows that are equal in all of these are sorted by key.
+    """
     return Difference(tuple(sorted(rows, key=_rank)))
 
 
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     """Compare the kernels of two places, and return the differences.
 
-    Kernels are paired by key. If A and B have no key in common, they are paired by the compilation inputs in their JSON
-    files.
+    Kernels are paired by key. If A and B have no key in common, kernels are paired by the digest of their compilation
+    inputs.
 
     Raises:
         ConfigError: A and B have no kernel in common.

@@ -33,7 +33,7 @@ class Facts:
     Args:
         gpu: LLVM's name for the GPU; for PTX, the target.
         wave: the number of lanes in a wave.
-        threads: the largest number of threads in a workgroup.
+        threads: the largest number of threads in a workgroup; 0 if a PTX file does not state it.
         vgpr: the number of vector registers that a wave uses, including AGPRs.
         vgpr_spills, sgpr_spills: the numbers of spilled vector and scalar registers.
         lds: the size of a workgroup's LDS in bytes, including the LDS that a launch adds if this is known.
@@ -161,8 +161,8 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     """Return the facts about each kernel in a PTX file. Registers are unknown, because the driver allocates them later.
 
     Raises:
-        KernelError: the file names no target, contains no complete kernel, or contains a line of more than 65,536
-            characters.
+        KernelError: the file names no target, contains no kernel, ends within a kernel, or contains a line of more than
+            65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():
@@ -222,7 +222,7 @@ class _Entry:
 
 
 def _space(line: str) -> tuple[str, int] | None:
-    """Return the state space of a declaration and its size in bytes; None if the line is not a declaration."""
+    """Return the state space and the size in bytes of a local or shared array; None if the line declares none."""
     if (match := _SPACE.search(line)) is None or (size := _SIZE.search(line, match.end())) is None:
         return None
     return match[1], int(size[1])

@@ -130,7 +130,7 @@ def _site_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
 
 
 def _added(site: Path, file: Path) -> Iterator[Path]:
-    """Yield the folders that a .pth file names; lines of code in it are ignored."""
+    """Yield the existing folders that a .pth file names; comments and lines of code in it are ignored."""
     for line in _text(file).splitlines():
         if line.strip() and not line.startswith(("#", "import ", "import\t")):
             folder = site / line.strip()

@@ -27,7 +27,7 @@ class Kernel:
     """A compiled kernel in a place.
 
     Args:
-        key: a name that is unique in the place, and is the same for the same kernel in another place.
+        key: a name that is the same for the same kernel in another place. `kernels_in` makes it unique in the place.
         path: the path of the kernel's file in the place.
         sha256: the SHA-256 of the code object, in hex.
         facts: the facts about the kernel; None if it is empty, which AOTriton's loader treats as known bad.
@@ -71,6 +71,7 @@ def kernels_in(
     Raises:
         ConfigError: there is no such place, or it contains no compiled kernel.
         KernelError: a code object or a pack is damaged.
+        SourceError, HostileInputError, UntrustedError: the place cannot be read; see `places.opened`.
     """
     with opened(what, cache) as files:
         kernels = list(kernels_of(files, _refuse, keep=keep))
@@ -98,6 +99,7 @@ def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collecti
 
     Args:
         on_fault: a function that is called with the error for a damaged file, which is then skipped.
+        keep: the digests of the code objects whose content should be kept.
     """
     waiting: list[tuple[str, Kernel]] = []
     beside: dict[str, Mapping[str, Any]] = {}
@@ -166,7 +168,7 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks them, as in a cache of Triton's."""
+    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks them, as in Triton's own cache."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 

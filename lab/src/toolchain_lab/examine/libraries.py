@@ -20,7 +20,9 @@ from toolchain_lab.metered import metered
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
 _MOST = 100_000  # the limit for the number of sections, of dynamic tags and of versions
-_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # PyTorch's largest library has about 100,000 entries
+# The limits for the entries of CUDA's fat binaries, of which PyTorch's largest library has about 100,000, and for the
+# 8-byte words between the fat binaries.
+_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000
 _CHUNK = 1 << 20
 _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
 
@@ -53,7 +55,8 @@ def read_library(file: StoredFile) -> Library | None:
     """Return the facts about a library or program for the host; None for other files and for damaged ELF files.
 
     Raises:
-        HostileInputError: the file contains the revisions of more than 64 LLVMs.
+        HostileInputError: the file names more than 64 revisions, its sections of device code overlap, or a section of
+            CUDA's fat binaries has too many entries.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no library
     from elftools.construct import ConstructError  # noqa: PLC0415
@@ -123,7 +126,12 @@ class _Found:
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
 
     def _take(self, size: int, path: str) -> None:
-        """Raise HostileInputError if sections of device code overlap, because such a file could take hours to read."""
+        """Add the size of a section of device code to the total, and check the total against the size of the file.
+
+        Raises:
+            HostileInputError: the total is larger than the file, so sections overlap. Such a file could take hours to
+                read.
+        """
         self._left -= size
         self._budget.add(size)
         if self._left < 0:

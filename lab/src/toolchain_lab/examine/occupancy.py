@@ -40,7 +40,7 @@ def _half(row: Limits, wave: int) -> int:
 def occupancy(
     gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
 ) -> Occupancy | None:
-    """Return the number of waves that fit on a SIMD; None if the GPU is unknown.
+    """Return the number of waves that fit on a SIMD by registers and by LDS; None if the GPU is unknown.
 
     Args:
         gpu: LLVM's name for the GPU.

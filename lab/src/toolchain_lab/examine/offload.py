@@ -53,11 +53,15 @@ class Part:
 
     @property
     def gpu(self) -> str:
-        """LLVM's name for the GPU, without features; empty for a part that runs on the host."""
+        """LLVM's name for the AMD GPU, without features; empty if the target is not an AMD GPU, such as the host."""
         return self.target[self.target.index("gfx") :].partition(":")[0] if "gfx" in self.target else ""
 
     def read(self) -> bytes:
-        """Return the bytes of the code object. The caller must do so before it goes on to the next part."""
+        """Return the bytes of the code object.
+
+        This method must be called before the iteration over `parts` goes on to the next part, because the file with the
+        content of a compressed bundle is closed after the bundle's last part.
+        """
         if self.size > LARGEST_OBJECT:
             raise too_large(self.target, self.size, LARGEST_OBJECT)
         self._stream.seek(self._offset)
@@ -85,6 +89,8 @@ def parts(
 ) -> Iterator[Part | Sealed]:
     """Yield the code objects of all bundles in a range of a file, one bundle after the other.
 
+    For a compressed bundle that cannot be unpacked here, a `Sealed` is yielded.
+
     Args:
         stream: the file, which must be seekable.
         size: the size of the range in bytes, from `start`.
@@ -92,8 +98,9 @@ def parts(
         budget: a limit on unpacked bytes that several calls share; by default, this call gets a limit of its own.
 
     Raises:
-        KernelError: a bundle is damaged.
-        HostileInputError: a bundle unpacks to too many bytes, or its code objects overlap.
+        KernelError: a bundle is damaged, or the range contains something other than bundles and zeros.
+        HostileInputError: a bundle unpacks to too many bytes, its code objects overlap, or there are more than 100,000
+            bundles.
     """
     at, end = start, start + size
     left, budget = _MOST_BUNDLES, budget or UnpackBudget(size)
@@ -206,7 +213,7 @@ def _packed(
 
 
 def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: int) -> tuple[int, int]:
-    """Unpack a stream, at most until it gives more than `most` bytes; return how many bytes were read and written."""
+    """Unpack a stream until it ends or gives more than `most` bytes; return the numbers of bytes used and written."""
     used, made = 0, 0
     while not unpack.eof and made <= most:
         piece = stream.read(min(_CHUNK, packed - used)) if unpack.needs_input else b""
@@ -220,9 +227,12 @@ def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: in
 
 
 def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a decompressor for a compression method, with the interface of zstd's, and the errors that it raises.
+    """Return a decompressor for a compression method, and the errors that it raises.
+
+    The decompressor has the interface of `zstd.ZstdDecompressor`.
 
     Raises:
+        KernelError: the compression method is unknown.
         ImportError: the package for zstd is not installed.
     """
     if method == _ZLIB:

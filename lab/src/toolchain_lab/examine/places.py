@@ -146,7 +146,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Convert errors that damaged files cause in the block to SourceError."""
+    """Convert errors that damaged or unreadable files cause in the block to SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, *DAMAGED) as error:
@@ -186,7 +186,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Return whether a .zip is a pack, which contains .aks2 files or nothing; their names or contents tell."""
+    """Return whether a .zip is a pack: it is empty, or an entry is an .aks2 file by its name or its first bytes."""
     with open_zip(path, name) as archive:
         rows = [row for row in archive.infolist() if not row.is_dir()]
         return not rows or any(
@@ -201,7 +201,11 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 
 
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
-    """Yield the files in a folder. Links to files inside the folder are followed; links to folders are skipped."""
+    """Yield the files in a folder.
+
+    Links to files inside the folder are followed. All other links are skipped; broken links and links out of the folder
+    are added to the notes.
+    """
     real = root.resolve()
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -248,7 +252,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
-    """Return the images that a name in the cache or a reference stands for, one per architecture, and their layout.
+    """Return the images that a name in the cache or a reference stands for, after the layout that contains them.
 
     Raises:
         SourceError, ConfigError: there is no such image.

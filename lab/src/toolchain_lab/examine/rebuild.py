@@ -33,13 +33,17 @@ def rebuild(
     """Compile randomly chosen kernels again, and return, by key, whether the bytes are the same.
 
     Args:
+        count: the maximum number of kernels to compile.
+        source: the root of the kernels' source.
         plan: the folder that AOTriton's generator wrote; if it is None, the compilation inputs are read from the JSON
             file next to each code object.
-        timeout: the time limit for each kernel in seconds.
+        seed: the seed of the random choice.
+        timeout: the average time in seconds that a kernel may take; only their total time is limited.
 
     Raises:
         ConfigError: the compilation inputs of all the kernels are unknown.
-        SourceError: files of the kernels are missing from the source.
+        SourceError: the plan or files of the kernels are missing.
+        KernelError: Triton cannot be run; see `compile_rules` for more errors.
     """
     kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
     rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)
@@ -97,6 +101,7 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
 
     Raises:
         SourceError: the folder does not contain a plan, or kernels of the plan are missing from the source.
+        ConfigError: the plan lists no kernel.
     """
     rules, keys = _rules(plan, source), objects_of(plan, ())
 
@@ -108,7 +113,7 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
 
 
 def _planned(plan: Path, source: Path, audited: Audit) -> dict[str, Any]:
-    """Return the tasks of a plan, by key; as in AOTriton, float32 dot products are compiled with IEEE precision."""
+    """Return a plan's tasks by kernel key; as in AOTriton, float32 dot products are compiled with IEEE precision."""
     rules = _rules(plan, source)
     keys = objects_of(plan, sorted(gpu for gpu in audited.gpus() if gpu.startswith("gfx")))
     return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

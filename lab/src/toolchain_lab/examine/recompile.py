@@ -59,6 +59,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
     Raises:
         SourceError, HostileInputError: there is no such wheel, or the wheel is damaged.
         ConfigError: no CPython for which the wheel was built is installed.
+        ResourceError: the wheel cannot be unpacked into the cache.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
     with wheel_named(named, cache) as wheel, in_use(cache, make=True):
@@ -79,7 +80,10 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
 
 
 def _python(minors: Sequence[int]) -> str | None:
-    """Return a CPython 3 with one of the given minor versions; shims, which lack a standard library, are skipped."""
+    """Return a CPython 3 with one of the given minor versions; None if none is installed.
+
+    Shims, which lack a standard library, are skipped.
+    """
     if sys.version_info[1] in minors:
         return sys.executable
     for python in filter(None, (process.find(f"python3.{minor}") for minor in minors)):
@@ -119,7 +123,8 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
         source: the root of the kernels' source, or a folder that contains it.
 
     Raises:
-        ConfigError: there is no JSON file, or it lacks the compilation inputs of the kernel.
+        ConfigError: there is no JSON file, it lacks the compilation inputs of the kernel, or it names a source file
+            outside of the root.
         SourceError: the source does not contain the kernel's file, or contains it in several folders.
     """
     beside = path.with_suffix(".json")
@@ -174,6 +179,8 @@ def compile_rules(
 ) -> list[dict[str, Any]]:
     """Compile rules one after the other, and return the `status`, `reason`, `seconds` and, if done, `sha256` of each.
 
+    The code object and the JSON file of each compiled kernel are written to the path `out` of the kernel's rule.
+
     Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces, without access to a
     network or to the user's files.
 
@@ -181,7 +188,8 @@ def compile_rules(
         timeout: the time limit for all rules together in seconds.
 
     Raises:
-        KernelError: the worker does not start, dies, or gives an invalid answer.
+        KernelError: the interpreter is not a Python, or the worker fails, exceeds the time limit, or gives an invalid
+            answer.
         ConfigError: Triton is not installed for the interpreter.
         EngineError: this machine cannot create the namespaces.
     """

@@ -39,7 +39,7 @@ def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any
 
 
 def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer, scratch: Path) -> AttachedEvidence:
-    """Attach the signed statement to the audited images, in the registry or layout that the images' reference names.
+    """Sign the statement about an audit, and attach it to the audited images in their registry or layout.
 
     Raises:
         RegistryError, UnreachableError: the statement cannot be attached; see `Place.attach`.
@@ -50,7 +50,11 @@ def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer,
 
 
 def signed_audit(audited: Audit, cache: Cache, result_json: Mapping[str, Any], signer: Signer) -> bytes:
-    """Return the signed statement. Its subject is a file, images, or the list of a folder's files and their digests."""
+    """Return the signed statement about an audit, as the bytes of a DSSE envelope.
+
+    The subject of the statement is the audited file, the audited images, or the list of the files in the audited folder
+    with their digests.
+    """
     path = Path(audited.what)
     if audited.images:
         digests, name = list(audited.images), "image"

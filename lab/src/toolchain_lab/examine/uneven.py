@@ -19,7 +19,8 @@ class Uneven:
 
     Args:
         missing: the kernels and functions whose absence is a fault; see `uneven` for the conditions.
-        differing: those whose absence may be intended, for example because they are written by hand for one GPU.
+        differing: the kernels and functions whose absence may be intended, because kernels may be written or tuned for
+            each GPU.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -70,5 +71,5 @@ def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Ite
 
 
 def _variant(kernel: Kernel) -> str:
-    """Return a kernel's key without its GPU."""
+    """Return a kernel's key, in which `*` replaces the GPU or the pack."""
     return _GPU.sub("*", kernel.key)

@@ -53,6 +53,7 @@ class Library:
     Args:
         file: the name of the file in the wheel; empty if the data lists a library that the wheel lacks.
         part: `core`, LLVM's name for a GPU's code generator, such as `AMDGPU`, or `bitcode`.
+        told: the revisions that texts in the file name.
         revision: the revision of the LLVM inside, or `COMMIT-BUILD` for a codegen library. It is empty if no text names
             a revision, if texts name different ones, and for bitcode, in which a text names the compiler.
         llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if the file contains none, or
@@ -60,7 +61,8 @@ class Library:
         pin: the pinned revision in the data; empty if the data contains none.
         pin_version: for `core`, the pinned major version in the data, such as `17`; empty if the data contains none.
         verdict: the result of the comparison; `not pinned` for bitcode, because it only names its compiler.
-        also: if the LLVM is not the pinned one, releases in the data that are built with it.
+        also: if the LLVM is not the pinned one, or the data contains no pin, at most three releases in the data that
+            are built with it.
     """
 
     file: str
@@ -99,7 +101,7 @@ class WheelLlvm:
 
     @property
     def wrong(self) -> tuple[Library, ...]:
-        """The LLVMs that do not match the data."""
+        """The libraries that contradict the data, including those that the wheel lacks."""
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class WheelLlvm:
 def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
     """Yield the wheel that a user names: a file, or one in the index (`pypi:VERSION`, `pypi:PROJECT==VERSION`).
 
-    A downloaded wheel whose digest is on record is kept in the store; any other is deleted at the end of the block.
+    A downloaded wheel whose digest is on record is kept in the store; any other download is deleted after the block.
 
     Raises:
         SourceError: there is no such wheel.
@@ -189,7 +191,7 @@ def _part(name: str) -> str:
 
 
 def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
-    """Return the project and the version from the wheel's metadata, or else from the file's name."""
+    """Return the project and the version from the wheel's metadata, or else from the file's name; empty if unknown."""
     match = _NAME.fullmatch(file)
     metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:

@@ -149,8 +149,8 @@ def _lse(problem: Problem) -> Tensor:
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
     """Return the expected values of the LSE.
 
-    The LSE is stored in float32, but the bound on its error is that for the tensors' type if there is a bias, and that
-    for xf32 if scores are computed in xf32.
+    The LSE is stored in float32. Its allowed error is computed with the precision of the tensors' type if there is a
+    bias, with the precision of xf32 if scores are computed in xf32, and otherwise with the precision of float32.
     """
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
@@ -307,7 +307,10 @@ def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases for bwd_kernel_fuse, whose grid is the blocks of keys followed by those of each head's queries."""
+    """Yield cases for bwd_kernel_fuse, which computes the gradients of queries, keys, values and bias.
+
+    Along x, the grid has a workgroup for each block of keys, and then one for each block of queries of each head.
+    """
 
     def compute(
         form: _Form, arguments: Arguments, problem: Problem, sequence: int

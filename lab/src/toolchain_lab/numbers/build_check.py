@@ -43,8 +43,8 @@ def check_objects(
     """Check a sample of the code objects in a folder, and return the result in the form that is published.
 
     Args:
-        count: the size of the sample; 0 for all objects.
-        jobs: the number of processes.
+        count: the maximum size of the sample; 0 for all objects.
+        jobs: the maximum number of processes.
         note: a function that is called with the name and the result of each kernel.
     """
     chosen = sample(objects, count or None, SEED)
@@ -57,8 +57,8 @@ def check_files(
     """Check a sample of the code objects among files, and return the result in the form that is published.
 
     Args:
-        count: the size of the sample; 0 for all objects.
-        jobs: the number of processes.
+        count: the maximum size of the sample; 0 for all objects.
+        jobs: the maximum number of processes.
         label: the name of the place with the files, for error messages.
 
     Raises:

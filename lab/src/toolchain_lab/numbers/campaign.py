@@ -54,7 +54,11 @@ class Report:
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return a row for each GPU and function: kernels by status, largest share, instructions and time."""
+        """Return a row for each GPU and function.
+
+        A row contains the number of kernels for each status, the largest share of the allowed error, and the totals of
+        the executed instructions and of the CPU time in seconds.
+        """
         groups: dict[tuple[str, str], list[Checked]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -117,7 +121,7 @@ def run(
     """Check kernels in parallel processes, and return a report.
 
     Args:
-        jobs: the number of processes.
+        jobs: the maximum number of processes.
         available: the number of kernels from which the sample was drawn; by default, `len(objects)`.
         known: the results of an earlier check, by name; those for objects with the same bytes are reused.
         exact: whether matrix instructions follow the published rounding rules for the GPU.

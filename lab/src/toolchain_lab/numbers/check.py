@@ -39,8 +39,9 @@ class Checked:
     Args:
         status: `right`, `wrong`, `skipped` (no case fits the kernel) or `refused` (the emulator does not support it).
         reason: why the kernel is not right; empty if it is right.
-        share: the largest error divided by the allowed error; infinite if a fault stopped the kernel.
-        errors: the largest error and the allowed error of each result, by label.
+        share: the largest ratio of an error to the allowed error; infinite if a fault stopped the kernel.
+        errors: the error and the allowed error of each result, by label, from the launch in which their ratio is
+            largest.
         cases: the labels of the launches.
         unknown: the instructions in the kernel that the emulator does not support and that were not executed.
         exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if the kernel was skipped or
@@ -79,7 +80,7 @@ class Checked:
 
 
 def finite(value: float) -> float | None:
-    """Return a number for use in JSON; None if it is infinite."""
+    """Return a number for use in JSON; None if it is infinite or NaN."""
     return value if math.isfinite(value) else None
 
 
@@ -106,7 +107,7 @@ def _without_collection() -> Iterator[None]:
 
 @_without_collection()
 def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED, exact: bool = True) -> Checked:
-    """Check a code object that has a JSON file next to it.
+    """Check a code object that has a JSON file next to it, and return the result.
 
     Args:
         name: the name of the kernel in the result.

@@ -51,19 +51,19 @@ def collect(
     label: str = "",
     planned: Planned | None = None,
 ) -> Collected:
-    """Choose code objects in a place, and write them to a folder, each with its JSON file.
+    """Choose code objects in a place, and write them to a folder, each with its JSON file if it has one.
 
     Empty code objects, which mark kernels as known bad, are skipped.
 
     Args:
         files: the files of the place, which can be iterated several times.
         gpus: the GPUs for which code objects are chosen; by default, all GPUs.
-        count: the number of code objects to choose, see `objects.sample`; None to choose all.
+        count: the maximum number of code objects to choose, see `objects.sample`; None to choose all.
         label: the name of the place, for error messages.
         planned: a function that returns launch data for packs that contain none.
 
     Raises:
-        ConfigError: there is no code object, or two code objects have the same name.
+        ConfigError: there is no code object for these GPUs, or two code objects have the same name.
         KernelError: a pack or a result of a kernel store is damaged.
     """
     known = _Known(planned)

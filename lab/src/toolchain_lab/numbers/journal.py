@@ -13,11 +13,15 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import read_regular
 from toolchain_lab.numbers.check import Checked
 
-_MOST = 1 << 30  # bytes
+_MOST = 1 << 30  # bytes; the limit for the size of the file
 
 
 def append(path: Path, row: Checked, decoder: str) -> None:
-    """Append a result to the file."""
+    """Append a result to the file.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"decoder": decoder, "row": row.as_json()}) + "\n")

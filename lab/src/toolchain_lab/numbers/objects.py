@@ -18,7 +18,7 @@ def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Obje
     possible.
 
     Args:
-        count: the size of the sample; None for all objects.
+        count: the maximum size of the sample; None for all objects.
     """
     if count is None or count >= len(objects):
         return list(objects)

@@ -45,7 +45,7 @@ class Results:
     Args:
         o: the output.
         lse: the log-sum-exp of each row.
-        delta: for each row, the scalar product of the output and its gradient.
+        delta: for each row, the scalar product of the output and its gradient; empty if no gradients are computed.
         dq, dk, dv, db: the gradients of q, k, v and the bias; empty if no gradients are computed.
     """
 

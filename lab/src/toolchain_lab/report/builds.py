@@ -127,7 +127,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
 
 
 def _folder(output: str) -> str:
-    """Return the group to which an output belongs: the first folders of its path, without CMake's folders."""
+    """Return an output's group: at most four parts of its path before `CMakeFiles`, or `top` if it is in no folder."""
     parts = output.split("/CMakeFiles/", maxsplit=1)[0].split("/")
     return "/".join(parts[:4]) if len(parts) > 1 or "CMakeFiles" in output else "top"
 
@@ -176,7 +176,7 @@ def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
 
 
 def _family(below: PurePosixPath) -> str:
-    """Return the part of the image to which a file belongs, from the name of a library or otherwise from its folder."""
+    """Return the part of the image to which a file belongs: by name for known libraries, and otherwise by folder."""
     if below.name.startswith("lib") and (".a" in below.suffixes or ".so" in below.suffixes):
         stem = below.name.removeprefix("lib")
         for name in ("LLVM", "MLIR", "lld", "clang", "triton"):

@@ -94,7 +94,7 @@ class Report:
     """The content of a report.
 
     Args:
-        kind: the kind of subject: `build`, `campaign`, `kernels`, `diff` or `audit`.
+        kind: the kind of subject: `build`, `campaign`, `kernels`, `kernels, A against B` or `audit`.
         subject: a description of the subject.
         figures: the label, the value and the tone of each figure, most important first.
     """

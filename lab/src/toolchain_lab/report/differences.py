@@ -18,14 +18,14 @@ _FINDINGS = ("missing", "empty", "damaged", "absent", "uneven")
 
 
 def json_report(value: Any, name: str) -> Report:
-    """Return the report about a document that a verb printed.
+    """Return the report about a document that `kernels diff --json` or `audit --json` printed.
 
     Args:
         value: the JSON document.
         name: the name of the document's file, for the report and for error messages.
 
     Raises:
-        ConfigError: the document was not printed by one of these verbs.
+        ConfigError: the document was printed by neither of these commands.
     """
     try:
         if isinstance(value, dict) and {"counts", "groups", "kernels"} <= value.keys():

@@ -33,7 +33,7 @@ class Step:
 
 
 def steps_of(content: bytes) -> list[Step]:
-    """Return the steps in a log, in the order in which they began; other lines are ignored."""
+    """Return the steps in a log, in the order in which they began; lines that describe no step are ignored."""
     rows: list[tuple[float, float, str]] = []
     offset = 0.0
     for run in _runs(list(_lines(content.decode("utf-8", "replace")))):
