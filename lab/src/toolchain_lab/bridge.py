@@ -34,7 +34,7 @@ from toolchain_lab.metered import metered
 if TYPE_CHECKING:
     from toolchain_lab.emulator.metadata import Metadata
 
-_LARGEST_IR = 64 << 20  # bytes
+_LARGEST_IR = 64 << 20  # bytes; the limit for a .ttir file, which contains Triton's IR
 CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
     CodeObjectError: errors.KernelError,
     DisassemblerError: errors.EngineError,

@@ -25,6 +25,7 @@ def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
     Raises:
         PinError: an LLVM is missing from the wheel, several revisions are named for one LLVM, or an LLVM differs from
             the pin for this Triton.
+        ConfigError: `use` is set, which is only for images.
     """
     if use:
         raise ConfigError(

@@ -56,7 +56,7 @@ class Expected:
         return 2 * error + self.element.precision * float(np.abs(self.exact[finite]).max())
 
     def error(self, data: Array) -> float:
-        """Return the largest error in a buffer; infinite if a value differs from the exact one and either is not finite."""
+        """Return the largest error in a buffer; infinite if a value is wrong and it or the exact one is not finite."""
         values = (self.stored or self.element).decode(data[self.places])
         if self.summed:
             values = values.sum(0)

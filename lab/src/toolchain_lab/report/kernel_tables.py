@@ -128,7 +128,7 @@ def _facts_cells(facts: Facts | None) -> list[Cell]:
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return a reason's first line, by which reasons are counted, and its full text, which is empty if it is the same."""
+    """Return a reason's first line, by which reasons are counted, and the full text if there are more lines."""
     first = text.partition("\n")[0]
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 
