@@ -99,7 +99,7 @@ def prune(
         now: the Unix time from which `unused_for` counts back; None for the present.
         unfinished: whether to also remove recent unfinished work: trees of failed builds and ledgers of campaigns.
         dry: whether to remove nothing, and only return the entries that would be removed.
-        images: if not empty, only these images are removed, however recently they were used.
+        images: if not empty, these images are the only entries that are removed, however recently they were used.
     """
     if not cache.is_ours:
         raise ConfigError(
@@ -298,6 +298,7 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images in the engine's storage that match no finished image, and the remains of killed invocations.
 
     Return one entry that names the removed images and the freed space, or an empty list if no image was removed.
+    Nothing is removed if buildah is not installed.
     """
     storage = Storage(cache)
     if not storage.root.is_dir() or process.find("buildah") is None:

@@ -106,10 +106,10 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
 
 def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
-    """Return the shortest names with which `named_images` finds these images.
+    """Return names for these images, for display.
 
-    If `images` contains all finished images of a name, the result contains that name. Otherwise it contains the full
-    name of each image (see `full_name`).
+    If `images` contains every finished image with a certain name, the result contains this name once. Otherwise the
+    result contains the full name (see `full_name`) of each image in `images` with this name.
     """
     finished = finished_images(cache)
     names: list[str] = []
@@ -252,9 +252,10 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished stage, record the result, and return the stage with the result in its facts.
+    """Check kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
-    The stage is returned unchanged if the request asks for no check, or if enough of its kernels were checked before.
+    The value of `--check` is the number of kernels to check. The stage is returned unchanged if the request asks for no
+    check, or if enough of its kernels were checked before.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built

@@ -233,7 +233,7 @@ def require_commits(rows: Sequence[PlanRow]) -> None:
 def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: bool = False) -> list[PlanRow]:
     """Fetch Triton's tree if only the tree names Triton's LLVM, and return the plan after that.
 
-    Raise PinError if the full commit of a source is still unknown then.
+    Raise PinError if the full commit of a source of a stage to build is still unknown then.
 
     Args:
         rows: the plan so far.
@@ -248,9 +248,10 @@ def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: boo
 
 
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return the names of Triton's prebuilt files that a build would refuse, because no option allows or drops them.
+    """Return the names of Triton's prebuilt files that a build would refuse.
 
-    The list is empty if no stage to build reads Triton's tree.
+    No option allows or drops these files, and no file of the base replaces them. The list is empty if Triton need not
+    be built from source.
     """
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
@@ -263,23 +264,23 @@ def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """Return `{"tried": true}` if a stage's combination of versions was built before, and `{"tried": false}` if not.
+    """Return `{"tried": true}` if the data list a stage's combination of versions as tried, else `{"tried": false}`.
 
-    The dictionary is empty for a stage whose combinations are not recorded.
+    The dictionary is empty for a stage whose combinations are not recorded, for a partial image, and for a wheel of the
+    Python index.
     """
     return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return a description of each combination of versions in a plan that was never built."""
+    """Return a description of each combination of versions in a plan that the data do not list as tried."""
     return [label for row in rows if (label := _untried_label(row, request, rows))]
 
 
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
-    """Return a description of a stage's combination of versions if it was never built.
+    """Return a description of a stage's combination of versions if the data do not list it as tried.
 
-    The text is empty if the combination was built before. Return None if the combinations of this stage are not
-    recorded.
+    The text is empty if the data list it. Return None in the cases in which the result of `tried_in` is empty.
     """
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)

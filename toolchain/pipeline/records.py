@@ -152,7 +152,10 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
 
 
 def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
-    """Return the records of the stages below a stage with these inputs, lowest first; missing records are skipped."""
+    """Return the records of the stages below a stage with these inputs, lowest first.
+
+    Records that are missing or damaged are skipped.
+    """
     below: dict[str, Record] = {}
     waiting = list(digests_below(inputs))
     while waiting:
@@ -165,7 +168,7 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Return all digests among a stage's inputs.
+    """Return the values of a stage's inputs that are digests.
 
     They are the input digests of the stages below, and the digests of inputs that are not stages.
     """

@@ -182,7 +182,8 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     """Raise an error if the stages to build need something that is missing; do nothing if all stages are finished.
 
-    The network, the disk space, the engine, the runner, the emulator and the tools in the user's own base are checked.
+    The network, the disk space, the engine, the runner, the emulator, the tools in the user's own base and the plugin
+    for `--check` are checked, as far as the stages need them.
     """
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:

@@ -26,7 +26,8 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     the FlashAttention kernels; for the wheels if the request names any; and for LLVM if Triton is built on it, or if
     the request names a source, a patch or a part of LLVM.
 
-    UnsupportedError is raised if there is no such target, or if it cannot be built for the architecture or the base.
+    UnsupportedError is raised if there is no such target, if it cannot be built for the architecture or the base, or if
+    the request needs no stage for it.
     """
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())

@@ -128,8 +128,9 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
 def _as_released(choice: Choice, cache: Cache) -> Choice:
     """Return the choice with the Triton that belongs to the AOTriton of `--source aotriton`.
 
-    If that source is at the commit of a release, the choice gets the release; otherwise see `_as_submodule`. Without
-    such a source, or if another option decides the Triton, return the choice unchanged.
+    If that source is at the commit of a release, the choice gets the release; otherwise see `_as_submodule`. Return the
+    choice unchanged without such a source, if another option decides the Triton, or if the source is at no release and
+    the target needs no Triton.
     """
     spec = choice.sources.get("aotriton")
     if spec is None or choice.aotriton or choice.triton is not None or "triton" in choice.sources:
@@ -177,7 +178,7 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
     """Return the choice, with a note if a folder contains a pin file that is not used.
 
     A pin file is used only if the user names it or its folder. The choice is returned without a note if the target
-    needs no LLVM, or if another option decides the LLVM.
+    needs no LLVM, or if `--aotriton`, `--source triton` or, for the target `llvm`, `--source llvm` is given.
 
     Args:
         folder: the current folder.

@@ -224,7 +224,10 @@ def refined(
 
 
 def release_to_check(details: AotritonDetails, request: Request) -> str:
-    """Return the release whose databases a tree must contain; empty if the tree is patched or is not a release."""
+    """Return the release whose databases a tree must contain.
+
+    The result is empty if the request patches AOTriton, or if it names no known release.
+    """
     return "" if request.patches.get("aotriton") else details.release
 
 
@@ -236,7 +239,7 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
-        # The digest of its layer identifies the Triton, because layers with equal digests contain the same compiler.
+        # Triton is identified by the digest of its layer, because layers with equal digests contain the same compiler.
         "triton": dependencies["triton"].layers[-1]["digest"],
         "base": dependencies["base"].input_digest,
         "recipe": digests(*WORKER_FILES),

@@ -177,7 +177,8 @@ class KernelImages:
         """Compile the rules that have no object yet. Raise KernelError if rules fail, unless --keep-going is given."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # Without this file, an existing ledger is of a campaign that was killed too early, and cannot be used.
+            # A ledger without this file cannot be used, because its campaign was killed before the workers reported
+            # their facts.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:

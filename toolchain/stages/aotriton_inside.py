@@ -86,8 +86,8 @@ def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[s
 def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return a row for each entry, for the list of kernels in an image.
 
-    Only the first line of a failure's reason is included, because the others may contain memory addresses, which differ
-    from build to build.
+    Only the first line of a failure's reason is included, because the other lines may contain memory addresses, which
+    differ from build to build.
     """
     return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
 

@@ -263,7 +263,7 @@ def aotriton_source(request: Request) -> Source:
     """Return the source of the request's AOTriton, without using the network.
 
     Raises:
-        UnsupportedError: the library would be linked with the HIP of a base that has none.
+        UnsupportedError: the library would be linked with the HIP of a base that has no suitable HIP.
         PinError: the request names no AOTriton, or a release whose commit is unknown.
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
@@ -293,7 +293,10 @@ def aotriton_source(request: Request) -> Source:
 
 
 def commit_of(source: Source) -> str:
-    """Return the 40 hex digits that the library reports: the commit of a git source, or the start of the digest."""
+    """Return the hex digits that the library reports as its commit.
+
+    They are the commit of a git source, or the first 40 digits of the digest of any other source.
+    """
     if source.kind == "git":
         return source.version
     return (source.digest or "").removeprefix("sha256:")[:40]

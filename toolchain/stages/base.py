@@ -345,7 +345,10 @@ def _local_name(digest: str) -> str:
 
 
 def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Built:
-    """Copy the user's image into the layout in the cache. The manifest and the blobs keep their digests."""
+    """Copy the user's image into the layout in the cache, and return the finished stage.
+
+    The manifest and the blobs keep their digests.
+    """
     layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
     for part in (image.manifest["config"], *image.manifest["layers"]):
         # Blobs that were copied earlier are not read again, because this function is called by every build.

@@ -29,7 +29,7 @@ from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# The bytes of the build tree, the ccache and the installed copy: an estimate, nearly half of those of LLVM 22.1.8.
+# The bytes of the build tree, the ccache and the installed copy: an estimate, nearly half of what LLVM 22.1.8 needs.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}

@@ -181,7 +181,10 @@ def _of_checkout(row: Headers, request: Request) -> Path | None:
 
 
 def headers_in(tree: Path) -> Path | None:
-    """Return the folder with HIP's headers in a ROCm, a HIP, a package, a tree of Triton, or an include folder."""
+    """Return the folder with HIP's headers in a ROCm, a HIP, a package, a tree of Triton, or an include folder.
+
+    Return None if `tree` contains no such folder.
+    """
     return next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
 
 
@@ -242,7 +245,8 @@ def version_in(folder: Path) -> str:
 def cmake_version(major: str, version: str) -> str:
     """Return the version of the CMake package of HIP for a ROCm.
 
-    It is the version of the headers if they are for this major version of ROCm, and otherwise `6.0.0` for ROCm 6.
+    It is the version of the headers if they are for this major version of ROCm, and otherwise the first version of
+    this ROCm, such as `6.0.0` for ROCm 6.
     """
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 

@@ -110,7 +110,8 @@ class KernelsStage:
             planned = replace(planned, partial=", ".join([*parts, f"{len(result.bad)} kernels known bad"]))
         licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
         if licence is not None:
-            write_atomically(out / "LICENSE", licence.read_bytes())  # a worker may have made a link at this path
+            # A worker may have made a link at this path. `write_atomically` replaces the link and does not follow it.
+            write_atomically(out / "LICENSE", licence.read_bytes())
         workspace.step("layer")
         return workspace.finish(
             planned,

@@ -93,8 +93,8 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         )  # fmt: skip
     if only == SUPPORT:
         libraries = ("LLVMDemangle", "LLVMSupport")
-        # No file of lld is built. The project is enabled because LLVM compiles with other options if no project is, so
-        # ccache would not find the objects of the other parts.
+        # No file of lld is built. The project is enabled because LLVM compiles with other options if no project is
+        # enabled, so ccache would not find the objects of the other parts.
         return LlvmSubset(
             name=only, label="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
             components=(*libraries, "cmake-exports"), target="distribution", libraries=libraries, headers=_HEADERS,

@@ -94,7 +94,10 @@ def let_in_names(request: Request) -> tuple[str, ...]:
 
 
 def unknown_names(request: Request) -> list[str]:
-    """Return the values of `--allow-binary` and `--drop-binary` that are neither known names nor paths, sorted."""
+    """Return the values of `--allow-binary` and `--drop-binary` that are neither known names nor paths, sorted.
+
+    A value that contains `/` or `.` is taken for a path.
+    """
     known = APART | {row.name for row in known_files()}
     given = {*request.allow_binary, *request.drop_binary} - known
     return sorted(name for name in given if not {"/", "."} & set(name))
@@ -107,7 +110,7 @@ def known_files() -> tuple[Known, ...]:
 
 
 def names_allowed(source: str, request: Request) -> tuple[str, ...]:
-    """Return the names of a source's known binaries that the user allows, sorted, without reading a source tree."""
+    """Return the names of a source's known binaries that `--allow-binary` lists by name, sorted."""
     known = {row.name for row in known_files() if row.source == source}
     return tuple(sorted(known & set(request.allow_binary)))
 

@@ -68,7 +68,7 @@ class Planned(Generic[Details]):
 
     @property
     def input_digest(self) -> str | None:
-        """SHA-256 of the canonical inputs; None while an input is not locked."""
+        """The SHA-256 of the canonical inputs; None while an input is not locked."""
         return None if self.inputs is None else sha256_json(dict(self.inputs))
 
     @property
@@ -187,7 +187,10 @@ class Workspace(Protocol):
         """The file with the full log of this stage."""
 
     def work(self) -> Path:
-        """Return the folder for this stage's unfinished work, which is the same one after a killed build."""
+        """Return the folder for this stage's unfinished work.
+
+        If a build is killed, the next build with the same inputs gets the same folder and the files in it.
+        """
 
     def fetch(self, source: Source) -> FetchedSource:
         """Return a source, with its patches applied, from the store; fetch it if the store does not contain it."""
@@ -254,7 +257,10 @@ class Workspace(Protocol):
         facts: Mapping[str, Any],
         check: ContractCheck | None = None,
     ) -> Built:
-        """Write the layer, run the contract check (unless --no-contract is given), write the image and a record."""
+        """Write the layer, the image and its record, and return the finished stage.
+
+        The contract check runs before the image is written, unless --no-contract is given.
+        """
 
 
 class Stage(Protocol):

@@ -329,9 +329,10 @@ def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
 def _check_hits(
     table: WheelCalls, outcomes: Sequence[Outcome], workspace: Workspace
 ) -> Callable[[str], Mapping[str, Any]]:
-    """Return a contract check that makes the same calls in a fresh container that contains the cache.
+    """Return a contract check that repeats the calls that compiled, for each GPU in a fresh container with the cache.
 
-    The check raises ContractError if Triton compiles a kernel again, or if a call fails.
+    The check raises ContractError if Triton compiles a kernel again, if fewer kernels are used than before, or if a
+    call fails.
     """
 
     def check(image: str) -> Mapping[str, Any]:

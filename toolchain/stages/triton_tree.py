@@ -140,7 +140,8 @@ def python_requires(tree: Path) -> str:
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     """Return the value of an expression in setup.py, without running code.
 
-    The expression may be a literal, a name, `MIN[0]`, `MAX[1] + 1`, or an f-string of these. Return None for any other.
+    The expression may be a literal, a name, a tuple, `MIN[0]`, `MAX[1] + 1`, or an f-string of these. Return None for
+    any other.
 
     Args:
         values: the known values of names.
@@ -307,7 +308,8 @@ def _check_generation(tree: Path, llvm: Source) -> None:
         own = needs_for(version).llvm
     except UnsupportedError:
         return  # the needs of this Triton are unknown
-    # A newer LLVM is accepted, because the main branch keeps the last release's version for months and may need it.
+    # The next newer LLVM is accepted, because the main branch keeps the last release's version for months and may need
+    # that LLVM.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
         raise UnsupportedError(

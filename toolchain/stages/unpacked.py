@@ -37,11 +37,12 @@ _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders without headers and libraries. Some of them contain files of the building machine.
+# Folders that are left out because they contain no headers or libraries. Some of them contain files of the building
+# machine.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files that builds neither include nor import. The static library makes up half of the size.
+# Files that are left out because builds neither include nor import them. The static library makes up half of the size.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
-# Folders that are links in the base, and files that programs neither run nor import.
+# Paths that are left out: folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (
     "./bin", "./lib", "./lib32", "./lib64", "./libx32", "./sbin", "*.a", "./usr/include/*", "./usr/share/doc/*",
     "./usr/share/locale/*", "./usr/share/man/*",
@@ -154,7 +155,10 @@ def python_stage(name: str, request: Request) -> UnpackedStage | None:
 
 
 def sysroot_of(request: Request) -> Unpacked:
-    """Return the system to compile against for the request's architecture: an old system, or that of the base."""
+    """Return the system to compile against for the request's architecture: an old system, or that of the base.
+
+    UnsupportedError is raised if the base is a local image, or if its recipe names no packages to compile against.
+    """
     arch = request.arch[0]
     if request.glibc:
         floor = floor_of(request.glibc)

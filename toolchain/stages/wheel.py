@@ -158,7 +158,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """Makes an image with a Triton and the wheels of the projects that the request names, by default all."""
+    """Makes an image with a Triton and the wheels that `wheel_names` returns."""
 
     name: str = "wheels"
 
@@ -253,7 +253,10 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def wheel_names(request: Request) -> tuple[str, ...]:
-    """Return the names of the wheels that a request names, by default of all, in the order of data/wheels.toml."""
+    """Return the names of the wheels to build, in the order of data/wheels.toml.
+
+    They are the wheels that the request names. If it names none, they are all wheels in the file.
+    """
     return tuple(row.name for row in wheel_rows() if row.name in request.wheels or not request.wheels)
 
 
@@ -282,7 +285,8 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
     """Compare a wheel with its row; raise ContractError if they differ.
 
     Returns:
-        `{"tag", "files", "packages"}`: the tag of its name, the number of its files, and its top folders.
+        `{"tag", "files", "packages"}`: the tag in the wheel's name, the number of files in the wheel, and the names of
+        its top folders, except that of the metadata.
     """
     match = re.search(r"-([^-]+-[^-]+-[^-]+)\.whl$", wheel.name)
     tag = match[1] if match else ""

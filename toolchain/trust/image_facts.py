@@ -246,6 +246,7 @@ def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:
 
     The entry of a deb package is an object. The entry of an rpm package is a text of the form
     `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`, whose digest is not that of the package file and is therefore not used.
+    A text of another form is skipped.
     """
     parsed = []
     for row in packages:

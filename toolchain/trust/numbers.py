@@ -20,15 +20,15 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
 
     Args:
         about: the resources that the statement is about, which are the image's manifest and its indexes.
-        numbers: the numbers of kernels that were checked and skipped, and that gave wrong results.
+        numbers: how many kernels were checked, how many were skipped, and how many gave wrong results.
     """
     return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
 
 
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """Return a sentence with the result of the numerical check of an image's kernels; empty if there is no statement.
+    """Return a sentence with the result of the numerical check of an image's kernels; empty if no statement has one.
 
-    If there are several statements, the sentence describes the one with the most checked kernels. UntrustedError is
+    If several statements have a result, the sentence describes the one with the most checked kernels. UntrustedError is
     raised if any of them reports wrong results or is malformed.
 
     Args:

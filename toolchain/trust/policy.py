@@ -91,10 +91,12 @@ def make_policy(
 
 
 def normal_repository(text: str) -> str:
-    """Return a repository in a normal form, so that equal repositories have equal texts.
+    """Return the normal form of a repository's address, so that different spellings of an address can be compared.
 
-    `OWNER/NAME` becomes a URL of GitHub, and a URL loses `.git` and a final slash. A single word, such as `pypi`, is
-    not changed. ConfigError is raised for any other text.
+    `OWNER/NAME` becomes the URL of that repository on GitHub. In an `https`, `http` or `ssh` URL, the host and, on
+    GitHub, the path become lower case, and slashes and `.git` at the end of the path are removed. A word of lower-case
+    letters and digits, such as `pypi`, is not changed. ConfigError is raised for any other text, and for a URL with a
+    part after `#`.
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
@@ -142,12 +144,13 @@ def _reading(check: str) -> Iterator[None]:
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
-    """Raise UntrustedError if a provenance contradicts itself or the image, or if its sources or age are not accepted.
+    """Raise UntrustedError if a provenance contradicts itself or the image, or does not meet some of the requirements.
 
     The caller must have checked the signature and the subjects of the provenance.
 
     Args:
-        demands: the requirements for the sources, the age, the input digest and the name of the image.
+        demands: the requirements. Only those for the sources, the age, the input digest and the name of the image are
+            checked here.
         now: the time from which the age is measured.
         label: the image's label `toolchain.input-digest`; None if the image has no such label.
     """
@@ -158,7 +161,10 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
 @_reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
-    """Check the build type and the input digest of a provenance, the name of its image, and that it names a source."""
+    """Check the build type and the input digest of a provenance, the name of its image, and that it names a source.
+
+    A stage that consists of a distribution's packages needs no source.
+    """
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
         raise UntrustedError(

@@ -107,7 +107,8 @@ def verify(
         demands: requirements for the provenance, which are checked only if `key` is given.
         rebuilders: the builders of which enough must have rebuilt the image; None for no requirement.
         now: the time from which the age of the build is measured; None for the current time.
-        accept: a function that raises UntrustedError for a provenance of an image that the caller cannot use.
+        accept: a function that raises UntrustedError for a provenance of an image that the caller cannot use. It is
+            called only if `key` is given.
 
     Raises:
         UnreachableError, RegistryError: the attachments could not be read, which says nothing about the image.
