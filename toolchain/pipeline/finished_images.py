@@ -254,8 +254,8 @@ class _Files:
 def checked(request: Request, built: Built) -> Built:
     """Check kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
-    The value of `--check` is the number of kernels to check. The stage is returned unchanged if the request asks for no
-    check, or if enough of its kernels were checked before.
+    The value of `--check` is the number of kernels to check; 0 means all of them. The stage is returned unchanged if
+    the request asks for no check, or if enough of its kernels were checked before.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built

@@ -263,7 +263,7 @@ def aotriton_source(request: Request) -> Source:
     """Return the source of the request's AOTriton, without using the network.
 
     Raises:
-        UnsupportedError: the library would be linked with the HIP of a base that has no suitable HIP.
+        UnsupportedError: the library would be linked with the base's HIP, but the base has no suitable one.
         PinError: the request names no AOTriton, or a release whose commit is unknown.
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room

@@ -88,7 +88,8 @@ def check_numbers(
 ) -> dict[str, Any]:
     """Check a sample of a campaign's kernels, and return the plugin's facts; they are empty without `--check`.
 
-    The value of `--check` is the size of the sample. NumbersError is raised if a kernel computes wrong numbers.
+    The value of `--check` is the size of the sample; 0 means all kernels. NumbersError is raised if a kernel
+    computes wrong numbers.
 
     Args:
         out: the folder of the campaign's objects.

@@ -259,7 +259,7 @@ class Workspace(Protocol):
     ) -> Built:
         """Write the layer, the image and its record, and return the finished stage.
 
-        The contract check runs before the image is written, unless --no-contract is given.
+        The contract check, which --no-contract skips, runs before the image gets its name.
         """
 
 
