@@ -117,7 +117,7 @@ class Accesses:
         return np.array_equal(self._views.load(place[lanes], size), values[:, lanes] & kept)
 
     def restore(self) -> None:
-        """Undo all stores and atomic accesses."""
+        """Undo all stores and atomic accesses, including those before the last barrier; only possible with `undo`."""
         for place, size, old in reversed(self._undo or []):
             self._views.store(place, size, old)
 

@@ -52,8 +52,8 @@ class Factor:
         exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. It is None
             if the rule does not need them.
         top: the largest of the exponents.
-        scaled: the values divided by 2^top, as `float32[k, row]`; None if all values are 0, if one is infinite or NaN,
-            or if one is too small compared with the largest.
+        scaled: the values divided by 2^top, as `float32[k, row]`; None if the rule does not need them, if all values
+            are 0, if one is infinite or NaN, or if one is too small compared with the largest.
     """
 
     values: Array

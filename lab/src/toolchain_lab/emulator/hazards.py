@@ -93,7 +93,7 @@ class Kind:
 
     Attributes:
         passes: the number of passes that an MFMA takes; 0 for other instructions.
-        fast: whether it is an MFMA that LLVM calls an XDL instruction.
+        fast: for an MFMA, whether LLVM calls it an XDL instruction; not used for other instructions.
         groups: for each name in the rules that applies to the instruction, the group of registers, see `Facts.part`.
         rows: for each rule in which the instruction can be the first one, its group of registers, the name of the
             second instruction's registers, and the distance.

@@ -242,8 +242,8 @@ def run(
     """Launch a kernel, and return the contents of its buffers.
 
     Args:
-        reverse: whether the waves of a workgroup run in descending order, which does not change the results of a
-            correct kernel.
+        reverse: whether the waves of a workgroup run in descending order if they run one after the other. The order
+            does not change the results of a correct kernel. Data races in LDS are only detected in ascending order.
         seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers.
         limits: the limits that apply to each workgroup.
         placement: the addresses of buffers and code.

@@ -69,8 +69,8 @@ class Signed:
 class Operands:
     """A factory for functions that read and write the operands of an instruction, which records the accessed registers.
 
-    The set `masks` contains the scalar registers that are read as lane masks, and `reads` contains all other registers
-    that are read.
+    The set `masks` contains the scalar registers that are read as lane masks, `half_reads` contains the halves of
+    registers that are read without the other half, and `reads` contains all other registers that are read.
 
     Args:
         raw: functions that replace the sources that DPP or SDWA modifies, by the text of the source; they return

@@ -41,5 +41,5 @@ class Placement:
 ACROSS = Placement(page=0x7F10, low=-16, step=0, code=0, cleared=False)
 # The upper bits of these addresses are copies of bit 47, as in the addresses that Linux gives to graphics programs. The
 # base address in a buffer descriptor has only 48 bits, so a kernel must clear the upper bits. Scalar registers are 0,
-# so a descriptor whose size the kernel forgot to set is for an empty buffer.
+# so a descriptor whose size the kernel forgot to set describes an empty buffer.
 UPPER = Placement(page=0xFFFF8010, low=64, step=64, code=1 << 16, cleared=True)

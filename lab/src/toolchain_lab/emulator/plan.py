@@ -1,8 +1,8 @@
 """Plans for running the instructions of a block for all waves of a batch.
 
-An instruction runs once if the scalar registers that it reads have the same values in all waves, and otherwise runs for
-each wave. The plan for a block therefore depends only on which registers differ at the beginning of the block, and is
-made once for each set of such registers.
+An instruction runs once if the scalar registers that it reads have the same values in all waves. Otherwise, it runs for
+each wave in turn, unless the module `rows` supports it. The plan for a block therefore depends only on which registers
+differ at the beginning of the block, and is made once for each set of such registers.
 """
 
 from __future__ import annotations

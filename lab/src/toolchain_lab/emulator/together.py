@@ -1,8 +1,8 @@
 """Execution of all waves of a workgroup at once, as long as they have the same program counter.
 
 The results are the same as if the waves ran one after the other, unless two waves access the same memory between two
-barriers and at least one of them writes to it. In that case, or after an error, the workgroup is reset to its initial
-state.
+barriers and at least one of them writes to it. In that case, after an error, and if a limit is exceeded, the workgroup
+is reset to its initial state, so that its waves can run one after the other.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def bit_operation(operands: Operands) -> Run:
 
 
 def bit_operation_of_halves(operands: Operands) -> Run:
-    """Decode V_BITOP3_B16, any bitwise function of three halves, which preserves the destination's other half."""
+    """Decode V_BITOP3_B16: any bitwise function of three halves. The destination's other half is preserved."""
     result, *sources = operands.instruction.operands
     modifiers = operands.instruction.modifiers
     table, selected = modifiers.number("bitop3"), modifiers.vector("op_sel", [0, 0, 0, 0])

@@ -40,7 +40,7 @@ class Limits:
     """Limits that stop an execution.
 
     Args:
-        instructions: the number of instructions that the waves of a workgroup may execute in total.
+        instructions: the maximum number of instructions that the waves of a workgroup may execute in total.
     """
 
     instructions: int = 20_000_000
@@ -119,7 +119,7 @@ class Workgroup:
         """Run all waves to their end, and return the number of executed instructions.
 
         Args:
-            reverse: whether waves that run one after the other do so in descending order.
+            reverse: whether the waves run in descending order if they run one after the other.
 
         Raises:
             NotEmulatedError: an instruction is not emulated.
