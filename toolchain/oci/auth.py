@@ -24,12 +24,12 @@ _TOKEN_SECONDS = 60.0  # the lifetime that the token specification prescribes if
 _LONG = 10 * 365 * 86400  # seconds; a longer lifetime is treated as invalid
 _ANSWER = 1 << 20  # the largest response of a token service, in bytes
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # the characters that are allowed in a header
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII without the space, which is safe in a header
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Return the user and the password of a login; both are empty if the login is malformed.
+    """Return the user and the password of a login; both are empty if the login is None or malformed.
 
     For an identity token, the user is `IDENTITY` and the password is the token.
     """
@@ -51,7 +51,7 @@ class Authorizer:
 
     Args:
         secure: whether the registry is reached over https.
-        login: the login from `credentials`.
+        login: the login in the form that `logins.credentials` returns; None for an anonymous client.
         timeout: the timeouts for connecting and for reading, in seconds.
     """
 
@@ -85,7 +85,7 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Return a text in which the login and the tokens for this registry are replaced, as `redact` does."""
+        """Return a text in which the module's `redact` has replaced the login and the tokens for this registry."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ class Authorizer:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Return the parameters of the first challenge in the text of a `WWW-Authenticate` header, by lower-case name."""
+    """Return the parameters in a part of a `WWW-Authenticate` header by lower-case name; repetitions are ignored."""
     fields: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(text):
         fields.setdefault(name.lower(), quoted or bare)
@@ -195,7 +195,7 @@ def _parameters(text: str) -> dict[str, str]:
 
 
 def login_command(host: str) -> str:
-    """Return a shell command that logs in to a registry. It uses skopeo, which builds need anyway."""
+    """Return a shell command that logs in to a registry with skopeo, in a login file that `logins` reads."""
     return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 

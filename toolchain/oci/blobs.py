@@ -94,7 +94,7 @@ class Blobs:
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:
-        """Add a file as a hard link without hashing it, or with `put_file` if that fails; return the blob's path."""
+        """Add a file as a hard link without hashing it, or with `put_file` if linking fails; return the blob's path."""
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)
         if not self.has(digest):
@@ -111,6 +111,7 @@ class Blobs:
 
         Args:
             digest: the expected digest. If the layout has an undamaged blob with this digest, the file is not read.
+                DigestError is raised if the file has another digest.
             move: whether to move the file into the layout; otherwise it is copied.
         """
         try:
@@ -183,7 +184,7 @@ class Blobs:
         Args:
             kind: the artifact type.
             layers: the layers of the artifact, whose blobs are in the layout.
-            more: the keys `subject` and `annotations` of the manifest, as JSON.
+            more: the JSON values of more keys of the manifest, such as `subject` and `annotations`.
         """
         value = {
             "schemaVersion": 2,
@@ -196,7 +197,7 @@ class Blobs:
         return replace(self.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """Return the content of a blob; raise RegistryError if it is too large, and DigestError if it is damaged."""
+        """Return a blob's content; raise RegistryError if it is missing or too large, DigestError if it is damaged."""
         with self.open(descriptor.digest) as stream:
             content = stream.read(MANIFEST_LIMIT + 1)
         if len(content) > MANIFEST_LIMIT:

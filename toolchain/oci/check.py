@@ -19,7 +19,7 @@ from toolchain.oci.layout import Layout
 
 
 class Fault(NamedTuple):
-    """An error in the content of an image: the id to raise it with, and a description."""
+    """A fault in the content of an image: the id of the error to raise for it, and a description."""
 
     id: str
     text: str
@@ -28,7 +28,8 @@ class Fault(NamedTuple):
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[Fault]:
     """Return the faults of an image or index and of everything that it contains; empty if there are none.
 
-    The size and digest of every blob, the diff id of every layer, and the platform of every image are checked.
+    The checks cover the size and the digest of every blob, the diff id of every layer of an image, and the platform
+    with which an index lists an image.
     """
     return list(_Check(layout).problems(descriptor))
 
@@ -69,7 +70,7 @@ class _Check:
             yield from self._layers(item, children[0], children[1:])
 
     def _blob(self, item: Descriptor) -> Fault | None:
-        """Return the fault of a single blob, or None."""
+        """Return the fault of a single blob; None if the blob has none."""
         if not self._layout.has(item.digest):
             return Fault("content-missing", f"{item.digest} is missing")
         path = self._layout.blob(item.digest)

@@ -15,7 +15,7 @@ from toolchain.core.strict_json import Keys
 LOG = logging.getLogger(__name__)
 _ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
 _NONE = "credentials not found"  # docker's helpers print this on standard output and fail if they have no login
-_SECONDS = 120.0  # a timeout that lets the user type a passphrase
+_SECONDS = 120.0  # seconds; the timeout is long, because the user may have to type a passphrase
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 VARIABLES = {
@@ -44,7 +44,7 @@ PREFIXES = {
 }
 """The prefixes of environment variables that are passed to a helper, and the use of each.
 
-The environment variables in `VARIABLES` and `FILES` are passed too.
+A helper also gets the environment variables in `VARIABLES` and `FILES`, and those of `network_environment`.
 """
 
 

@@ -131,7 +131,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, value: Any) -> Descriptor:
-        """Return a descriptor from the JSON of a manifest or index; raise RegistryError if it is malformed."""
+        """Return a descriptor from its JSON in a manifest or index; raise RegistryError if it is malformed."""
         try:
             platform = value.get("platform")
             size = value["size"]

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 
 @dataclass(frozen=True)
 class PlainFile:
-    """The name of a file in an artifact, and its blob, which has the media type of the file."""
+    """The name of a file in an artifact, and the descriptor of its blob, with the media type of the file."""
 
     name: str
     blob: Descriptor

@@ -1,4 +1,4 @@
-"""Write and read configs, manifests and indexes; equal values give equal bytes."""
+"""Write and read configs, manifests and indexes; the same content is always written as the same bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.oci.layout import Layout
 
 @dataclass(frozen=True)
 class LayerBlob:
-    """A layer of an image: its blob, the digest of its tar, and its `created_by` in the history."""
+    """A layer of an image: its blob, the digest of its tar, and the text `created_by` for the image's history."""
 
     descriptor: Descriptor
     diff_id: str
@@ -50,7 +50,7 @@ def timestamp(seconds: float) -> str:
 
 
 def standard_annotations(title: str) -> dict[str, str]:
-    """Return the annotations `created` and `title` for a manifest or index."""
+    """Return the annotations `created`, with the fixed time `EPOCH`, and `title` for a manifest or index."""
     return {CREATED: timestamp(EPOCH), TITLE: title}
 
 
@@ -61,7 +61,10 @@ def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = 
 
 
 def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
-    """Return the layers of an image, lowest first; raise RegistryError unless the config has a diff id for each."""
+    """Return the layers of an image, lowest first.
+
+    RegistryError is raised if the number of diff ids in the config differs from the number of layers.
+    """
     config, *layers = layout.children(manifest)
     diff_ids = diff_ids_of(layout.read_json(config))
     if len(diff_ids) != len(layers):
@@ -82,21 +85,24 @@ def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the digests of the uncompressed layers in a config, lowest first; empty if they are malformed."""
+    """Return the diff ids in a config, lowest first; empty if they are missing or malformed.
+
+    A diff id is the digest of an uncompressed layer.
+    """
     rootfs = config.get("rootfs")
     values = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     return [str(text) for text in values] if isinstance(values, list) else []
 
 
 def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of a config; empty if they are malformed."""
+    """Return the labels of a config; empty if they are missing or malformed."""
     run = config.get("config")
     values = run.get("Labels") if isinstance(run, dict) else None
     return {str(name): str(text) for name, text in values.items()} if isinstance(values, dict) else {}
 
 
 def platform_of(config: Mapping[str, Any]) -> Platform:
-    """Return the platform that a config names; the missing parts are empty."""
+    """Return the platform that a config names; a field that the config lacks is empty."""
     return Platform(
         str(config.get("os") or ""), str(config.get("architecture") or ""), str(config.get("variant") or "")
     )
@@ -138,7 +144,8 @@ def write_index(
 ) -> Descriptor:
     """Store an index of images, sorted by platform, and return its descriptor; the order of `manifests` is ignored.
 
-    RegistryError is raised if there is no image, if an image has no platform, or if two images have the same platform.
+    RegistryError is raised if `manifests` is empty, if the layout lacks an image, if an image has no platform, or if
+    two different images have the same platform.
     """
     if not manifests:
         raise RegistryError("index-empty", "there is no image for the index", fix="build at least one architecture")

@@ -71,7 +71,7 @@ class HashedFile(NewFile):
         return f"sha256:{self._hasher.hexdigest()}"
 
     def write(self, data: bytes, /) -> None:
-        """Append `data`."""
+        """Append `data` to the file, and include it in the digest and the size."""
         self._hasher.update(data)
         self.size += len(data)
         self.stream.write(data)
@@ -96,7 +96,7 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
             pipes and sockets. Otherwise, owners, modes, file capabilities, device nodes and pipes are kept, and sockets
             are skipped, as the root file system of a base requires.
         first_id: the first user and group id of the user namespace in which `tree` was written. It is subtracted from
-            all ids.
+            all ids that are kept.
         whiteouts: whether to allow names that start with `.wh.`, which delete files of lower layers in an image.
     """
     with HashedFile(out) as sink:
@@ -243,8 +243,8 @@ _KINDS = {
 }
 
 
-# These folders belong to `_apt` if apt ran as root, and to another user otherwise. To make layers equal, root becomes
-# their owner.
+# These folders belong to `_apt` if apt ran as root, and to another user otherwise. Root becomes their owner, so that
+# the layer is the same in both cases.
 _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 
 
@@ -331,7 +331,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """Return the name of a compressor as records contain it, e.g. `gzip/zlib-1.2.13/9`, or `none`."""
+    """Return the name, version and level of a compressor for records, e.g. `gzip/zlib-1.2.13/9`, or `none`."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolchain.oci.layer_files import LayerFile, layer_files, read_members
 
-# Larger files, in bytes, are compared only by digest, because both contents are held in memory.
+# The limit is in bytes. Larger files are compared only by digest, because both contents must fit into memory.
 _LIMIT = 256 << 20
 _AROUND = 16
 _PIECE = 1 << 16
@@ -25,9 +25,10 @@ class FileDifference:
         path: the path relative to the root of the layer.
         what: the kind of difference: `only in the first`, `only in the second`, `kind`, `size` or `content`.
         offset: the position of the first differing byte; None if the contents were not compared.
-        first, second: some bytes of each file from that position on, in hex. If the contents were not compared, the
-            kinds of the files if these differ, or the targets of links.
-        member: the member of a static library that contains that byte; empty for other files.
+        first, second: up to 16 bytes of each file, from `offset` on, in hex. If the contents were not compared, they
+            are the kinds of the two files if the kinds differ, the targets of two links, or empty.
+        member: the name of the member that contains the byte at `offset`, if the first file is a static library;
+            otherwise empty.
     """
 
     path: str
@@ -59,7 +60,7 @@ class Blob:
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
     """Return the differences between two layers, sorted by path; empty if all files and links are equal.
 
-    Owners, times and modes are not compared, because they are fixed in the layers of this tool.
+    Paths, kinds, contents and the targets of links are compared; owners, times, modes and empty folders are not.
     """
     first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
     second_files = {file.path: file for file in layer_files(second.path, second.media_type)}
@@ -114,9 +115,10 @@ def first_difference(a: bytes, b: bytes) -> int:
 
 
 def member_at(archive: bytes, offset: int) -> str:
-    """Return the member of a static library that contains the byte at `offset`.
+    """Return the name of the member of a static library that contains the byte at `offset`.
 
-    The result is empty if the byte belongs to the library's index, or if the file is not a static library.
+    The result is empty if the byte belongs to no member, e.g. to the library's index, or if the file is not a valid
+    static library.
     """
     if not archive.startswith(_ARCHIVE):
         return ""
@@ -128,7 +130,7 @@ def member_at(archive: bytes, offset: int) -> str:
             return ""
         end = at + _HEADER + int(size)
         name = header[:16].rstrip()
-        if name == b"//":  # the table of long names, which end with a slash and a newline
+        if name == b"//":  # the table of long names, each of which ends with a slash and a newline
             names = archive[at + _HEADER : end]
         elif at <= offset < end + end % 2:
             if name in {b"/", b"/SYM64/"}:

@@ -25,7 +25,7 @@ _HEADER_LIMIT = 1 << 20  # bytes; the largest long name or attribute, because ta
 # The largest total length of all names, because they are kept in memory. The names in an LLVM layer have about a
 # million characters, but a hostile gzip layer needs only six bytes for a member.
 _LARGEST_NAMES = 256 << 20
-_DIGESTS = ("sha1", "sha256", "sha512")  # names of hashlib, which are also fields of LayerFile
+_DIGESTS = ("sha1", "sha256", "sha512")  # names of hash functions in hashlib, and of fields of LayerFile
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
 # Kinds of members that all programs unpack in the same way. Global headers, sparse files and rare kinds are refused,
 # because programs unpack them to different files.
@@ -101,8 +101,9 @@ class _Watched:
 def layer_files(path: Path, media_type: str) -> list[LayerFile]:
     """Return all files and links of a layer, sorted by path.
 
-    UntrustedError is raised if two programs could unpack the layer to different files, because a name occurs twice or
-    has an unusual form, a file is below a link, or a member is of an unusual kind.
+    UntrustedError is raised if the layer is damaged or too large, or if two programs could unpack it to different
+    files. Programs may differ if a name occurs twice or has an unusual form, if a file is below a link, or if a member
+    is of an unusual kind.
     """
     files: dict[str, LayerFile] = {}
     with _readable(path):
@@ -136,7 +137,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_LIMIT) -> bytes | None:
-    """Return the content of a regular file in a layer; None if the file is missing or larger than `limit` bytes."""
+    """Return the content of a file in a layer; None if there is no such regular file of at most `limit` bytes."""
     for found, member, tar in _walk(path, media_type):
         if found == name:
             return _content(tar, member).read() if member.isreg() and member.size <= limit else None
@@ -168,7 +169,7 @@ def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callab
 
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
-    """Return the content of a file like `read_member`, but without checking the rest of the layer.
+    """Return the content of a file like `read_member`, but with fewer checks of the members before it.
 
     This is faster, but safe only for layers that were built on this machine.
     """
@@ -275,5 +276,5 @@ def _digested(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Layer
 
 
 def shown(name: str) -> str:
-    """Return a name as valid UTF-8; other bytes become `\\xNN`."""
+    """Return a name as valid UTF-8; bytes that are not UTF-8 become `\\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

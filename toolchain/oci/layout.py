@@ -128,7 +128,8 @@ class Layout(Blobs):
         self.retag(name, lambda _: descriptor)
 
     def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
-        """Make the tag `name` point to the result of `make`, which is called with the current target, or with None.
+        """Make the tag `name` point to the result of `make`, which is called with the current target of the
+        tag, or with None if the tag does not exist.
 
         index.json is locked during the call.
         """
@@ -164,7 +165,8 @@ class Layout(Blobs):
             content["manifests"].sort(key=lambda entry: (_ref_name(entry), str(entry.get("digest"))))
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
-                # Remove partial files here too, because `gc` only runs on caches. An error does not affect the change.
+                # Remove partial files here too, because `gc` only runs on caches. Errors are ignored, because the
+                # change is already written.
                 with contextlib.suppress(OSError):
                     self._sweep()
 
@@ -228,7 +230,7 @@ class Layout(Blobs):
     def resolve(self, name: str) -> Descriptor:
         """Return the descriptor for a tag or digest, without the annotation that names the tag.
 
-        A digest may also be that of content which index.json does not list. RegistryError is raised if the layout does
+        A digest may also belong to content that index.json does not list. RegistryError is raised if the layout does
         not contain the tag or digest.
         """
         if name.startswith("sha256:"):
@@ -257,9 +259,10 @@ class Layout(Blobs):
         return children_of(self.read_json(descriptor), descriptor)
 
     def walk(self, descriptor: Descriptor) -> Iterator[Descriptor]:
-        """Yield a descriptor and everything that it refers to, parents first, and each blob once.
+        """Yield a descriptor and everything that it refers to, parents first.
 
-        Only manifests and indexes are read, so other blobs may be missing.
+        A blob is yielded once for each media type with which it is listed. Only manifests and indexes are read, so
+        other blobs may be missing.
         """
         seen: set[tuple[str, str]] = set()
         waiting = [descriptor]
@@ -285,8 +288,9 @@ class Layout(Blobs):
         A damaged manifest is kept, but the blobs that only it refers to are removed.
 
         Args:
-            keep: the digests of other manifests and blobs to keep, because they are not tagged yet.
-            older_than: the least age in seconds of blobs to remove.
+            keep: the digests of other manifests and blobs to keep, with everything that they refer to, because they are
+                not tagged yet.
+            older_than: the minimum age in seconds of the blobs to remove.
         """
         with self._lock():
             freed = self._sweep()

@@ -115,7 +115,8 @@ class LayoutPlace(Place):
         def change(now: Descriptor | None) -> Descriptor:
             nonlocal pushed
             value = self._read_again(now, addition.tag)
-            pushed += sum(self._copy(layout, layer) for layer in addition.layers)  # also replaces damaged blobs
+            # Layers that the manifest already lists are copied too, because their blobs may be missing or damaged.
+            pushed += sum(self._copy(layout, layer) for layer in addition.layers)
             missing = addition.missing(value)
             if now is not None and value is not None and not missing:
                 return now
@@ -135,7 +136,7 @@ class LayoutPlace(Place):
 
 
 def resolve(ref: LayoutRef) -> Descriptor:
-    """Return the image that a reference names; without a tag or digest, the only image in the folder.
+    """Return the descriptor of the image that a reference names; without a tag or digest, the only image in the folder.
 
     RegistryError is raised if there is no such image, or if a reference without tag and digest could mean several.
     """
@@ -143,7 +144,7 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # A reference without a tag means an image, and not an artifact with plain files.
+    # An artifact with plain files is returned only if no other tag exists, because a reference usually means an image.
     named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
     digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:
@@ -159,6 +160,6 @@ def resolve(ref: LayoutRef) -> Descriptor:
 
 
 def _unnamed(there: Layout) -> list[Descriptor]:
-    """Return the images without a tag, which other tools may have written; artifacts are skipped."""
+    """Return the images in index.json without a tag, such as other tools may write; artifacts are skipped."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]

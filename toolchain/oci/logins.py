@@ -21,7 +21,7 @@ IDENTITY = "<token>"
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # the characters that are allowed in a header
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII without the space, which is safe in a header
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class _File:
 def credentials(host: str, repository: str = "") -> str | None:
     """Return the user's login to a registry in the form that follows `Basic` in a header; None if there is none.
 
-    The login files are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` and `~/.docker/config.json`; the first file
-    with a login is used. A login for a namespace of the repository is preferred to a login for the whole registry.
+    The login files are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` and `~/.docker/config.json`. A login for a
+    namespace of the repository is preferred to a login for the whole registry. For each of them, the first login file
+    that contains a login is used, and credential helpers are asked only if no login file contains one.
     """
     known = registry_name(host)
     files = list(_login_files())
@@ -83,7 +84,7 @@ def _login(files: list[_File], name: str) -> str:
 
 
 def _written(file: _File, name: str) -> str:
-    """Return the login for a name from a login file; empty if its entry has none.
+    """Return the login for a name from a login file; empty if the entry for the name contains none.
 
     Docker writes base64 of USER:PASSWORD as `auth`. It also accepts an identity token, which registries such as ACR
     issue, and plain `username` and `password`.

@@ -22,7 +22,8 @@ class NamedImage:
     """An image or index in a folder or repository, and its reference.
 
     Args:
-        name: the name in messages: the tag if a whole folder was given, otherwise the reference.
+        name: the name in messages: the tag if a whole folder was given (or the digest if no image in it has a tag),
+            otherwise the reference.
     """
 
     name: str
@@ -32,12 +33,12 @@ class NamedImage:
 
 @dataclass(frozen=True)
 class Published:
-    """A published image index.
+    """An image index or artifact that `Place.put` stored.
 
     Args:
         ref: the reference with a digest, `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
-        digest: the digest of the index.
-        tags: the tags that point to the index.
+        digest: the digest of the index or artifact.
+        tags: the tags that were set.
         pushed_bytes: the number of bytes that were sent or written.
         skipped_bytes: the number of bytes that the place already had.
     """
@@ -55,7 +56,7 @@ class Attached:
 
     Args:
         how: where the artifacts are listed: by the referrers API (`api`), in an index under a tag (`tag`), or in a
-            layout folder (`layout`); `none` if all artifacts were listed already.
+            layout folder (`layout`); `none` if a registry listed all artifacts already.
         pushed_bytes: the number of bytes that were sent or written.
     """
 
@@ -67,7 +68,7 @@ class Place(ABC):
     """A folder or repository with images.
 
     Every method may raise RegistryError if something is missing or refused, and UnreachableError if the registry does
-    not answer. All content is compared with its digest; if it differs, DigestError is raised and nothing is stored.
+    not answer. Content is compared with its digest before it is returned, and DigestError is raised if it differs.
     """
 
     ref: Target
@@ -139,7 +140,7 @@ class Place(ABC):
 
     @abstractmethod
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        """Add layers to the manifests under cosign's tags, and return the number of bytes sent.
+        """Add layers to the manifests under cosign's tags, and return the number of bytes sent or written.
 
         Layers of other publishers are kept.
 

@@ -34,7 +34,7 @@ def write_artifact(
         content: the only layer of the artifact, whose blob is in the layout.
 
     Returns:
-        The descriptor of the manifest, as a list of referrers contains it.
+        The descriptor of the manifest, with the artifact type and the annotations, as a list of referrers needs it.
     """
     layout.blob(content.digest)
     notes = dict(annotations or {})

@@ -44,8 +44,8 @@ class Registry(Transport):
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
         """Download a blob into a layout; return its size, or 0 if the layout already had it.
 
-        DigestError is raised if the registry sends other content twice, and ResourceError if the blob cannot be
-        written to the disk.
+        DigestError is raised if the registry sends other content twice, and ResourceError if the blob does not fit on
+        the disk or cannot be written.
         """
         if layout.holds(blob.digest):
             return 0
@@ -112,7 +112,7 @@ class Registry(Transport):
             path: the path or URL of the first page.
             name: the name of the list, for messages.
             none: the statuses which mean that the list does not exist.
-            most: the largest number of pages; RegistryError is raised if the list has more.
+            most: the maximum number of pages; RegistryError is raised if the list has more.
             kind: the expected media type; the list does not exist if the first page has another type.
             keys: the keys of a page (see `strict_json.read`).
         """
@@ -158,7 +158,7 @@ class Registry(Transport):
     def get_manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes]:
         """Return the descriptor and the bytes of a manifest or index.
 
-        DigestError is raised if the registry sends content with another digest than the requested one.
+        DigestError is raised if `reference` is a digest and the registry sends content with another digest.
         """
         content, content_type = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
@@ -195,7 +195,7 @@ class Registry(Transport):
             raise TryAgainError(self.unreachable(error)) from None
 
     def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> None:
-        """Upload a manifest or index under a digest or tag; retry after failures."""
+        """Upload a manifest or index under a digest or tag; retry after temporary failures."""
         retries = self.retries()
         retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
@@ -203,7 +203,7 @@ class Registry(Transport):
         """Upload a manifest without retrying; raise TryAgainError for an error that may pass.
 
         Args:
-            failures: the number of earlier failures.
+            failures: the number of earlier failures; after `_UNSETTLED_TRIES`, 400 and 404 are no longer temporary.
         """
         digest = sha256_bytes(content)
         try:

@@ -1,4 +1,4 @@
-"""Look up the rules of known registries in data/registries.toml: uploads, limits and names of repositories."""
+"""Look up the rules of known registries for uploads, sizes and repository names in data/registries.toml."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Rules:
         position: how to find out how much of a blob arrived: from the `Range` header (`range`), or by adding up the
             accepted chunks (`sent`), because the registry does not report a position.
         last: how an upload in chunks ends: by an `empty` request, or by a request with the last `piece`.
-        layer_limit, manifest_limit: the largest sizes in bytes; 0 if unknown.
-        least_parts, most_parts: the least and largest number of components of a repository's name; 0 for no limit.
+        layer_limit, manifest_limit: the largest layer and the largest manifest that the registry accepts, in bytes; 0
+            if unknown.
+        least_parts, most_parts: the minimum and maximum number of components of a repository's name; 0 for no limit.
         names: the form of a repository's name in messages, e.g. `OWNER/NAME`.
     """
 

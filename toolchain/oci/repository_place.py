@@ -103,7 +103,7 @@ class RepositoryPlace(Place):
         return tuple(dict.fromkeys(readable(self._listed(subject))))
 
     def _listed(self, subject: str) -> list[Any]:
-        # After an empty list, also read the tag, because the API of some registries lists nothing.
+        # The tag is also read if the API returns an empty list, because the API of some registries lists nothing.
         if known := self._by_api(subject):
             return known
         index = self._read_tag(subject)
@@ -163,7 +163,7 @@ class RepositoryPlace(Place):
         if self._registry.manifest_digest(repository, tag) in {None, subject}:
             return None
         index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
-        _entries(index, f"{repository}:{tag}")  # raises RegistryError if the tag points to an image
+        _entries(index, f"{repository}:{tag}")  # raises RegistryError if the tag does not point to an index
         return index
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:

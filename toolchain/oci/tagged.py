@@ -20,7 +20,7 @@ from toolchain.oci.referrers import readable
 
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
-_NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes into these configs
+_NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes into the configs of such manifests
 _TAKEN = "publish to your own repository, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
@@ -66,7 +66,7 @@ class Tagged:
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """Parse the manifest under cosign's tag; raise RegistryError for other content, which must not be overwritten."""
+    """Return the parsed manifest under cosign's tag; raise RegistryError for other content, which must be kept."""
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):

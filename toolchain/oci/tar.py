@@ -1,7 +1,8 @@
-"""Make headers for tar members; their bytes do not depend on the version of Python or tar.
+"""Make headers for tar members, whose bytes do not depend on the version of Python or tar.
 
-Headers are in the ustar format. PAX records are added only for values that ustar cannot express: names over 100 bytes
-or outside of ASCII, sizes from 8 GiB, large ids, and extended attributes. All container engines support this format.
+Headers are in the ustar format. PAX records are added only for values that ustar cannot express: names and link targets
+that are longer than 100 bytes or not ASCII, sizes of at least 8 GiB, ids of at least 8**7, and extended attributes. All
+container engines support this format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Sink(Protocol):
     """An object to which bytes can be written."""
 
     def write(self, data: bytes, /) -> object:
-        """Write `data`."""
+        """Append `data` to the content of the object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _octal(number: int, width: int) -> bytes:
     if number >= 8 ** (width - 1):
-        number = 0  # a PAX record contains the number
+        number = 0  # the field is too small for the number, which is in a PAX record
     return b"%0*o\0" % (width - 1, number)
 
 

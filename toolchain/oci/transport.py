@@ -30,7 +30,7 @@ _WORDS = 16 << 10  # the number of bytes that are read from an error response
 # Error codes that a registry sends temporarily, while another publisher removes or writes the same content.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
-QUESTION = 60.0  # timeout in seconds for reading a response, after which a GET or HEAD is retried
+QUESTION = 60.0  # seconds; the longest wait for the response to a GET or HEAD, which is retried after it
 
 
 class _Quiet(logging.Filter):
@@ -54,12 +54,12 @@ class Traffic:
 
 
 class Body:
-    """The body of a request to `host`, which is read from a part of a file while it is sent."""
+    """The body of a request to `host`: a part of a file, which is read while it is sent."""
 
     def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic, host: str) -> None:
         self._stream = stream
         self._pace = Pace(host)
-        self._given, self._last = 0.0, 0  # time on the monotonic clock, and size, of the last piece
+        self._given, self._last = 0.0, 0  # when the last piece was read (monotonic clock), and its size
         self._size = self._left = end - start
         self._traffic = traffic
         self._what, self._whole = f"sending to {host}", stream.seek(0, os.SEEK_END)
@@ -73,7 +73,7 @@ class Body:
             yield piece
 
     def read(self, count: int = -1) -> bytes:
-        """Return at most `count` bytes of the part; raise TooSlowError if the host accepts them too slowly."""
+        """Return at most `count` bytes of the part; raise TooSlowError if the host accepts the body too slowly."""
         now = time.monotonic()
         if self._given:
             self._pace.add(now - self._given, self._last)
@@ -93,8 +93,9 @@ class Transport:
         host: the name or address, with an optional port. http is used for a loopback address, and https for any other.
         chunk: the size of a chunk in bytes; smaller blobs are uploaded as a whole. The default depends on the rules of
             the registry.
-        attempts: the number of retries of a request, and of restarts of an upload.
-        backoff: the first wait between attempts in seconds. Each further wait is twice as long, up to 30 seconds.
+        attempts: the maximum number of consecutive retries of a request. An upload that was restarted more often is
+            not retried again.
+        backoff: the first wait between attempts in seconds. Each later wait is twice as long, up to 30 seconds.
         timeout: the timeouts in seconds for connecting and for waiting for a response. The latter is at most `QUESTION`
             for GET and HEAD.
         login: the login in the form that follows `Basic`; the default is the user's login (`logins.credentials`).
@@ -171,12 +172,13 @@ class Transport:
     ) -> Iterator[requests.Response]:
         """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
-        RegistryError is raised if the registry refuses access (401 or 403). The caller must check all other statuses.
+        RegistryError is raised if the registry refuses access (401 or 403) or redirects to an invalid URL. The caller
+        must check all other statuses.
 
         Args:
             path: a path on the registry, or a URL from one of its responses.
             actions: the required access to the repository: `pull` or `pull,push`.
-            body: a function that returns the body, which is called for each attempt.
+            body: a function that is called for each attempt and returns the body.
             headers: additional headers.
         """
         url = self.url(path)
@@ -201,7 +203,8 @@ class Transport:
             with response:
                 if response.raw.retries is not None:
                     self.traffic.repeated += len(response.raw.retries.history)
-                # A challenge is only accepted from the registry, because its token service gets the login.
+                # Only a challenge from the registry itself is accepted, because the login is sent to the token service
+                # that the challenge names.
                 if response.status_code == 401 and self._is_own(response.url) and not last:
                     self._auth.answer(response, scopes)
                     continue
@@ -245,7 +248,7 @@ class Transport:
         """Return the error to raise for an unexpected response.
 
         Args:
-            what: what happened, for the error.
+            what: what happened, for the title of the error.
             error: the result of `error_of`, if the caller already has it.
         """
         code, text = error or self.error_of(response)
@@ -276,7 +279,7 @@ class Transport:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise UnreachableError instead of an exception of the library `requests`."""
+        """Raise UnreachableError if the block raises an exception of the library `requests`."""
         try:
             yield
         except requests.RequestException as error:

@@ -115,7 +115,7 @@ class Upload:
         return True
 
     def _shrink(self) -> bool:
-        """Choose a smaller size for later requests; return False if the size is already the smallest."""
+        """Choose a smaller size for later requests; return False if there is no smaller one."""
         tried = self._chunk or self._blob.size
         smaller = min(max(tried // 4, LEAST), CHUNK)
         if smaller >= tried and self._chunk is not None:
@@ -272,7 +272,7 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 
 def _reached(header: str | None, otherwise: int) -> int:
-    """Return the position after the bytes in a `Range: 0-N` header, or `otherwise` if the header has another form.
+    """Return the position after the bytes in a `Range: 0-N` header, or `otherwise` if there is no such header.
 
     `0-0` means that nothing arrived.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import requests
 
 LIMIT_BYTES = 20 << 30
-ATTEMPTS = 5  # connections per file; each one resumes the download
+ATTEMPTS = 5  # the maximum number of connections for a file; each one resumes the download
 BACKOFF = 2.0  # seconds before the first retry; each further retry waits twice as long
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
@@ -52,7 +52,7 @@ def fetch_archive(
         url: an https URL; http is accepted only for a loopback address.
         sha256: the expected digest, with or without the prefix `sha256:`.
         name: the file's name in the store; the default is the last part of the URL.
-        limit_bytes: the largest accepted size.
+        limit_bytes: the largest accepted size in bytes.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -96,7 +96,7 @@ class _Download:
         self.etag = ""
 
     def run(self) -> None:
-        """Download the file over at most `ATTEMPTS` connections, each of which continues where the last one broke."""
+        """Download the file over at most `ATTEMPTS` connections; each one resumes the download if possible."""
         with session() as client:
             Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 

@@ -1,4 +1,4 @@
-"""Look up the archives of commits in data/archives.toml, which lists the SHA-256 of each and describes its fields."""
+"""Look up the archives of commits, and their SHA-256, in data/archives.toml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True, kw_only=True)
 class CommitArchive:
-    """A row of data/archives.toml."""
+    """A row of data/archives.toml, where a comment describes the fields."""
 
     commit: str
     url: str

@@ -93,7 +93,7 @@ def known_distro(
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """Fetch the upstream tarball of a source package with apt, or from a mirror in data/distro.toml.
+    """Return the upstream tarball of a source package from the store, from apt, or from a mirror in data/distro.toml.
 
     Returns:
         The source with its version and digest, and the path of the tarball in the store.
@@ -117,7 +117,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """Fetch the tarball of a package with apt; return the row of the package in the index and the tarball's path."""
+    """Fetch the tarball of a package with apt; return the row that describes the package and the tarball's path."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:
@@ -193,7 +193,7 @@ def _notes(package: str, version: str, cache: Cache) -> Path:
 
 
 def note(package: Package, cache: Cache) -> None:
-    """Remember a row of the index for offline plans, by its version and as the package's newest version."""
+    """Remember a row of the index for offline plans that name its version, or that name no version."""
     keys = ("name", "version", "file", "sha256", "suites")
     text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in keys)
     text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")

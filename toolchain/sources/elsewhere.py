@@ -1,4 +1,4 @@
-"""Fetch a file from a mirror if its origin does not have it."""
+"""Fetch a file from a mirror if its origin does not provide it."""
 
 from __future__ import annotations
 

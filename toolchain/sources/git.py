@@ -77,7 +77,7 @@ def fetch_git(
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
-    """Ask a repository which commit a tag points to, directly or by an annotated tag, and return the commit's hash."""
+    """Ask a repository to which commit a tag, which may be an annotated tag, points; return the commit's hash."""
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)

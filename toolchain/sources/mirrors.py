@@ -38,12 +38,12 @@ class Mirror:
 
     @property
     def security(self) -> bool:
-        """Return whether the suite belongs to the security archive, which contains only such suites."""
+        """Return whether the suite belongs to the security archive, judged by its name."""
         return self.suite.endswith("-security") or "/updates" in self.suite
 
 
 def apt_mirrors() -> list[Mirror]:
-    """Return the distribution's own archives from apt's configuration, the main archive first."""
+    """Return the suites of the distribution's own archives in apt's configuration, the main suite first."""
     ask = ("apt-get", "indextargets", "--format", _TARGETS)
     try:
         listing = process.run(ask, capture=True).stdout or process.run([*ask, *_UNREAD], capture=True).stdout
@@ -86,7 +86,9 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """Return the `Signed-By` value of a mirror from its entry in apt's sources; apt does not print this value.
+    """Return the `Signed-By` value of a mirror from its entry in apt's sources; empty if there is none.
+
+    The files are read because apt does not print this value.
 
     Args:
         entry: `FILE:NUMBER`, the file and the line or stanza that configures the mirror.
@@ -112,9 +114,10 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
 def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:
     """Return the suites to search for a source package: the hints, the configured suites, then Debian's other suites.
 
-    A suite that is not configured is searched in the security archive if its name ends with `-security`, and in the
-    first archive otherwise. Debian's other suites are included only if a configured suite is one of Debian's, because
-    the archives of other distributions do not contain them.
+    If a suite is not configured and its name ends with `-security`, it is searched in the security archive, or skipped
+    if no security archive is configured. Any other suite that is not configured is searched in the first archive.
+    Debian's other suites are included only if a configured suite is one of Debian's, because the archives of other
+    distributions do not contain them.
 
     Args:
         mirrors: the configured suites.

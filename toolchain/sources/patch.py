@@ -82,7 +82,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 
 
 def check_patch(patch: Path) -> None:
-    """Raise PatchError if a patch file is unreadable, empty, too large, or names a path outside the tree."""
+    """Raise PatchError if a patch file is unreadable, invalid, empty or too large, or names a path outside the tree."""
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
     except OSError as error:

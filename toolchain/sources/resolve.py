@@ -171,7 +171,7 @@ def fetch_source(
         patches: the patch files, in the order in which they are applied.
         verify: read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes, for git and archives.
-        tests: whether to include the folders that only the source's own tests read.
+        tests: whether to include the folders that only the source's own tests read; patches always include them.
     """
     source.require_commit()
     part = part_of(source.name, tests=tests or bool(patches))
@@ -248,7 +248,7 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
 
 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
-    """Fetch a file from the Python index, or from a mirror in data/pypi.toml."""
+    """Return a file from the store, from the Python index, or from a mirror in data/pypi.toml."""
     row = pypi_row(source.where, source.version)
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors

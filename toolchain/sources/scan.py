@@ -1,4 +1,4 @@
-"""Find machine code and bitcode in a source tree by the content of its files."""
+"""Find binaries in a source tree, such as machine code and bitcode, by the content of the files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A binary file in a source tree.
+    """A binary in a source tree, or an archive that cannot be scanned.
 
     Args:
         path: the path relative to the tree; `CONTAINER!MEMBER` for a file in an archive.
@@ -103,7 +103,7 @@ class Finding:
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:
-    """Return all binaries in a tree or a single file, sorted by path.
+    """Return all binaries, and all archives that cannot be scanned, in a tree or a single file, sorted by path.
 
     Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised for an unreadable archive, because it may
     contain anything.
@@ -204,7 +204,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _ends_as_zip(stream: IO[bytes]) -> bool:
-    """Return whether a stream ends with a zip, because Python's importer also reads a zip that follows other data."""
+    """Return whether a zip file is at the end of a stream; Python imports from such a file despite data before it."""
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
     is_zip = _ZIP_END in stream.read(_ZIP_TAIL)

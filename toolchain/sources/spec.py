@@ -1,4 +1,4 @@
-"""Parse and print the specification of a source, which `--source NAME=SPEC` and locks contain."""
+"""Parse and format the specifications of sources that `--source NAME=SPEC` and locks contain."""
 
 from __future__ import annotations
 

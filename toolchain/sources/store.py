@@ -229,7 +229,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Set the modification time of a path to now, because the cache removes old entries; ignore a read-only store."""
+    """Set the modification time of a path to now, which keeps it in the cache; ignore errors in a read-only store."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

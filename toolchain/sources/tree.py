@@ -22,7 +22,8 @@ from toolchain.core.errors import HostileInputError, PinError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)
-# Hashes of files younger than this are not cached, because a change within the same clock tick would be missed.
+# Nanoseconds. The hash of a file that changed more recently is not cached, because another change within the same clock
+# tick would be missed.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
@@ -83,7 +84,7 @@ class Source:
         """Return a short id for names of images.
 
         It is the first 8 digits of the commit; the tag or `pending` while the commit is unknown; the version of a
-        package or wheel; or `tree` and the first 8 digits of the digest.
+        package or wheel, or its `ref` while the version is unknown; or `tree` and the first 8 digits of the digest.
         """
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
