@@ -65,7 +65,10 @@ class Generation:
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
 
     def pack(self, gpu: str) -> str:
-        """Return the image pack with a GPU's kernels, such as `gfx110x`; the GPU's own name if no pack lists it."""
+        """Return the name of the image pack with a GPU's kernels, such as `gfx110x`.
+
+        If no pack lists the GPU, return the GPU's own name.
+        """
         return next((name for name, gpus in self.packs.items() if gpu in gpus), gpu)
 
 
@@ -89,7 +92,7 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
 
 
 def pack(gpu: str) -> str:
-    """Return the image pack that contains a GPU's kernels in the newest release."""
+    """Return the name of the image pack that contains a GPU's kernels in the newest generation of releases."""
     return _rows()[0][-1].pack(gpu)
 
 
@@ -144,7 +147,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
 
 
 def foreign_in(tree: Path) -> tuple[str, ...]:
-    """Return the compilers other than Triton that have a folder in a tree's `third_party`."""
+    """Return those of the `foreign_compilers()` that have a folder in a tree's `third_party`."""
     here = {path.name.lower() for path in (tree / "third_party").glob("*")}
     return tuple(name for name in foreign_compilers() if name in here)
 
@@ -203,7 +206,9 @@ def generator_in(tree: Path) -> str:
 def generation_in(tree: Path, release: str = "") -> Generation:
     """Return the generation that describes how a source tree plans its kernels.
 
-    A tree that is not a release gets the generation of the newest release that is not newer than the tree.
+    A tree that is not a release gets the generation of the newest release that has the same generator and is not newer
+    than the tree; with the generator `aotriton`, it always gets the generation of 0.13b. Raise a SourceError if the
+    tree is not the given release, or has no known generator.
 
     Args:
         release: the release that the tree must contain; empty if the tree is not a release.
@@ -239,7 +244,10 @@ def generation_in(tree: Path, release: str = "") -> Generation:
 
 
 def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
-    """Raise an UnsupportedError if the generator of a tree that is not a release does not list one of the GPUs."""
+    """Raise an UnsupportedError if the file gpu_targets.py in a tree does not list one of the GPUs.
+
+    A tree without this file is accepted.
+    """
     file = f"{'python' if generator == 'aotriton' else generator}/gpu_targets.py"
     if not (tree / file).is_file():
         return
@@ -282,7 +290,8 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     """Raise a SourceError unless a tree contains the tuning databases that its release was tuned with.
 
     Args:
-        release: the release; empty for a tree that is not a release, whose databases must only exist and not be empty.
+        release: the release; empty for a tree that is not a release. The databases of such a tree must only exist and
+            not be empty; one that the tree does not mention may be missing if the tree contains another one.
         given: the user's own file or folder, which replaces a database of the tree.
 
     Returns:
@@ -290,7 +299,8 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     """
     rows = databases_of(release or generation_in(tree).releases[-1])
     taken = _taken(rows, release, given) if given is not None else None
-    # For a tree newer than all releases, releases.toml does not say which databases it needs, so none are checked.
+    # A tree with the generator `aotriton` may be newer than all releases. releases.toml does not say which databases
+    # such a tree needs, so none are checked.
     for row in rows if release or generator_in(tree) != "aotriton" else ():
         own = tree / (row.path if release else _path_in(tree, row.path))
         others = any((tree / _path_in(tree, other.path)).exists() for other in rows if other is not row)
@@ -312,7 +322,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
 
 
 def _path_in(tree: Path, path: str) -> str:
-    """Return `path`, or, if only that exists in the tree, the same path with or without `.tar.xz`."""
+    """Return `path`; if it is missing in the tree but exists with `.tar.xz` added or removed, return that path."""
     packed = ".tar.xz"
     other = path.removesuffix(packed) if path.endswith(packed) else path + packed
     return other if (tree / other).exists() and not (tree / path).exists() else path
@@ -346,7 +356,10 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
 
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
-    """Return the database that the user's file replaces: the one with the same git id, or else the first unpacked."""
+    """Return the database that the user's file replaces: the one with the same git id, or else the first unpacked one.
+
+    Raise a SourceError if there is none.
+    """
     id_ = git_id(given)
     fits = [row for row in rows if row.id == id_] or [row for row in rows if not row.path.endswith(".tar.xz")][:1]
     if not fits:

@@ -37,7 +37,7 @@ MACHINES = {
 
 
 def this_machine() -> str:
-    """Return the OCI architecture of the machine that runs this tool."""
+    """Return the OCI architecture of the machine that runs this tool; for an unknown one, what `uname -m` prints."""
     kernel = platform.machine()
     return next((machine.arch for machine in MACHINES.values() if machine.kernel == kernel), kernel)
 
@@ -59,10 +59,11 @@ def emulator_name(arch: str) -> str:
 def emulator(arch: str, *, proof: bool = True) -> Path:
     """Return the path of the qemu program that runs programs of `arch`; raise an EngineError if it is not installed.
 
-    It is linked statically and called directly, so it works in any container.
+    The program is linked statically and called directly, so it works in any container.
 
     Args:
-        proof: whether only the contract check needs qemu, which the user can skip; otherwise the build itself needs it.
+        proof: whether qemu is needed only for the contract check, which the user can skip. Otherwise, the build of
+            Triton needs it.
     """
     name = emulator_name(arch)
     program = process.find(name)

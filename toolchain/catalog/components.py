@@ -40,7 +40,7 @@ class LlvmRequirements:
         drop: globs for libraries that are not kept although they match `keep`.
         serves: the version or commit of Triton, as the user requested it.
         llvm: the major version of the LLVM that this Triton pins, `22` for 22.0.0git.
-        since: the first major version of LLVM that has all these components.
+        since: the first major version of LLVM that installs all of these parts.
     """
 
     projects: tuple[str, ...]
@@ -111,7 +111,10 @@ def line_of(version: str) -> str:
 
 
 def newest_triton_on(llvm: int) -> str:
-    """Return the newest minor version of Triton, such as `3.5`, that can be built on a major version of LLVM."""
+    """Return the newest minor version of Triton, such as `3.5`, that can be built on a major version of LLVM.
+
+    Raise an UnsupportedError if there is none.
+    """
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:

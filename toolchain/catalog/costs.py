@@ -41,7 +41,7 @@ class Cost:
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return text with the number of kernels and the time to compile them, or why the number is unknown."""
+        """Return text with the number of kernels and the time to compile them; for None, why the number is unknown."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"

@@ -29,7 +29,8 @@ def _key(name: str) -> str:
 
 
 _BY_KEY = {_key(name): gpu.name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
-# The most words in a GPU name that a user writes: two more than in a market name, because users often separate digits.
+# The maximum number of words in a GPU's name as users write it: two more than in the longest market name, because users
+# often add spaces, as in `MI 300 X`.
 _LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.market) + 2
 
 
@@ -41,7 +42,8 @@ def known_gpus() -> tuple[str, ...]:
 def parse_gpus(text: str) -> tuple[str, ...]:
     """Parse a list of LLVM or market names, such as `gfx942,MI250;RX 7900 XTX`, into sorted LLVM names.
 
-    Names are separated by `;`, `,` or spaces. Case, spaces, `-` and `_` inside a name are ignored.
+    Names are separated by `;`, `,` or spaces. Case, spaces, `-` and `_` inside a name are ignored. Raise an
+    UnsupportedError if a name is unknown.
     """
     gpus: set[str] = set()
     for part in re.split(r"[;,]", text):

@@ -137,7 +137,10 @@ class NamedInSetup:
 
 
 def named_in_setup(checkout: Path) -> NamedInSetup | None:
-    """Return the LLVM that setup.py names in a Triton from before November 2023; None if it names none."""
+    """Return the LLVM that setup.py names in a Triton from before November 2023.
+
+    Return None if setup.py names none or cannot be read.
+    """
     file = checkout / "python" / "setup.py"
     try:
         text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")
@@ -152,10 +155,10 @@ def named_in_setup(checkout: Path) -> NamedInSetup | None:
 
 
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
-    """Return the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
+    """Return the pins of the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
 
-    Triton uses such LLVMs since version 3.9. If data/codegen.toml has no table for one of them, an UnsupportedError is
-    raised.
+    Triton has used such LLVMs since version 3.9. If data/codegen.toml has no table for one of them, raise an
+    UnsupportedError.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -318,9 +321,10 @@ def _excerpt(value: object) -> str:
 
 
 def _find_repository(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
-    """Return the repository of the pinned commit, warnings, and whether a file or the data names this repository.
+    """Return the repository of the pinned commit, warnings, and whether the repository is certain.
 
-    The repository in a pin file takes precedence over the one in llvm-build-info.json, and that over the release data.
+    The sources are, in this order: the pin files, llvm-build-info.json, and the release data. If none of them names a
+    repository, return LLVM's own, which is certain only if no pin file is an llvm-info file.
     """
     commit = pins[0].commit
     if own := {pin.file: name for pin in pins if (name := pin.repository)}:

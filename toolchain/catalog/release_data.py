@@ -113,7 +113,7 @@ class TritonRelease:
 
     @property
     def pin(self) -> LlvmPin:
-        """Return the pinned LLVM; raise an error if it is unknown."""
+        """Return the pinned LLVM; raise a PinError if it is unknown."""
         return _pin(self)
 
 
@@ -149,13 +149,13 @@ class AotritonRelease:
 
     @property
     def pin(self) -> LlvmPin:
-        """Return the LLVM that the release's Triton pins; raise an error if that LLVM is unknown."""
+        """Return the LLVM that the release's Triton pins; raise a PinError if that LLVM is unknown."""
         return _pin(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PytorchRow:
-    """The AOTriton release that a PyTorch minor release uses, and `alternatives` that it also works with."""
+    """The AOTriton release that a PyTorch minor release uses, and `alternatives` that this PyTorch also works with."""
 
     version: str
     aotriton: str
@@ -179,7 +179,7 @@ def _pin(row: TritonRelease | AotritonRelease) -> LlvmPin:
 
 
 def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
-    """Raise an error if one of the named fields of a release is unknown."""
+    """Raise a PinError if one of the named fields of a release is empty, which means unknown."""
     missing = [field for field in fields if not getattr(row, field)]
     if not missing:
         return
@@ -232,6 +232,6 @@ def aotriton_releases() -> tuple[AotritonRelease, ...]:
 
 @lru_cache(maxsize=1)
 def pytorch_rows() -> tuple[PytorchRow, ...]:
-    """Return all PyTorch releases, oldest first."""
+    """Return the rows of all PyTorch releases, oldest first."""
     path = FOLDER / "pytorch.toml"
     return _rows(PytorchRow, path, read_toml(path, error=PinError)["release"])

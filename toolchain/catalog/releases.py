@@ -34,11 +34,10 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
     """Return the Triton release for a version (`3.2`, `v3.2.0`) or a full commit; raise an error if it is unknown.
 
     For a version without a patch number, return the newest patch release, with a warning if the patch releases pin
-    different LLVMs; if all pin the same LLVM, prefer the newest one whose pin is verified. Versions newer than all
-    known ones are refused, because the LLVMs that they use for GPUs are unknown.
+    different LLVMs; if all pin the same LLVM, prefer the newest one whose pin is verified.
 
     Args:
-        allow_unknown: whether to return a release whose LLVM is unknown too, because the user gives the LLVM.
+        allow_unknown: whether to return a known release even if its LLVM is unknown, because the user gives the LLVM.
     """
     wanted = version.strip()
     if is_commit(wanted.lower()):
@@ -112,8 +111,11 @@ def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
 def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelease:
     """Return an AOTriton release by its name, in which the leading `v` and the trailing `b` are optional.
 
+    Raise an error if the release is unknown, or if its commit, its Triton or its LLVM is unknown.
+
     Args:
-        allow_unknown: whether to return a release with unknown commits too, because the user gives those sources.
+        allow_unknown: whether to return the release even if some of its commits are unknown, because the user gives
+            those sources.
     """
     wanted = name.strip().lower().removeprefix("v")
     by_name = {row.name: row for row in aotriton_releases()}
@@ -148,7 +150,10 @@ def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] =
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """Return the row for a PyTorch version or `main`; a patch number and a suffix such as `+rocm6.4` are ignored."""
+    """Return the row for a PyTorch version or `main`; raise an error if the text is neither, or there is no row.
+
+    A patch number and a suffix such as `+rocm6.4` are ignored.
+    """
     match = _VERSION.fullmatch(version.strip())
     if not match and version.strip() != "main":
         fix = "give a version such as 2.9, or main"

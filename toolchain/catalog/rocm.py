@@ -99,7 +99,10 @@ def libraries() -> tuple[Library, ...]:
 
 
 def rocm_of(text: str) -> Rocm:
-    """Return the row for a ROCm version such as `7` or `7.2`, of which only the major number is used."""
+    """Return the row for a ROCm version such as `7` or `7.2`, of which only the major number is used.
+
+    Raise an UnsupportedError if there is none.
+    """
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:
@@ -127,7 +130,7 @@ def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
 
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
-    """Return the stub libraries for some ROCm versions, the HIP ones first."""
+    """Return the stub libraries to link with for some ROCm versions: first those for HIP, then all other ones."""
     functions = _rows("function", Functions)
     hip = [
         (rocm, tuple((row.node, row.names) for row in functions if rocm.headers in row.headers))

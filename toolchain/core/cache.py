@@ -106,7 +106,7 @@ class Cache:
 
     @property
     def use(self) -> Path:
-        """Return the lock file that each invocation holds: shared while it works, exclusive while it prunes."""
+        """Return the path of the lock file that invocations hold: shared while working, exclusive while pruning."""
         return self.locks / "use.lock"
 
     def make(self) -> None:
@@ -154,7 +154,10 @@ class Cache:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """Raise a ConfigError if the folder cannot be created or entered, or, with `write`, cannot be written to."""
+        """Raise a ConfigError if the folder cannot be entered or, with `write`, cannot be created or written to.
+
+        If the folder does not exist, the nearest existing folder above it is checked.
+        """
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
@@ -173,7 +176,10 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """Return the cache in a folder, or the default cache. An existing cache becomes private to its owner."""
+    """Return the cache in a folder, or the default cache; raise a ConfigError if the folder cannot be entered.
+
+    A folder that is already marked as a cache of this tool becomes private to its owner.
+    """
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)
     if cache.is_ours:
@@ -182,7 +188,10 @@ def cache_of(folder: Path | str | None = None) -> Cache:
 
 
 def default_cache() -> Path:
-    """Return the folder that TOOLCHAIN_CACHE names, or else the folder `toolchain` in the user's cache folder."""
+    """Return the folder that TOOLCHAIN_CACHE names, or else the folder `toolchain` in the user's cache folder.
+
+    The user's cache folder is XDG_CACHE_HOME or ~/.cache. If the user has no home folder either, raise a ConfigError.
+    """
     if named := os.environ.get("TOOLCHAIN_CACHE"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):

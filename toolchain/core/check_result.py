@@ -60,6 +60,10 @@ def require_right(numbers: Mapping[str, Any]) -> None:
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Return one line with name and reason for each of the first kernels, and a line that counts the remaining ones."""
+    """Return a line with the name and the reason for each of the first 20 rows; a last line counts any other rows.
+
+    Args:
+        rows: the name of each kernel, and the reason for its status.
+    """
     lines = [f"{name}: {reason}" for name, reason in rows[:_LISTED]]
     return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])

@@ -75,7 +75,11 @@ def warn(text: str) -> None:
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """Return `text` as an annotation for GitHub's runner; outside a workflow, return `text` after `otherwise`."""
+    """Return `text` as an annotation in a GitHub workflow, and after the prefix `otherwise` everywhere else.
+
+    Args:
+        command: the kind of annotation, such as `warning`.
+    """
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")

@@ -20,10 +20,11 @@ class _DeadlineError(BaseException):
 
 @contextlib.contextmanager
 def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[None]:
-    """Raise an error in the block after a number of seconds.
+    """Interrupt the block after a number of seconds, and raise the error that `problem` returns.
 
-    Network calls, waits for child processes and computations are interrupted, and `finally` blocks run. The limit uses
-    the timer of the process, so it has no effect outside the main thread, and limits cannot be nested.
+    Network calls, waits for child processes and computations are interrupted, and `finally` blocks run. The limit has
+    no effect outside the main thread, because Python handles signals only there. Limits cannot be nested, because a
+    process has only one real-time timer.
 
     Args:
         problem: a function that returns the error to raise.

@@ -51,7 +51,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
     """Write `content` to a temporary file, flush the file to disk, and rename it to `path`.
 
     Args:
-        check: whether to read the file back and compare it, which fails if another process replaces the file meanwhile.
+        check: whether to read the file back, and raise a DigestError if another process has changed it meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path, mode=mode) as new:
@@ -62,7 +62,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
 def write_output(path: Path, content: bytes, *, option: str) -> None:
     """Atomically write a file that the user named.
 
-    A link whose target is below the link's own folder is followed and kept; any other link is refused.
+    A link whose target is below the link's own folder is followed and kept. Raise a ConfigError for any other link, and
+    for a file that cannot be written.
 
     Args:
         option: the option that names the file, for messages.

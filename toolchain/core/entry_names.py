@@ -6,12 +6,12 @@ from toolchain.core.errors import HostileInputError
 
 LONGEST_PART = 255  # bytes in one part of a path; the limit of common file systems
 LONGEST_PATH = 4095  # bytes in a path; the limit of Linux
-MOST = 1_000_000  # the most files that an archive may contain
+MOST = 1_000_000  # the maximum number of files in an archive
 _AGAIN = "download it again, or ask its author for an archive with plain names"
 
 
 class EntryNames:
-    """The names in one archive, each of which must name exactly one file below the folder it is unpacked to.
+    """The names in one archive. Each must lead to a path below the target folder, and no two files may share a path.
 
     Args:
         archive: the name of the archive, for messages.
@@ -29,7 +29,13 @@ class EntryNames:
         self._last = ""
 
     def add(self, name: str, *, folder: bool = False) -> str:
-        """Refuse an unsafe name; return a safe one without `.` parts, repeated slashes and a trailing slash."""
+        """Return a name without `.` parts, repeated slashes and a trailing slash.
+
+        Raise a HostileInputError if the name is unsafe or conflicts with a name that was added before.
+
+        Args:
+            folder: whether it is the name of a folder.
+        """
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:
             raise self._refused("entry-escapes", name, "the file would be unpacked outside the archive's folder")

@@ -41,7 +41,7 @@ NETWORK_FILES = {
     "GIT_SSL_CAINFO": "the same, for git",
     "SSH_AUTH_SOCK": "the agent that holds the caller's SSH keys",
 }
-"""The variables that programs with network access inherit too; those in `NETWORK_FILES` contain paths."""
+"""Programs with network access also inherit the variables in `NETWORK` and `NETWORK_FILES` (which contain paths)."""
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -61,12 +61,12 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[str, str]:
-    """Return those of the named variables that are set.
+    """Return the named variables that are set in this process, with their values.
 
     Args:
         names: variables whose values are returned unchanged.
         files: variables that contain the path of a file or folder. Relative paths become absolute, because programs
-            start in a folder other than the caller's.
+            start in a folder other than the caller's. Empty values are omitted.
     """
     plain = {name: os.environ[name] for name in names if name in os.environ}
     return {**plain, **{name: str(Path(os.environ[name]).absolute()) for name in files if os.environ.get(name)}}
@@ -79,10 +79,10 @@ def network_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def python_children(variables: Mapping[str, str]) -> Iterator[None]:
-    """Make multiprocessing start Pythons that ignore the current folder and the caller's `PYTHON*` variables.
+    """Make child processes of multiprocessing ignore the current folder and the caller's `PYTHON*` variables.
 
     multiprocessing starts `python -c`, which puts the current folder first in the module path. It passes this process's
-    environment on and has no option to change that, so this function changes `os.environ` during the block.
+    environment on and has no option to change that, so this function changes `os.environ` for the whole block.
 
     Args:
         variables: more variables for the child processes.

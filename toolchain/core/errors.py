@@ -21,7 +21,7 @@ class ToolchainError(Exception):
     """An expected failure. Its class decides the exit code and the title that users see.
 
     Args:
-        id: identifies this kind of failure for programs; docs/exit-codes.md lists the ids of each exit code.
+        id: an identifier of this kind of failure, for programs; docs/exit-codes.md lists the ids of each exit code.
         what: what happened, in one sentence.
         why: the cause, as far as it is known.
         fix: what the user can do; if it is empty, the class's `advice` is used.
@@ -82,7 +82,7 @@ class UnsupportedError(ToolchainError, code=7, title="Unsupported"):
 
 
 class EngineError(ToolchainError, code=8, title="Engine"):
-    """The container engine is missing or cannot be used."""
+    """The container engine or another program is missing or cannot be used."""
 
 
 class ResourceError(ToolchainError, code=9, title="Resources"):
@@ -133,7 +133,7 @@ class UnreachableError(ToolchainError, code=18, title="Unreachable"):
 class HostileInputError(
     ToolchainError, code=19, title="Hostile input", advice="do not use it; download it again from its author"
 ):
-    """An untrusted archive, tree or file could write outside its folder or harm this machine."""
+    """An untrusted archive, tree or file could write outside its folder or exhaust memory or disk space."""
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):

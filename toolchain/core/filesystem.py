@@ -80,7 +80,10 @@ def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:
 
 
 def read_built(tree: Path, name: str) -> str:
-    """Return the content of a text file that a build wrote, which must be a regular file inside the build's folder."""
+    """Return the content of a text file that a build wrote.
+
+    Raise a HostileInputError unless it is a regular file inside `tree`, has at most 16 MiB and is UTF-8.
+    """
     try:
         return read_regular(tree / name, _LARGEST_BUILT, within=tree).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +94,10 @@ def read_built(tree: Path, name: str) -> str:
 
 
 def copy_built(tree: Path, name: str, target: Path) -> None:
-    """Copy a regular file that a build wrote inside `tree`, and keep its executable bit."""
+    """Copy a file that a build wrote, and keep its executable bit.
+
+    Raise a HostileInputError unless it is a regular file inside `tree`.
+    """
     try:
         with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, _CHUNK)
@@ -112,7 +118,7 @@ def emptied(folder: Path) -> Path:
 def make_private(folder: Path) -> None:
     """Create a folder that only its owner can enter, or remove the permissions of other users from an existing folder.
 
-    A folder of another user keeps its permissions, because only its owner can change them.
+    A folder that belongs to another user keeps its permissions, because only that user can change them.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -131,8 +137,8 @@ class NewFile:
     """A file that is written under a temporary name, and removed unless `finish` renames it.
 
     Args:
-        path: the final path, in the same folder; a link there is replaced and not followed. Callers can change this
-            attribute until they call `finish`.
+        path: the final path. A link at this path is replaced and not followed. The temporary file is in the same
+            folder. Callers can change this attribute until they call `finish`.
         mode: the permissions after `finish`; before, only the owner can read the file.
     """
 
@@ -150,7 +156,8 @@ class NewFile:
         """Rename the file to its final path.
 
         Args:
-            digest: the digest (`sha256:<hex>`) to compare the renamed file with; empty for no comparison.
+            digest: the digest (`sha256:<hex>`) that the renamed file must have, or else a DigestError is raised; empty
+                for no check.
             replace: whether to replace an existing file.
             flush: whether to flush the content to disk first; otherwise a crash of the machine may leave an empty file.
 

@@ -21,8 +21,8 @@ PATIENCE = 2.0  # seconds until a waiting invocation prints what it waits for
 def held(path: Path, *, what: str) -> Iterator[None]:
     """Hold the lock file `path` during the block; the kernel releases it when this process dies.
 
-    If another invocation holds the lock, print a note after two seconds, and raise a LockHeldError after `patience()`
-    seconds.
+    If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. A note is
+    printed if the wait takes longer than two seconds.
 
     Args:
         what: the work that the lock protects, for messages.
@@ -54,7 +54,11 @@ def held(path: Path, *, what: str) -> Iterator[None]:
 
 
 def patience() -> float:
-    """Return the seconds to wait for another invocation with the same work: TOOLCHAIN_LOCK_TIMEOUT, or else one day."""
+    """Return how many seconds to wait for another invocation that does the same work.
+
+    The number is the value of TOOLCHAIN_LOCK_TIMEOUT, or one day if it is not set. Raise a ConfigError if the value is
+    not a number.
+    """
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ConfigError(
@@ -168,7 +172,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """Return the first arguments of another invocation, such as ` (build llvm)`; an empty string if unknown."""
+    """Return the first three arguments of a process in parentheses, such as ` (build llvm)`; empty if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

@@ -8,7 +8,11 @@ from toolchain.core import console
 
 
 def setup(verbosity: int) -> None:
-    """Send log records to standard error: warnings for verbosity 0, also information for 1, also commands for 2."""
+    """Send log records to standard error.
+
+    Args:
+        verbosity: 0 for warnings, 1 for informational messages also, 2 or more for the executed commands also.
+    """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", handlers=[_Handler()], force=True)
     logging.getLogger("urllib3").setLevel(logging.WARNING)

@@ -43,7 +43,7 @@ class Pace:
         """Call `move`, which transfers bytes and returns their number, and measure the time that it takes.
 
         The first call is not timed, because a server may need long to begin its response; the socket's timeout limits
-        that. Raise a TooSlowError for fewer than `RATE` bytes per second over at least `WINDOW` seconds.
+        that. Raise a TooSlowError if fewer than `RATE` bytes per second arrive over at least `WINDOW` seconds.
         """
         since = self._clock()
         count = move()
@@ -132,7 +132,7 @@ class _Connection(_Timed, HTTPConnection):  # type: ignore[misc] # a property wh
     pass
 
 
-class _TLSConnection(_Timed, HTTPSConnection):  # type: ignore[misc] # as above
+class _TLSConnection(_Timed, HTTPSConnection):  # type: ignore[misc] # a property where the base has an attribute
     pass
 
 
@@ -155,7 +155,7 @@ class Adapter(HTTPAdapter):
         _time(self.poolmanager)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Check certificates as requests does, but raise a ConfigError if the certificate authorities are missing."""
+        """Check certificates as requests does, but raise a ConfigError if the file with the authorities is missing."""
         try:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
         except OSError:

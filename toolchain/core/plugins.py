@@ -57,7 +57,7 @@ class Plugin:
 
 @functools.cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugins; raise a ConfigError if one cannot be loaded."""
+    """Return the installed plugins; raise a ConfigError if one cannot be loaded or is not a `Plugin`."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - the import takes 30 ms
 
     found = []

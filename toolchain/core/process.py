@@ -108,7 +108,7 @@ def python(*words: str) -> list[str]:
     """Return a command line that starts this Python, isolated from the caller's folder and environment.
 
     `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and makes
-    Python ignore `PYTHON*` variables. Every Python program on the host is started with this command line
+    Python ignore `PYTHON*` variables. This tool starts every Python program on the host with this command line
     (tests/unit/test_host_programs.py).
     """
     return [sys.executable, "-I", *words]
@@ -151,8 +151,8 @@ def run(
         argv: the program and its arguments, which no shell interprets.
         cwd: the working directory; by default `/`, because the current directory may be a hostile checkout.
         stdin: the text for standard input; by default it is empty.
-        helpers: whether the program starts child processes that may wait for a network, and that must be killed too if
-            this tool is killed. A program in a PID namespace (see `contained`) does not need this.
+        helpers: whether to kill the program's child processes as well if this tool is killed. This is necessary for
+            children that may wait for a network, unless the program runs in a PID namespace (see `contained`).
     """
     words = _words(argv)
     timeout, on_line = how.get("timeout"), how.get("on_line")
@@ -299,7 +299,7 @@ def _started(
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - only prctl runs between fork and exec
     )
     try:
         yield child
@@ -373,7 +373,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - only prctl runs between fork and exec
             pipesize=1 << 20,
         )
         assert child.stdout is not None  # noqa: S101

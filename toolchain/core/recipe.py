@@ -23,8 +23,9 @@ class Recipe:
     Args:
         name: the name for display, such as `llvm`.
         containerfile: the path of the Containerfile below the recipe root.
-        base: the key of the base image (see `engine.buildah.Buildah.ensure_image`), passed to the build as `BASE`.
-        images: the keys of more images, by the build arguments that pass them.
+        base: a reference to the base image, or its key (see `engine.buildah.Buildah.ensure_image`). The build gets it
+            as the argument `BASE`.
+        images: references to more images, or their keys, by the names of the build arguments that pass them.
         args: more build arguments.
         contexts: named read-only trees, each of which becomes a `--build-context`.
         cache_key: the id of the cache for the build tree, instead of `toolchain-<name>-tree`. A build continues in the
@@ -66,7 +67,10 @@ class Mount:
     links: bool = False
 
     def arguments(self) -> list[str]:
-        """Return the option of `buildah run` and `docker run` that mounts the path."""
+        """Return the option of `buildah run` and `docker run` that mounts the path, as two words.
+
+        Raise a ConfigError if the paths contain both a colon and a comma.
+        """
         source = os.fspath(self.source.absolute())
         if ":" not in source + self.target:
             return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
@@ -81,7 +85,7 @@ class Mount:
 
 
 def plain_files(mounts: Sequence[Mount]) -> bool:
-    """Return whether some of these mounts are writable, and none of those may contain links or pipes."""
+    """Return whether at least one mount is writable, and no writable mount may contain links or pipes."""
     writable = [mount for mount in mounts if not mount.read_only]
     return bool(writable) and not any(mount.links for mount in writable)
 
@@ -108,7 +112,10 @@ CCACHE_MOUNT = "toolchain-ccache"
 
 
 def root() -> Path:
-    """Return the folder with the recipe files: the top of a checkout, or `_recipes` in the installed package."""
+    """Return the folder that contains the recipe files: the top of a checkout, or `_recipes` in the installed package.
+
+    Raise a ConfigError if neither exists.
+    """
     package = Path(__file__).resolve().parents[1]
     for candidate in (package.parent, package / "_recipes"):
         if (candidate / "containerfiles").is_dir() and (candidate / "llvm-config").is_dir():
@@ -122,7 +129,11 @@ def root() -> Path:
 
 
 def digests(*below: str) -> dict[str, str]:
-    """Return the SHA-256 digests of recipe files, given as files or folders, by path below the recipe root."""
+    """Return the SHA-256 digest of each recipe file, by its path below the recipe root.
+
+    Args:
+        below: paths below the recipe root. For a folder, all files in it and in its subfolders are included.
+    """
     top = root()
     by_path: dict[str, str] = {}
     for name in below:

@@ -16,7 +16,7 @@ VERSION = 2
 # This is a name, not an address; docs/trust.md explains what it says about the builder.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 STORED_KERNELS = "stored_kernels"
-"""The key in a record's facts for the kernels taken from kernel stores (`stages.kernel_workers.stored_kernels`)."""
+"""The key in a record's facts for kernels from kernel stores (see `stages.kernel_workers.stored_kernels`)."""
 
 
 class Fate(StrEnum):
@@ -68,7 +68,7 @@ class RecordedSource:
     patches: tuple[Patch, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form that records contain."""
+        """Return the JSON form that records contain; an empty `tag` is omitted."""
         value = asdict(self) | {"patches": [asdict(patch) for patch in self.patches]}
         return value if self.tag else {key: item for key, item in value.items() if key != "tag"}
 
@@ -109,7 +109,7 @@ class LayerFacts:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form that the facts of a record contain."""
+        """Return the JSON form that a record contains; without `largest` and `disk_bytes` if `disk_bytes` is None."""
         value = {each.name: getattr(self, each.name) for each in fields(self)} | {"largest": list(self.largest)}
         if self.disk_bytes is None:
             del value["largest"], value["disk_bytes"]
@@ -179,7 +179,7 @@ class Record:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON value for the record's file; unknown values are omitted."""
+        """Return the JSON value for the record's file; values that are None are omitted."""
         present = {each.name: getattr(self, each.name) for each in fields(self)}
         value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
         value |= {"sources": [source.as_json() for source in self.sources]}

@@ -1,7 +1,8 @@
-"""The only JSON parser in this tool. It refuses documents that two programs could interpret differently.
+"""The parser for all JSON documents that this tool reads.
 
-Go's encoding/json, which most container programs use, ignores the case of keys, but Python does not. A document whose
-meaning depends on this could pass a check here and mean something else to the program that uses it.
+It refuses documents that two programs could interpret differently. For example, Go's encoding/json, which most
+container programs use, ignores the case of keys, but Python does not. A document whose meaning depends on this could
+pass a check here and mean something else to the program that uses it.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
         name: the name of the document, for messages.
         keys: the known keys. Unknown keys are allowed unless they differ only in case from a known key or from each
             other.
-        limit: the largest number of bytes, or of characters for text.
+        limit: the maximum number of bytes, or of characters if `content` is a string.
 
     Raises:
-        DocumentError: if a key occurs twice or differs from another only in case, if a number is not finite, if half of
-            a surrogate pair occurs, or if the document is too large or nested too deeply. A DocumentError is also a
-            ValueError.
+        DocumentError: if a key occurs twice, if a key differs only in case from another key of an object whose known
+            keys are given, if a number is not finite, if half of a surrogate pair occurs, or if the document is too
+            large or nested too deeply. A DocumentError is also a ValueError.
     """
     if len(content) > limit:
         raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")

@@ -1,7 +1,8 @@
 """A check of every header of a tar archive before Python's tarfile uses the header.
 
-tarfile parses headers with `TarInfo.frombuf`. Some versions, such as 3.13.5 of Debian 13, call `_frombuf` instead.
-`CheckedHeader` overrides both methods, and `require` checks that `CheckedHeader.look` is called for every header.
+tarfile parses headers with `TarInfo.frombuf`. In some versions of Python, such as 3.13.5 of Debian 13, it calls
+`_frombuf` instead. `CheckedHeader` overrides both methods, and `require` checks that `CheckedHeader.look` is called for
+every header.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class UnpackBudget:
         self.add(packed)
 
     def add(self, packed: int) -> None:
-        """Raise the budget for a compressed file of `packed` bytes."""
+        """Increase the budget by 200 times the size of a compressed file, which has `packed` bytes."""
         self._left += _RATIO * packed
 
     def takes(self, unpacked: int) -> bool:

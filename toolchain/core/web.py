@@ -40,7 +40,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def header_number(value: str | None) -> int | None:
-    """Return the value of a header as a number; None if the header is missing or is not a whole number."""
+    """Return the value of a header as a number; None if the header is missing or is not a number of 1 to 15 digits."""
     text = (value or "").strip(" \t")
     return int(text) if _NUMBER.fullmatch(text) else None
 
@@ -62,8 +62,9 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     `pace.TooSlowError` for slow responses, and refuses redirects from https to http.
 
     Args:
-        attempts: how often a request is retried.
-        backoff: the seconds before the first retry; each later wait is twice as long, up to `LONGEST_BACKOFF`.
+        attempts: the maximum number of retries of a request.
+        backoff: half of the seconds before the second retry; the first one is immediate. Each later wait is twice as
+            long as the wait before it, up to `LONGEST_BACKOFF`.
         netrc: whether each host, including the host of a redirect, is sent the login for it in ~/.netrc.
     """
     import requests  # noqa: PLC0415 - a plan uses no network and must be quick
@@ -153,8 +154,9 @@ class Retries:
     """Repeats an operation until it succeeds, or until it fails too often without progress.
 
     Args:
-        attempts: how many consecutive failures are tolerated.
-        backoff: the seconds before the second attempt; each later wait is twice as long, up to `LONGEST_BACKOFF`.
+        attempts: the maximum number of consecutive failures without progress after which `run` tries again.
+        backoff: the seconds before the second attempt; each later wait is twice as long, up to `LONGEST_BACKOFF`. A
+            server's Retry-After header takes precedence.
         name: the name of the server, for the log.
         pause: a function that waits a number of seconds.
         failures: the number of consecutive failures without progress.

@@ -76,8 +76,8 @@ def open_zip(
 ) -> Iterator[zipfile.ZipFile]:
     """Open an archive after checking its list of entries for size, unsafe names, links and overlaps.
 
-    Raise a SourceError for a damaged archive, possibly only when an entry is read, and a HostileInputError for a
-    harmful one.
+    Raise a SourceError for an archive that is unreadable or damaged, and a HostileInputError for a harmful one. Some
+    damage is noticed only when an entry is read.
 
     Args:
         source: a path, or a seekable stream.
@@ -159,7 +159,10 @@ def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
-    """Raise an error if the list of entries is missing or too large, because zipfile reads all of it into memory."""
+    """Raise an error if the list of entries is missing or too large.
+
+    This check comes before zipfile reads the list, because zipfile keeps all of it in memory.
+    """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - (1 << 16)))
     tail = stream.read()
@@ -213,7 +216,10 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
 
 
 def _check_places(archive: _Zip, name: str) -> None:
-    """Raise an error if entries overlap, because a small archive could then unpack to a huge number of bytes."""
+    """Set `archive.ends`, and raise an error if entries overlap.
+
+    A small archive with overlapping entries could unpack to a huge number of bytes.
+    """
     ordered = sorted(archive.filelist, key=lambda row: row.header_offset)
     starts = [*(row.header_offset for row in ordered), archive.start_dir]
     archive.ends = {}

@@ -1,4 +1,4 @@
-"""Read the tables of facts about releases, GPUs, packages and other things, which are TOML files in this folder."""
+"""Functions that read data files: TOML tables of facts about releases, GPUs, packages and other things."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_toml(
 ) -> dict[str, Any]:
     """Return the content of a data file.
 
-    The file is parsed once in a process, so callers must not change the result.
+    A process parses a file again only after the file has changed, so callers share the result and must not modify it.
 
     Args:
         error: the class of the error for a file that is unreadable or malformed.

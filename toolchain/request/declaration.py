@@ -1,4 +1,6 @@
-"""Declarations of options, which define the command line, environment, file, records, locks and documentation.
+"""Declarations of options.
+
+The command line, the environment variables, toolchain.toml, records, locks and the documentation are derived from them.
 
 An option of a build is a field of `request.model.Request` that is made by `option(...)`. `declared` returns all options
 of a class.
@@ -104,7 +106,10 @@ class Option:
 
     @property
     def given_default(self) -> Any:
-        """Return the default as the command line would give it; None if the command line cannot express it."""
+        """Return the default as the command line would give it; None if the command line cannot express it.
+
+        The result is also None for an `explicit` option, because giving its default requests something else.
+        """
         if self.kind == "commas":
             return ",".join(self.default) if self.default else None
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default

@@ -80,13 +80,13 @@ class Request:
         jobs: the number of compile jobs; 0 for as many as cores and memory allow.
         runner: the program that starts containers for checks and kernels. It is not part of the input digest, because
             it does not affect the built bytes.
-        mirrors: URL prefixes and their replacements. They are not part of the input digest, because sources are
+        mirrors: pairs of a URL prefix and its replacement. They are not part of the input digest, because sources are
             identified by digests.
-        shard: the number of the part to build, and the number of parts.
+        shard: the number of the part of the kernels to compile, and the number of parts; None for all kernels.
         lock: the lock of `--locked` or `--lock-file`; inputs that it does not contain are refused.
         check: the number of kernels whose results are checked: 0 for all, None for none. It is not part of the input
             digest.
-        kernel_key: the key that signs new results in the kernel store, and that must have signed reused results.
+        kernel_key: the key that must have signed reused results of the kernel store; a private key also signs new ones.
         shards: the kernel stores to take all kernels from, without compiling any; empty for a normal build.
         variation: changed build conditions that the built bytes must not depend on (`reproduce --vary`).
         looked_up: the sources that the current plan has already looked up; None if they are not remembered.
@@ -279,7 +279,7 @@ class Request:
         return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:
-        """Return whether the tests of a source are fetched too, because a patch may change them."""
+        """Return whether a source is patched. It is then fetched with its tests, because a patch may change them."""
         return bool(self.patches.get(name))
 
 

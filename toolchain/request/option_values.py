@@ -38,7 +38,7 @@ def known_tritons() -> Iterable[str]:
 
 
 def arches(text: str) -> tuple[str, ...]:
-    """Parse `--arch` into sorted OCI architectures; raise an UnsupportedError if one is unknown."""
+    """Parse `--arch` into sorted OCI architectures; raise an error if one is unknown or the text names none."""
     names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
     for name in names:
         machine_of(name)
@@ -48,7 +48,7 @@ def arches(text: str) -> tuple[str, ...]:
 
 
 def gpus(text: str) -> tuple[str, ...]:
-    """Parse `--gpu` into LLVM's names for the GPUs, sorted."""
+    """Parse `--gpu` into LLVM's names for the GPUs, sorted; raise an error if one is unknown or the text names none."""
     names = parse_gpus(text)
     if not names:
         raise ConfigError(
@@ -71,7 +71,8 @@ def calls(text: str) -> str:
     """Return the list of calls as JSON, so that records, locks and `reproduce` do not need the user's file.
 
     Args:
-        text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier.
+        text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier. If it is
+            invalid, a ConfigError is raised.
     """
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
@@ -111,7 +112,7 @@ def scheduler(text: str) -> str:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """Parse `--shard` into the number of the part and the number of parts: `2/4` becomes (2, 4)."""
+    """Parse `--shard` into the number of a part and the number of parts: `2/4` becomes (2, 4)."""
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(
@@ -131,7 +132,7 @@ def is_path(text: str) -> bool:
 
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
-    """Parse the values of `--source` into sources by name; raise a ConfigError if a name is given twice."""
+    """Parse the values of `--source` into sources by name; raise an error if a value is invalid or a name repeated."""
     from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls do not need it
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
