@@ -4,8 +4,8 @@ python -m scripts.asserted_wording          # prints the share
 python -m scripts.asserted_wording --list   # also prints each test with its first such text
 
 A test counts if a string in one of its `assert` statements or `match=` arguments contains two or more words in a row,
-of which the first four also occur in a row in a string of the two packages. The values of a test's parameter count too
-if an `assert` or `match=` uses the parameter. Commands and options are not wording.
+of which the first four (or all, if fewer) also occur in a row in a string of the two packages. The values of a
+test's parameter count too if an `assert` or `match=` uses the parameter. Commands and options are not wording.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMMAND = re.compile(
     r"|\b(kernels|cache|bundle|buildah|docker|skopeo|apt-get|oras) [a-z]+"
 )
 _RUN = re.compile(r"[a-z]{1,}(?: +[a-z]{1,})+")
-_MOST = 4  # words of a sequence that are compared
+_MOST = 4  # the number of words at the start of a sequence that are compared
 _COMPARING = {"startswith", "endswith", "count", "search", "match", "fullmatch", "escape"}
 
 
@@ -71,7 +71,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the sequences of adjacent words in a text, in lower case."""
+    """Yield the sequences of two or more adjacent lower-case words in a text."""
     for found in _RUN.finditer(text):
         yield tuple(found[0].split())
 

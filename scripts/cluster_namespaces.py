@@ -58,7 +58,7 @@ def namespaces() -> Iterator[None]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Make a certificate authority and a certificate, and return the environment variables that name both to Dask."""
+    """Make a certificate authority and a certificate, and return the environment variables that tell Dask the files."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -81,6 +81,7 @@ class Machines:
     Args:
         folder: the folder for the output of the processes.
         environment: additional environment variables for all processes.
+        caches: the cache of each machine, by the name of its namespace.
         options: the options for `kernels run` and for the workers.
         nice: the niceness of the workers.
     """
@@ -120,6 +121,9 @@ class Machines:
         """Run a campaign on machine one, and return the row that is printed for it.
 
         Args:
+            what: the name of the campaign in the row.
+            port: the port of the scheduler; 0 for a campaign without one.
+            more: additional options for `kernels run`.
             meanwhile: called repeatedly with the number of finished kernels until it returns True.
         """
         cache = self._caches[ONE]

@@ -5,7 +5,7 @@
 PYTHON has a Triton that was built from source with the same LLVM as LIBRARY (`libtriton_amd_codegen.so`). FOLDER
 contains the unpacked flash-attn source that aotriton/flash-attn.toml describes. Triton compiles each kernel to LLVM IR
 and assembly. The library compiles the same IR, and its assembly must be byte for byte the same as Triton's. The library
-must also assemble this text to an ELF file. No GPU is needed. The exit code is 1 if the assembly of a kernel differs.
+must also assemble this text to an ELF file. No GPU is needed. The exit code is 1 unless all kernels pass both checks.
 
 The script calls the library through the C interface that Triton 3.9.0 uses (version 1 of its options).
 """
@@ -99,7 +99,7 @@ def compile_by_triton(compiler: Any, rule: Rule, tree: Path) -> tuple[bytes, byt
 
 
 def main() -> None:
-    """Compare the kernels, and print the result."""
+    """Compare the assembly of the selected kernels, print the result, and exit with 0 or 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--source", type=Path, required=True)
@@ -112,7 +112,7 @@ def main() -> None:
     if not asked.source.is_dir():
         parser.error(f"there is no folder {asked.source}")
     with tempfile.TemporaryDirectory() as folder:
-        # An empty cache keeps Triton from using results of an earlier run. Our worker's shortcuts are switched off,
+        # An empty cache keeps Triton from using results of an earlier run. The shortcuts of the kernel worker are off,
         # because the IR and the assembly are needed as well as the objects.
         os.environ.update(TRITON_CACHE_DIR=folder, KERNEL_WORKER_WITHOUT="shared,direct,parses")
         from worker import Compiler  # noqa: PLC0415 - reads the environment

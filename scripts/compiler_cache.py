@@ -1,7 +1,7 @@
 """Keep a compiler cache small between runs: `trim FOLDER` before the build, `changed FOLDER` after it.
 
 `trim` removes objects that were not used for some days, and then the least recently used objects until the rest is
-below a size. It lists the remaining objects in a file. `changed` compares the cache with this list, and writes
+within a size. It lists the remaining objects in a file. `changed` compares the cache with this list, and writes
 `changed=true` or `changed=false` to the file that GITHUB_OUTPUT names, because a cache without new objects need not be
 saved again. ccache touches the objects that it uses, and treats a removed object as missing.
 """
@@ -20,13 +20,13 @@ _OWN = {"stats", "ccache.conf", "CACHEDIR.TAG", _NOTE}
 
 
 def objects(folder: Path) -> dict[Path, os.stat_result]:
-    """Return the objects in a cache by path; empty if the folder does not exist."""
+    """Return the status of each object in a cache, by path; empty if the folder does not exist."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in _OWN)
     return {path: path.stat() for path in files}
 
 
 def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int]:
-    """Remove objects not used for `days`, then the least recently used ones above `limit` bytes; list the others.
+    """Remove objects not used for `days`, then the least recently used ones above `limit` bytes; list the rest.
 
     Returns:
         the number of kept files and the number of removed files.
@@ -46,7 +46,7 @@ def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int
 
 
 def changed(folder: Path) -> bool:
-    """Return whether the cache contains objects that were added after `trim`."""
+    """Return whether the cache contains objects that the list of `trim` does not name."""
     note = folder / _NOTE
     before = set(note.read_text(encoding="utf-8").splitlines()) if note.is_file() else set()
     return any(os.fspath(path.relative_to(folder)) not in before for path in objects(folder))

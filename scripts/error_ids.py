@@ -35,7 +35,7 @@ def page() -> str:
 
 @functools.cache
 def collected() -> dict[str, int]:
-    """Return the exit code of every id. Raise ValueError if an id has two codes or an error has no id."""
+    """Return the exit code of every id, or `SEVERAL`. Raise ValueError if an id has two codes or an error has no id."""
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8"))
         for folder in ("toolchain", "lab/src")
@@ -69,7 +69,7 @@ def collected() -> dict[str, int]:
 def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
     """Return the exit codes of the classes in `toolchain.core.errors` and of their subclasses, by name."""
     codes = {name: value.code for name, value in vars(errors).items() if hasattr(value, "code")}
-    codes["Fault"] = errors.UntrustedError.code  # the error for an image that `verify` refuses
+    codes["Fault"] = errors.UntrustedError.code  # not an exception, but its id becomes that of an UntrustedError
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
@@ -80,7 +80,7 @@ def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
 
 
 def _passing(tree: ast.Module, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield each function that passes its parameter `id` to an error, with the exit code of that error."""
+    """Yield the name of each function that passes its parameter `id` to an error, with the exit code of that error."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and "id" in {word.arg for word in function.args.args}:
             for node in ast.walk(function):

@@ -165,7 +165,7 @@ def _head(checkout: Path) -> str:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """Return the results so far."""
+    """Return the results so far, by stage and LLVM; empty if there are none."""
     if not RESULTS.is_file():
         return {}
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))

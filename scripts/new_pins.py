@@ -44,7 +44,7 @@ _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
 _AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}(?:b|tp\d?))|refs/heads/(main)")
-_LIMIT = 100  # the largest number of refs that are read from one repository
+_LIMIT = 100  # the maximum number of refs that are read from one repository, and of pin files from a commit
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,10 @@ class Repository:
         return process.run(["git", "-c", "gc.auto=0", *words], env=self._env, capture=True, timeout=600).stdout
 
     def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
-        """Return the commit of each ref by the ref's full name; for an annotated tag, the commit that it points to."""
+        """Return the commits of the first matching refs, at most `_LIMIT`, by the full name of the ref.
+
+        For an annotated tag, the commit is the one that the tag points to.
+        """
         found: dict[str, str] = {}
         for line in self._git("ls-remote", "--", self._url).splitlines():
             commit, _, name = line.partition("\t")
@@ -97,11 +100,11 @@ class Repository:
         return dict(sorted(found.items())[:_LIMIT])
 
     def fetch(self, commit: str) -> None:
-        """Fetch a commit."""
+        """Fetch a commit without its history and without the content of its files."""
         self._git("fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit)
 
     def pins(self, commit: str) -> dict[str, str]:
-        """Return the content of the pin files in a commit, by file name."""
+        """Return the pin files in a commit by path, each with the first 4,096 characters of its content."""
         listed = self._git("ls-tree", "-r", "--name-only", commit, "--", "llvm-hash.txt", "cmake").splitlines()
         names = [name for name in listed if name in PIN_FILES or _CODEGEN.fullmatch(name)]
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
@@ -113,10 +116,12 @@ class Repository:
 
 
 def gather(triton: str, aotriton: str) -> dict[str, Any]:
-    """Return the facts: refs with their commits, the pin files of each commit, and the Triton of each AOTriton.
+    """Return the facts about the branches, and about the tags that are not older than the oldest release on record.
+
+    The facts are the commit, its pin files and, for AOTriton, the commit of its Triton.
 
     Raises:
-        CommandError: a repository does not answer.
+        CommandError: git failed, for example because a repository does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="new-pins-") as folder:
         one, other = Repository(triton, Path(folder) / "triton"), Repository(aotriton, Path(folder) / "aotriton")
@@ -135,7 +140,7 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
 
 
 def _carried(triton: Repository, commit: str) -> dict[str, str]:
-    """Return the pin files of AOTriton's Triton; empty if that Triton's commit is in another repository."""
+    """Return the pin files of AOTriton's Triton; empty if its commit is unknown or cannot be fetched from `triton`."""
     if not is_commit(commit):
         return {}
     try:
@@ -211,7 +216,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
 
 
 def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
-    """Return the pin in pin files, read by the code that builds use, or None and the reason why there is no pin."""
+    """Return the pin in pin files, read by the code that builds use, and an empty text; or None and the reason."""
     held = {name: files[name] for name in PIN_FILES if name in files}
     if not held:
         return None, "its pin was not read"
@@ -266,7 +271,10 @@ def _named(pin: CodegenPin) -> str:
 
 
 def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings about LLVMs for GPUs. A tag that is not on record is skipped; it is a finding itself."""
+    """Yield the findings about LLVMs for GPUs.
+
+    For a tag that is not on record, only problems are yielded, because the tag is already a finding.
+    """
     pins, odd = _codegen(entry["files"])
     who = f"Triton {version or branch}"
     where = f"tag v{version} is {entry['commit']}" if version else f"Triton's {branch} is at {entry['commit']}"

@@ -323,7 +323,7 @@ def _architectures() -> str:
 
 
 def room_told(room: int | None) -> str:
-    """Return a text that says how much space must be free on the disk."""
+    """Return a text that says how much disk space must be free; `not asked` if the tool does not check it."""
     if not room:
         return "not asked"
     return f"{room / 1e9:.0f} GB" if room >= 1e9 else f"{room / 1e6:.0f} MB"

@@ -1,4 +1,4 @@
-"""Print what the quickstart built, from `build --json` on standard input, and the commands of the full build."""
+"""Print what the quickstart built, from `build --json` on standard input, and the commands for the full build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.core.check_result import describe
 
 
 def main(seconds: int, out: Path) -> None:
-    """Print the summary of the build."""
+    """Print the stages of the build, the checks of their kernels' numbers, and the commands for the full build."""
     stages = json.load(sys.stdin)["stages"]
     columns = ("stage", "image", "unpacked", "seconds")
     rows = [

@@ -211,7 +211,11 @@ def launch_all(folder: Path, result: Path) -> int:
 
 
 def compare(out: Path, result: Path, checked: list[Path]) -> int:
-    """Print each kernel's largest error as a share of the allowed error, here and on the emulator."""
+    """Print each kernel's largest error as a share of the allowed error, here and on the emulator.
+
+    Returns:
+        1 if an error is larger than allowed, otherwise 0; kernels that did not run are not counted.
+    """
     numpy: Any = importlib.import_module("numpy")
     emulated: dict[str, list[str]] = {}
     for path in checked:

@@ -60,7 +60,7 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 
 
 def kernels(text: str) -> list[dict[str, Any]]:
-    """Return all tables of kernels.toml, each completed from the table that its key `like` names."""
+    """Return all tables of kernels.toml, each completed from the one of its family whose role its key `like` names."""
     tables: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
     for table in tables:
         if "like" in table:
@@ -81,7 +81,7 @@ def forms(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def filled(value: Any, form: Mapping[str, Any]) -> Any:
-    """Return `value` for one form; a text that is only "{axis}" becomes the value of the axis, with its type."""
+    """Return `value` with the axes of a form inserted; a text that is only "{axis}" becomes the value of the axis."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}"):
@@ -157,7 +157,7 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
 
 
 def main() -> int:
-    """Compile all forms of all kernels. Report a form that fails, and write no files for it."""
+    """Compile the forms of kernels that the arguments select. Report a form that fails, and write no files for it."""
     parser = argparse.ArgumentParser(description="Attention kernels to PTX, without a GPU and without ptxas.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")

@@ -144,13 +144,13 @@ class Driver:
 
 
 def entry(ptx: str, name: str) -> str:
-    """Return the parameter list of the entry `name` in a PTX text."""
+    """Return the declaration of the entry `name` in a PTX text, up to the end of its parameters."""
     start = ptx.index(f".entry {name}(")
     return ptx[start : ptx.index(")", start)]
 
 
 def tiles(text: str, values: Mapping[str, Any]) -> int:
-    """Return the number of programs along an axis; "NAME/N" is the number of tiles of size N in the value of NAME."""
+    """Return the number of programs along an axis: the value of NAME, or for "NAME/N" the number of tiles of size N."""
     name, _, size = text.partition("/")
     return -(-int(values[name]) // int(size or 1))
 
@@ -222,7 +222,7 @@ class Family:
 
 
 def cases() -> Iterator[tuple[str, int, bool, int, int]]:
-    """Yield the type, the head size, whether the mask is causal, and the two lengths of every case."""
+    """Yield the type, the head size, whether there is a causal mask, and the two lengths of every case."""
     for dtype in DTYPES:
         for head in (64, 128):
             for causal in (False, True):

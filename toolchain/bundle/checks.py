@@ -60,10 +60,11 @@ def require_fitting(lock: Lock) -> None:
 
 
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
-    """Return the record of a base or sysroot; raise HostileInputError if it contradicts the lock.
+    """Return the record of a base or sysroot; raise HostileInputError if it is malformed or contradicts the lock.
 
-    Of the record's facts, only the number of packages and the facts about the layer are kept, because the provenance
-    and the SBOM of later builds repeat all facts, and the others were not checked.
+    Of the record's facts, only the number of packages and the facts about the layer are kept. The provenance and the
+    SBOM of later builds would repeat the other facts, which were not checked. UnsupportedError is raised if another
+    version of this tool wrote the record in another format.
 
     Args:
         value: the JSON of the record.
@@ -106,7 +107,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
 
 def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
-    """Raise HostileInputError if a list of packages differs from the lock in its digest or in a row."""
+    """Raise HostileInputError if a list of packages is malformed or differs from the lock."""
     rows = value.get("packages")
     try:
         packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
@@ -128,7 +129,10 @@ def is_file(source: LockedSource) -> bool:
 
 
 def _expected(lock: Lock) -> set[tuple[str, str, str]]:
-    """Return the kind, the name and the digest of each entry that a bundle must contain; unknown digests are empty."""
+    """Return the kind, the name and the digest of each entry that a bundle must contain; unknown digests are empty.
+
+    HostileInputError is raised if the lock is incomplete or contradicts itself.
+    """
     expected: set[tuple[str, str, str]] = set()
     for source in lock.sources:
         plain = is_file(source)
@@ -158,7 +162,10 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
 
 
 def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
-    """Raise HostileInputError unless a bundle contains exactly what its lock names."""
+    """Raise HostileInputError unless a bundle contains exactly what its lock names.
+
+    The configs and layers of images are not named in a lock, so they are compared with the manifests later.
+    """
     expected = _expected(lock)
     images = {base.owner for base in lock.bases}
     there: set[tuple[str, str, str]] = set()

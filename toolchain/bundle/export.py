@@ -68,7 +68,10 @@ class Entry:
 
     @classmethod
     def parse(cls, layer: Descriptor) -> Entry:
-        """Return an entry from an untrusted manifest; raise HostileInputError for an unknown kind or unsafe name."""
+        """Return an entry from an untrusted manifest.
+
+        HostileInputError is raised for an unknown kind, an unsafe name or an invalid media type.
+        """
         kind, title = layer.annotations.get(_KIND, ""), layer.annotations.get(labels.TITLE, "")
         name, of = layer.annotations.get(_OWNER, ""), layer.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
@@ -157,8 +160,9 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 def _old_systems(request: Request) -> list[PlanRow]:
     """Return the plan's rows for the sysroots of old systems, against which portable builds are compiled.
 
-    A bundle must contain them, because they are made from package mirrors. If they are not built, a note is printed and
-    the result is empty, because other builds need only the base.
+    A bundle must contain them, because they are made from package mirrors. The result is empty if the request or its
+    lock needs no such sysroot. If the request is only for this machine's architecture and a sysroot is not built, a
+    note is printed and the result is empty, because other builds need only the base.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:
@@ -222,7 +226,10 @@ class _Packer:
             self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
 
     def base(self, base: LockedBase, row: PlanRow) -> None:
-        """Add the image, the record and the package list of a base or sysroot; for a user's base, only the image."""
+        """Add the image, the record and the package list of a base or sysroot; for a user's base, only the image.
+
+        SourceError is raised if the base or sysroot was downloaded and not built here.
+        """
         cache = self.request.cache
         if base.state == "image":
             layout = Layout(row.planned.details.root)

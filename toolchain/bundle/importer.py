@@ -49,7 +49,7 @@ from toolchain.sources.unpack import unpack_tar
 
 @dataclass(frozen=True)
 class ImportedEntry:
-    """An imported entry, and whether the cache lacked it before."""
+    """An imported entry, and whether the cache lacked it before, which is always true for the lock."""
 
     entry: Entry
     new: bool
@@ -156,7 +156,7 @@ class _Taker:
         return self._scratch.read(entry.blob)
 
     def lock(self) -> Lock:
-        """Return the lock of the bundle."""
+        """Return the lock of the bundle; raise HostileInputError unless the bundle contains exactly one."""
         locks = self._of("lock")
         if len(locks) != 1:
             raise HostileInputError("bundle-lock-count", f"the bundle contains {len(locks)} locks", fix=DO_NOT)
@@ -181,7 +181,11 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Raise HostileInputError unless the bundle contains exactly the blobs that each image's manifest names."""
+        """Check the blobs of each image in the lock, and note its layers for the check of its record.
+
+        HostileInputError is raised unless the bundle contains exactly the blobs that the image's manifest names, and
+        the image's config names the architecture in the lock.
+        """
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # checked by `require_whole`
@@ -332,7 +336,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
-    """Return the command that builds from the bundle; it names local sources, patches and bases in the cache."""
+    """Return the command that builds from the bundle, with local sources, patches and a user's base from the cache."""
     instead: dict[str, Any] = {}
     stored = {source.name: str(source.spec) for source in lock.sources if source.kind == "local"}
     if stored:

@@ -88,7 +88,7 @@ def _starts_a_program(frame: FrameType | None) -> bool:
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the command in the arguments; if the reader of its output is gone, end with SIGPIPE."""
     guard()
     sane_width()
     try:
@@ -100,12 +100,12 @@ def main() -> None:
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
-        # Scripts often run `toolchain --version`, so it does not load the list of verbs.
+        # Scripts often run `toolchain --version`, so this skips the slow parsing of the command line.
         console.text(__version__)
         return
     # Containers run with other user ids, so files that are mounted into them must be readable by all users.
     os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` has not disabled it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and this is kept
         signal.signal(signal.SIGHUP, _terminated)
     app(prog_name="toolchain")

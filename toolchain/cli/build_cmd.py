@@ -153,7 +153,10 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 
 
 def _check_kernel_store(request: Request) -> None:
-    """Check the kernel store, its key, the shard and the scheduler, so that a long build does not fail on them."""
+    """Check the options for kernel stores, shards and the scheduler, so that a mistake is found before a long build.
+
+    A note is printed if a kernel store is used without a key.
+    """
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
         from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - it imports cryptography
 
@@ -213,7 +216,7 @@ def _tell_known_bad(built: list[Built]) -> None:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            failures = stage.facts.get("failures", {})  # reasons by call, or a list of AOTriton's failed kernels
+            failures = stage.facts.get("failures", {})  # reasons by call; AOTriton has a list of rows
             reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name
@@ -228,7 +231,10 @@ def _tell_known_bad(built: list[Built]) -> None:
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """Print the built images, the command that shows a report about one, and the command that publishes them."""
+    """Print a line for each stage, and the commands that show a report and publish the images.
+
+    With --json, the stages and the names of the images to publish are printed as JSON instead.
+    """
     wanted = published(target)
     records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)

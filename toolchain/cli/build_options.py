@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
 """The fields of `Request` that decide only how a stage is built; verbs that build nothing lack these options."""
 
-# A function that gets a verb's own parameters, which it may change, and the options on the command line. It returns the
-# stage and the recorded options, or None if nothing was recorded.
+# A function that gets a verb's own parameters, which it may change, and the options on the command line with the cache.
+# It returns the stage and the options that an image was built with, or None if the user did not name an image.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
-# The origins of option values: for each parameter, the origin of each NAME=VALUE pair, or of its whole value under an
-# empty text.
+# The origins of option values. Each parameter has a mapping from its NAME=VALUE pairs to their origins, or from the
+# empty string to the origin of its whole value.
 Places = Mapping[str, Mapping[str, str]]
 
 
@@ -45,12 +45,12 @@ def with_request(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces the parameter `request` of a verb with the options of a `Request`.
 
-    All these verbs accept the options that decide what is built, so the same options work for `plan` and `build`.
+    All verbs use the same declarations, so an option means the same in `plan` and in `build`.
 
     Args:
-        without: the fields of `Request` that the verb does not use.
-        recorded: a function that returns the options that an image was built with. They replace the environment, the
-            file and the defaults, but not the command line.
+        without: the fields of `Request` for which the verb has no option.
+        recorded: a function that returns the options that an image was built with. Among the options that decide what
+            is built, they replace values from the environment, the file and the defaults, but not the command line.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -59,7 +59,7 @@ def with_request(
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
-            target = str(given.get("stage", "kernels"))  # `kernels run` builds `kernels` by default
+            target = str(given.get("stage", "kernels"))  # `reproduce` has no `stage`; it gets `taken` below
             places: dict[str, Mapping[str, str]] = {}
             taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
             if taken is not None:
@@ -94,7 +94,10 @@ def with_request(
 def _take_recorded(
     context: typer.Context, given: dict[str, Any], declared: Sequence[Option], recorded: Recorded
 ) -> str | None:
-    """Set the options that are not on the command line to their recorded values.
+    """Set the options that decide what is built, and are not on the command line, to their recorded values.
+
+    Recorded NAME=VALUE pairs are added to those on the command line unless these have the same name. `--base` on the
+    command line replaces a recorded `--glibc`, and `--glibc` replaces a recorded `--base`.
 
     Returns:
         The recorded stage; None if nothing was recorded.
@@ -123,7 +126,7 @@ def _take_recorded(
 def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
     """Return the NAME=VALUE pairs from the command line, the environment and the file, each with its origin.
 
-    If a name has several values, the command line overrides the environment, and the environment overrides the file.
+    If several of them set a name, the command line overrides the environment, and the environment overrides the file.
     """
     file = file_of(context)
     typed = given or () if source_of(context, option.parameter) == COMMAND_LINE else ()
@@ -158,7 +161,7 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Raise a ConfigError if a value contains control characters, because it may become part of labels and records."""
+    """Raise a ConfigError for control characters in a value, because it may become part of labels and records."""
     for text in value if isinstance(value, list) else [value]:
         # A path may contain any control character except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
@@ -171,7 +174,10 @@ def _one_line(flag: str, value: Any) -> None:
 
 
 def _floor(base: str | None, glibc: str | None) -> str:
-    """Return the oldest glibc that LLVM supports; an empty string if LLVM is built only for the user's base."""
+    """Return the oldest glibc that LLVM must work with; an empty string if LLVM is built only for the user's base.
+
+    ConfigError is raised if both options are given.
+    """
     if base and glibc:
         raise ConfigError(
             "options-exclude",
@@ -188,7 +194,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
 
 @contextlib.contextmanager
 def _told_where(places: Places) -> Iterator[None]:
-    """If the block raises an error, append the origins of the options that its text mentions."""
+    """If the block raises a ToolchainError that mentions options, append the origins of their values to its text."""
     try:
         yield
     except ToolchainError as error:
@@ -199,7 +205,7 @@ def _told_where(places: Places) -> Iterator[None]:
 def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
     """Append the origins of option values, such as a variable or file, to the text of an error.
 
-    Values from the command line are not mentioned.
+    No origin is appended for a value from the command line, or if the value may be from one of several places.
 
     Args:
         name: the parameter that the error is about; if empty, all parameters whose option the error mentions.
@@ -217,7 +223,10 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
-    """Return the choice with its Triton resolved, and print notes and warnings about it."""
+    """Resolve the Triton of a choice, print notes and warnings about the result, and return it.
+
+    A choice without a target and without a Triton is returned unchanged.
+    """
     if not choice.target and choice.triton is None:
         return choice
     choice = resolve_triton(choice, lock=lock, cache=request.cache)
@@ -248,7 +257,8 @@ def make_request(
         for name, option in options.items():
             _one_line(option.flag, given.get(name))
         given["cache"] = given.get("cache") or default_cache()
-        given["base"] = given.get("base") or None  # an empty value overrides a file or the environment
+        # `--base ''` cancels a base from the configuration file or from TOOLCHAIN_BASE.
+        given["base"] = given.get("base") or None
         for name, value in given.items():
             values[options[name].field] = options[name].value(value)
         name = "" if given.get("base") else "glibc"
@@ -280,7 +290,7 @@ def make_request(
 
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
-        if path.is_relative_to(cache.store):  # the patch comes from a bundle
+        if path.is_relative_to(cache.store):  # a patch from a bundle, which `cache prune` may remove if it looks unused
             from toolchain.sources.store import mark_used  # noqa: PLC0415 - only patches from a bundle need it
 
             mark_used(path.parent)

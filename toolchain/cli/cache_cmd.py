@@ -76,7 +76,7 @@ def cache_prune(
     named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()
-    elif dry_run or not where.is_ours:  # `prune` refuses a folder that is not ours, so no lock is created
+    elif dry_run or not where.is_ours:  # `prune` refuses a folder that is no cache, so it gets no lock
         done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):

@@ -21,7 +21,7 @@ from toolchain.core.typed import TypedError, typed
 from toolchain.request.declaration import Kind, Option
 
 DEFAULT = "toolchain.toml"
-_LIMIT = 1 << 20  # bytes; the limit for the file
+_LIMIT = 1 << 20  # bytes; the maximum size of the file
 # For each kind of option, the type of its value in the file, and an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),

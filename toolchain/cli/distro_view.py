@@ -1,4 +1,4 @@
-"""The output of `pins --distro`: Debian's LLVM source packages with known digests, and the closest Tritons."""
+"""The output of `pins --distro`: Debian's LLVM source packages with known digests, and the Tritons nearest to each."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ class Check:
     """The result of a check.
 
     Args:
-        status: `ok`; `warn` if only some builds are affected; `fail` if all builds are affected.
+        status: `ok`; `warn` if builds may work nevertheless; `fail` if `doctor` must exit with an error.
         detail: what the check found.
         fix: what the user can do; empty if the status is `ok`.
-        code: the exit code of `doctor` if this check failed.
+        code: the exit code of `doctor` if this is the first check that failed.
     """
 
     name: str

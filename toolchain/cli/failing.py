@@ -19,8 +19,8 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# The errors that a path from the user can cause. ENOENT is not one of them, because the tool should have reported a
-# missing path earlier.
+# The error numbers that a path from the user can cause. ENOENT is not one of them, because the tool should have
+# reported a missing path earlier.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -57,14 +57,14 @@ def _full_disk(failure: Exception) -> ResourceError | None:
         if why := _no_space(error):
             full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # both name the file
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # these texts name the file
             return full
         error = error.__cause__
     return None
 
 
 def _bad_path(error: Exception) -> ConfigError | None:
-    """Return an error about a path that the user gave; None for other failures."""
+    """Return an error about an unusable path, unreadable file or deleted current folder; None for other failures."""
     if isinstance(error, RuntimeError):
         return _link_loop(str(error))
     if not isinstance(error, OSError):
@@ -111,7 +111,7 @@ def _folder_deleted() -> bool:
 
 
 def _no_space(error: BaseException) -> str:
-    """Return the message of an error about a full disk; an empty string for any other error."""
+    """Return what an error says about a full disk or an exceeded quota; an empty string for any other error."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":

@@ -38,7 +38,7 @@ InspectArg = Annotated[
 
 
 def is_image_name(text: str) -> bool:
-    """Return whether an `IMAGE|REF` argument is the name of an image in the cache rather than a reference."""
+    """Return whether an `IMAGE|REF` argument looks like an image's name or input digest, and not like a reference."""
     return "/" not in text and not text.startswith(("oci:", *OTHER_SCHEMES))
 
 
@@ -141,7 +141,7 @@ def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
 
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
-    """Return the finished images with a name, each with facts about its build from its record."""
+    """Return the finished images that an `IMAGE` argument names, each with its row in `images --json`."""
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
     from toolchain.pipeline.finished_images import full_name, image_row, named_images  # noqa: PLC0415

@@ -32,7 +32,7 @@ def _read(work: Path) -> list[dict[str, Any]]:
     for path in sorted(work.glob(f"*/{LEDGER}")):
         try:
             rows.append(read(path.parent))
-        except ConfigError:  # the campaign has just ended and removed its folder
+        except ConfigError:  # no error if the campaign has just ended and removed its folder
             if path.exists():
                 raise
     return rows

@@ -104,7 +104,7 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _total(row: Mapping[str, Any], name: str) -> int:
-    """Return the sum of a count over only the requested kernels, because the ledger may contain other ones."""
+    """Return the sum of a count in `by_kernel`, because the ledger may also contain kernels that were not requested."""
     return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 
@@ -118,7 +118,7 @@ def _since(text: str) -> float:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return the last `width` characters of a text, because the names of kernels differ at their end."""
+    """Return a text, shortened at its start to `width` characters, because the names of kernels differ at their end."""
     return text if len(text) <= width else f"…{text[-width + 1 :]}"
 
 

@@ -62,7 +62,7 @@ class Listing:
         return look
 
     def _fitting(self, width: int) -> list[int]:
-        """Return the indexes of the columns of `head` that fit into `width`."""
+        """Return the indexes of the columns of `head` that fit side by side into `width`, but at least one."""
         at = [number for number, name in enumerate(self.columns) if name in self.head]
         texts = [self.columns, *self.rows]
         while len(at) > 1 and sum(2 + max(_width(_text(row[number])) for row in texts) for number in at) - 2 > width:

@@ -1,4 +1,4 @@
-"""Typer options made from declarations, and the declarations of options that only single verbs have."""
+"""Typer options made from declarations, and the declarations of options that are not part of a request."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
     """Return the Typer option for a declaration.
 
     Args:
-        also: more flags that only this verb has.
+        also: additional flags for the option in this verb.
         help: the help text for this verb, if it differs from the declaration's.
         panel: whether `--help` shows the option in its panel, for verbs with many options.
     """
@@ -121,7 +121,7 @@ def parameter(option: Option) -> inspect.Parameter:
 
 
 def of_request(name: str, **more: Any) -> Any:
-    """Return the Typer option for an option of a request, for a verb that makes no request."""
+    """Return the Typer option for the named option of a request, for a verb that makes no request."""
     return typed(model.option_named(name), **more)
 
 

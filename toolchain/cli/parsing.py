@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from toolchain.cli.config_file import ConfigFile
 
 COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT"
-"""Typer's names for the sources of a value."""
+"""Typer's names for the sources of a parameter's value."""
 
 
 class Command(TyperCommand):
     """A verb whose declared options can be set in the configuration file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments as Typer does, with values from the file; refuse two values for a single-valued option."""
+        """Parse arguments as Typer does, with values from the configuration file.
+
+        An option for a single value may be given only once. The environment variable of an option that decides about
+        signatures must not be empty.
+        """
         from toolchain.cli.options import declaration_of  # noqa: PLC0415 - `--help` does not need it
 
         read_lightly(self, ctx)
@@ -100,7 +104,7 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the type in an annotation, without Typer's metadata and `| None`; None if the annotation has several."""
+    """Return the type in an annotation, without Typer's metadata and `| None`; None if there are several types."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, UnionType):

@@ -64,7 +64,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
 
 
 def _check_packages(rows: Sequence[PlanRow]) -> None:
-    """Raise a SourceError if a distribution package is neither in the data nor known from an earlier fetch."""
+    """Raise a SourceError if a distribution package has no known digest and its name is not in data/distro.toml."""
     for source in (source for row in rows for source in row.planned.sources if source.kind == "distro"):
         if source.digest is None and all(package.name != source.where for package in known_packages()):
             known = dict.fromkeys(package.name for package in known_packages())
@@ -97,7 +97,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
 
 
 def _away(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return the sources that `build --offline` would not find in the store."""
+    """Return the sources that `build` would not find in the store; an empty list unless `--offline` is given."""
     if not request.offline:
         return []
     needed = {(s.name, s.ref): s for row in rows if row.to_build for s in row.planned.sources}
@@ -138,7 +138,7 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
 
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
-    """Yield the estimated costs of unbuilt stages on this machine as lines of at most 80 columns."""
+    """Yield lines with the estimated costs of the unbuilt stages on a machine with `count` cores."""
     costs = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if costs:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: {page('docs/costs.md')}):"
@@ -159,7 +159,7 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
 
 
 def _kernels(cost: Cost, details: Any, cores: int) -> str:
-    """Return text with the number of AOTriton kernels to compile and the time for them."""
+    """Return a text with the number of all AOTriton kernels and the time to compile them."""
     from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - only AOTriton needs it
 
     release = details.release
@@ -167,9 +167,9 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
-    """Yield the Dockerfile lines that copy files from the published images."""
+    """Yield a heading and the Dockerfile lines that copy prefixes from the published images, if there are any."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
-    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # the architectures share one image
+    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # architectures share a name
     if wanted:
         yield "to use it in a Dockerfile, after publishing it to REGISTRY/NAMESPACE:"
     for image, prefix in wanted:
@@ -178,7 +178,7 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
 
 
 def _how_sure(source: Source) -> str:
-    """Return a note about a source: its tag, and whether its digest is known."""
+    """Return a note about a source: its tag, or what is not known or locked; empty if there is nothing to say."""
     if source.pending:
         known = "unknown until fetched" if "://" in source.pending else "not known in full"
         return f"{known}: {source.pending}"

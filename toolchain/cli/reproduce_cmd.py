@@ -54,8 +54,8 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     """Return the stage and the options that an image was built with.
 
     Args:
-        given: the verb's own parameters, in which the name in `image` is replaced with an `Original`, the facts about
-            the image.
+        given: the verb's own parameters. The function removes `public_key`, and replaces the name or reference in
+            `image` with an `Original`, which contains the facts about the image.
         chosen: the options on the command line, and the cache.
     """
     from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - it imports cryptography
@@ -73,7 +73,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
 
         require_uri(builder)
-        # Fail before the build, which may take hours.
+        # These checks come first, because the build may take hours.
         if is_image_name(given["image"]):
             raise ConfigError(
                 "attest-needs-reference",
@@ -115,12 +115,12 @@ def reproduce_image(
     Options come from the image's record, or from the provenance that the key has signed; the command line overrides
     them. With --attest, provenance of an equal rebuild is attached to the image, for `verify --rebuilders`.
     """
-    original: Any = image  # `_asked` has replaced the name
+    original: Any = image  # `_asked` has replaced the argument
     command = request_command(dict(original.parameters))
     if command:
         console.note(f"{original.name} was built by: {command}")
-    # The contract check is not needed, because the bytes are compared. Lower stages may have been built without the
-    # check too.
+    # The comparison of the bytes replaces the contract check. With the check, images of lower stages that were built
+    # without it would be built again.
     asked = replace(request, offline=True, contract=False, variation=_variation(request, vary=vary, seed=seed))
     result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()

@@ -30,7 +30,7 @@ class Terminated(SystemExit):
 
 
 class OutputLostError(SystemExit):
-    """The output cannot be written, because the disk is full or has failed."""
+    """The output cannot be written, for example because the disk is full."""
 
 
 class _Guarded(io.TextIOWrapper):

@@ -190,7 +190,7 @@ def lazy(verb: Verb) -> LazyCommand:
 
 
 def _not_loaded() -> None:
-    """Do nothing; Typer needs a function for each command, and `LazyCommand` calls the verb's own one instead."""
+    """Do nothing. Typer needs a function for each command, but `LazyCommand` calls the verb's own function instead."""
 
 
 def all_verbs() -> tuple[Verb, ...]:

@@ -66,7 +66,7 @@ def deliver_files(
         made: the facts of the image for each architecture.
         index: the index of the image, which `place` must already contain.
         refs: the references under which the artifact is published, each with a tag.
-        signer: the signer of a provenance that names each file; None for no provenance.
+        signer: the signer of the provenance, which names each file; None to attach no provenance.
 
     Returns:
         The published files; None if the stage has no plain files.

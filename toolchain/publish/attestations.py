@@ -95,7 +95,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """Return the resolved packages of a stage; empty if the list is missing or changed since the stage was built."""
+    """Return the resolved packages of a stage; empty if the list is missing, damaged or changed since the build."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -131,7 +131,7 @@ _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
-    """Return the content of a file in the layers of a base; empty if the file is missing."""
+    """Return the content of a file in the layers of a base as text; empty if the file or the base is missing."""
     layout = Layout(cache.images)
     if base is None or not base.manifest or not layout.has(base.manifest):
         return ""
@@ -179,7 +179,8 @@ def attach_evidence(
     With a key, each document is attached in a signed envelope. The envelopes and a signature of the image are also
     stored under cosign's tags, and they are attached as Sigstore bundles too if `signer.bundles` is set. With an OIDC
     identity, each document is attached in a signed Sigstore bundle. Without a signer, only the SBOMs are attached,
-    because unsigned provenance proves nothing.
+    because unsigned provenance proves nothing. The check of the kernels' numbers is attested as
+    well, if the image has one and there is a signer.
 
     Args:
         layout: a layout that contains the image.
@@ -213,7 +214,7 @@ def attach_to_files(
     signer: Signer | Keyless | None,
     scratch: Path,
 ) -> AttachedEvidence:
-    """Sign the provenance of published plain files, and attach it to their artifact; do nothing without a signer.
+    """Sign the provenance of published plain files, and attach it to their artifact; attach nothing without a signer.
 
     Each file is a subject of the provenance, so that the provenance can be found by the digest of a file.
 

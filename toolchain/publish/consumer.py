@@ -92,7 +92,7 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     """Return the lines of a Containerfile that use an image or index.
 
     The result has the kind `unknown` and says why if the reference cannot be used in a Containerfile, if the content is
-    not an image, or if the image contains nothing that is known.
+    not an image, if a layer cannot be read, or if no path in the image identifies a kind.
 
     Args:
         layout: the layout that contains the image or index.
@@ -143,7 +143,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
                             return _Content("llvm-part", match[1])
                         return _Content(kind, match[1], wheel)
                 if _SYSTEM.fullmatch(file):
-                    if own:  # a base of this tool, which may also contain the distribution's LLVM
+                    if own:  # a base of this tool, even if the distribution's LLVM follows
                         return _Content("base")
                     system = True
                 if not part and (match := _PART.fullmatch(file)):

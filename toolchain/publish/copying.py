@@ -159,10 +159,10 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Download the layers under cosign's tags for an image into a layout, and return the layers of each tag.
+    """Download the layers under cosign's tags for a subject into a layout, and return the layers of each tag.
 
     Args:
-        subject: the digest of the image or index.
+        subject: the digest of the image, index or attached artifact.
         known: the tags in the source; a tag that is not among them is skipped.
     """
     tagged = []
@@ -209,7 +209,7 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
 
 
 def _bring(found: _Everything, dest: Target) -> Copied:
-    """Write an image and its artifacts to the destination, read the image back, and set the tags."""
+    """Write an image and its artifacts to the destination, check both there, set the tags, and return the result."""
     layout, top = found.layout, found.top
     refs = {dest.image(found.name, tag): there for tag, there in found.tags.items()}
     with open_place(next(iter(refs))) as there:

@@ -57,7 +57,9 @@ def deliver(
     signer: Signer | Keyless | None = None,
     files: bool = False,
 ) -> list[Delivered]:
-    """Publish finished images; images with the same name for several architectures become one index.
+    """Publish finished images, and return a result for each name.
+
+    Images with the same name for several architectures become one index.
 
     ConfigError is raised if plain files are requested but no image has any, if a Triton cache is to be compressed with
     zstd, or if two images have the same name and architecture.
@@ -65,7 +67,7 @@ def deliver(
     Args:
         records: the records of the images.
         dest: the namespace or folder to which the images are published.
-        compression: the compression of the published layers.
+        compression: the compression of the published layers (see `packing.packed_image` for exceptions).
         signer: the signer of the SBOMs and the provenance; with None, only the SBOMs are attached (see
             `attestations.attach_evidence`).
         files: whether to publish archives, wheels and reports too.

@@ -84,7 +84,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
     note = layout.root / "packed" / f"{sha256_json([layer.diff_id, how]).removeprefix('sha256:')}.json"
     short = layer.diff_id.removeprefix("sha256:")[:12]
     with held(cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
-        # If the note cannot be read, the layer is compressed again.
+        # If the note about an earlier call cannot be read, the layer is compressed again.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ToolchainError):
             known = strict_json.read(note.read_bytes())
             blob = Descriptor.from_json(known["blob"])

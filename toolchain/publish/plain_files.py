@@ -1,4 +1,4 @@
-"""Write archives of LLVM and AOTriton, and wheels, under the names that upstream uses."""
+"""Write archives of LLVM and AOTriton, and wheels, with file names in the form that upstream uses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
     writable.
 
     Args:
-        target: the target of the build.
+        target: the stage to build, or `all`.
         folder: the value of `--archive`.
         sources: the sources of the request by name.
     """
@@ -74,7 +74,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the plain files of the images whose stages have some; archives that already exist unchanged are kept.
+    """Write the plain files of those images whose stages have plain files; archives that exist unchanged are kept.
 
     Returns:
         The paths of the files, in the order of the records.
@@ -184,10 +184,11 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
     The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. For several ROCm
     versions, an archive is written for each version, named
-    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. A name contains the base or the glibc floor, but
-    not `manylinux`, because manylinux compatibility is not checked. Names also show whether the build is partial,
-    whether a pack lacks GPUs of its family, and how many kernels are known to be bad. If the commit is unknown,
-    `tree<12>` with digits of the source's digest replaces `<git12>`.
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. Its name contains the base or the glibc floor,
+    but not `manylinux`, because manylinux compatibility is not checked. The archive of a pack is
+    `aotriton-<git12>-images-<pack>.tar.gz`. Names also show whether the build is partial, whether a pack lacks GPUs of
+    its family, and how many kernels are known to be bad. If the commit is unknown, `tree` and the first 12 digits of
+    the source's digest replace `<git12>`.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]

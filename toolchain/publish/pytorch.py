@@ -33,7 +33,7 @@ _JOIN = re.compile(r"\blist\s*\(\s*JOIN\s[^()]*__AOTRITON_SHA256_LIST\s*\)")
 _SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
 _VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# The form of releases, ROCm versions, glibc floors and packs, which become parts of file names.
+# Releases, ROCm versions, glibc floors and packs must match this, because they become parts of file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 
 
@@ -314,7 +314,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
         rocm: the ROCm version of PyTorch, such as `7.2`; empty to skip the check of the library's HIP.
 
     Returns:
-        The version under the key `version`, and the commit of each pack under the pack's name.
+        The version under the key `version`, and under the name of each pack for `gpus` the commit of the pack.
     """
     faults, commits = [], {}
     version = version_of(prefix)
@@ -362,7 +362,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return a list with the fault if a library does not link to exactly the HIP of a ROCm version.
+    """Return a list with the fault if a library cannot be read, or links to another HIP than that of a ROCm version.
 
     The list is empty if there is no fault.
     """
