@@ -16,14 +16,17 @@ import sys
 from collections.abc import Callable, Sequence
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The number of the system call `keyctl` on each architecture, because the C library has no function for this call.
+# The number of the system call `keyctl` on each architecture. The C library has no function for this call.
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, -3
 _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
 def secret(paths: Sequence[str]) -> str:
-    """Return the first of `paths` that can be opened, also below the root and working directory of other processes."""
+    """Return the first path at which a file can be opened; empty if there is none.
+
+    Each of `paths` is also tried below the root and the working directory of every process that has another root.
+    """
     others = [name for name in os.listdir("/proc") if name.isdigit() and not _has_our_root(name)]
     roots = ["", *(f"/proc/{pid}/{link}" for pid in others for link in ("root", "cwd"))]
     for path in (f"{root}{path}" for root in roots for path in paths):
@@ -43,7 +46,7 @@ def _has_our_root(pid: str) -> bool:
 
 
 def keys(_: Sequence[str]) -> str:
-    """Return a name for the caller's session keyring if this process can reach it, else an empty string."""
+    """Return a name for the session keyring if `keyctl` finds one for this process, else an empty string."""
     number = _KEYCTL.get(platform.machine())
     if number is None or _LIBC.syscall(number, _GET_KEYRING_ID, _SESSION_KEYRING, 1) < 0:
         return ""
@@ -51,7 +54,11 @@ def keys(_: Sequence[str]) -> str:
 
 
 def second_chroot(_: Sequence[str]) -> str:
-    """Try to leave the root folder by a second chroot, and describe the root that was reached."""
+    """Try to leave the root folder by a second chroot, and return a text that describes the root afterwards.
+
+    Raises:
+        OSError: no folder could be made for the second root, or a system call failed.
+    """
     for folder in _HOLDERS:
         place = f"{folder.rstrip('/')}/second-root"
         try:

@@ -44,8 +44,9 @@ _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", 
 def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str:
     """Return the Containerfile for buildah, made from `text`, the recipe's own Containerfile.
 
-    The recipe's keys are appended to the ids of cache mounts, and our own instructions are put before the first RUN of
-    each stage. RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
+    The recipe's keys are appended to the ids of cache mounts; without a key for the compiler cache, its mount is
+    removed. The engine's own instructions are put before the first RUN of each stage. RUN writes to pipes (see
+    `engine.relay`), unless the Containerfile has its own SHELL.
 
     Args:
         variation: the changed conditions under which RUN steps run.
@@ -93,7 +94,7 @@ class Buildah(Storage):
 
         Args:
             key: part of the reference, e.g. `base-debian13`. `Recipe.base` and `Recipe.images` may refer to the image
-                by it.
+                by this key.
             digest: the digest of the image's manifest, `sha256:…`.
         """
         reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
@@ -134,7 +135,8 @@ class Buildah(Storage):
 
         Raises:
             BuildError: the build failed; `why` begins with the first error among the last lines of output.
-            EngineError: buildah does not work, or a build without network access sees a network.
+            EngineError: buildah does not work, a file or tree of the recipe is missing, or a build without network
+                access sees a network.
             HostileInputError: the built tree contains a device, pipe or socket, or a link that leads out of the tree.
             LimitError: the build reached a limit in `data/limits.toml`.
         """
@@ -194,7 +196,10 @@ class Buildah(Storage):
                 self.call("rmi", "--force", tag, check=False)
 
     def _preloaded(self, image: str) -> list[Mount]:
-        """Return the preloaded libraries' mounts for containers of `image`; the first call builds the libraries."""
+        """Return the mounts of the preloaded libraries for containers of `image`; empty without changed conditions.
+
+        The first call for an image builds the libraries.
+        """
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
@@ -271,6 +276,7 @@ class Buildah(Storage):
             how: see `RunOptions`; `env` is added to the image's environment.
 
         Raises:
+            CommandError: the command failed, and `check` is not False.
             LimitError: the container reached a limit in `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")

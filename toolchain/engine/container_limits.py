@@ -18,13 +18,13 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
-# A build that reached one of these limits has filled the disk, so its files must be removed.
+# These limits protect the disk. If a build reaches one of them, its caches are removed too.
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A row of `data/limits.toml`."""
+    """A row of `data/limits.toml`; the comments in that file describe the fields."""
 
     name: str
     value: int
@@ -54,7 +54,11 @@ def rows() -> list[Limit]:
 
 
 def values() -> dict[str, float]:
-    """Return the value of each limit by name, as `data/limits.toml` or the variable `TOOLCHAIN_LIMITS` sets it."""
+    """Return the value of each limit by name, as `data/limits.toml` or the variable `TOOLCHAIN_LIMITS` sets it.
+
+    Raises:
+        ConfigError: the variable names an unknown limit, or a value that is not a positive, finite number.
+    """
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, text = pair.partition("=")

@@ -93,7 +93,7 @@ class DockerRunner:
         return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
-        """Return the daemon's version."""
+        """Return the daemon's version; raise EngineError if docker is missing or the daemon does not answer."""
         process.which(PROGRAM, fix="apt-get install docker.io")
         words = [*self._words(), "version", "--format", "{{json .}}"]
         answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
@@ -114,7 +114,7 @@ class DockerRunner:
         """Remove the containers of killed invocations on this machine.
 
         A container goes on running when docker's client is killed. The daemon may also run containers for other
-        machines, and these are kept.
+        machines, which are kept.
         """
         with self._errors("ps"):
             listed = self._client.container.list(all=True, filters=[("label", _LABEL)])
@@ -267,7 +267,8 @@ class DockerRunner:
             "cap_drop": list(DROPPED),
             "pids_limit": limits["nproc"],
             "ulimit": [f"fsize={limits['fsize']}"],
-            # The daemon stores the output of containers on its disk; this driver stores at most 100 MB for each.
+            # The daemon stores the output of containers on its disk. With this log driver, it stores at most 100 MB for
+            # each container.
             "log_driver": "local",
             # Without `label=disable`, SELinux would deny containers access to the user's folders.
             "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],

@@ -40,8 +40,8 @@ def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | N
         scripts: the files that containers must see as they are here; by default two files of the recipes.
 
     Raises:
-        EngineError: docker is missing or does not answer, or its containers do not run, see a network, do not see this
-            machine's folders, or leave files there that belong to another user.
+        EngineError: docker or skopeo is missing, docker does not answer, or its containers do not run, see a network,
+            do not see this machine's folders, or leave files there that belong to another user.
     """
     cache.work.mkdir(parents=True, exist_ok=True)
     runner = DockerRunner(host, scratch=cache.work, settings=cache.engine / "settings")
@@ -104,7 +104,10 @@ def _users() -> list[str]:
 
 
 def outside(table: str, number: int) -> int:
-    """Return the id that `number` has outside of the user namespace whose `uid_map` or `gid_map` is `table`."""
+    """Return the id that `number` has outside of the user namespace whose `uid_map` or `gid_map` is `table`.
+
+    An id that the table does not map is returned unchanged.
+    """
     for line in table.splitlines():
         inside, there, count = map(int, line.split())
         if inside <= number < inside + count:
@@ -113,7 +116,10 @@ def outside(table: str, number: int) -> int:
 
 
 def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]) -> EngineError | None:
-    """Run the probe's container. Return an error that might not occur with another user; raise others."""
+    """Run the probe's container, and return None if it passes all checks.
+
+    An error that might not occur with another user is returned. Every other error is raised.
+    """
     word = secrets.token_hex(16)
     shown.mkdir()
     (shown / "asked").write_text(f"{word}\n", encoding="ascii")

@@ -21,21 +21,24 @@ _KINDS = tuple(
         (r"", 0.2),  # generated files, archives, links
     )
 )
-_WINDOW = 600.0  # seconds, or half of the run if that is longer; a machine's load changes within minutes
-_FIRST = 30.0  # seconds at the start of a run, in which there is no estimate
+_WINDOW = 600.0  # seconds; see `Rate`, which forgets older speeds because the load of a machine changes
+_FIRST = 30.0  # seconds from the start of a run during which there is no estimate
 
 
 def cost(label: str) -> float:
-    """Return the seconds that a ninja step with this label takes on one core."""
+    """Return the typical number of seconds that a ninja step with this label takes on one core."""
     return next(seconds for pattern, seconds in _KINDS if pattern.match(label))
 
 
 class Rate:
-    """The speed of one run, measured over its last minutes."""
+    """The speed of one run, measured over its last ten minutes or its last half, whichever is longer.
+
+    If nothing was done in that time, the average speed of the whole run is used.
+    """
 
     def __init__(self) -> None:
         self._done = 0.0
-        self.first: tuple[float, float] | None = None  # time, and the work done by then
+        self.first: tuple[float, float] | None = None  # the time of the first record, and the work done by then
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, done: float, now: float) -> None:
@@ -74,7 +77,7 @@ class Pace:
         self._rate = Rate()
 
     def count(self, done: int, total: int, label: str, now: float) -> None:
-        """Record that a step ended at the monotonic time `now`, as the `done`-th of `total`."""
+        """Record that the `done`-th of `total` steps ended at the monotonic time `now`."""
         self._done += cost(label)
         self._total = max(self._total, total)
         self._left = self._total - done

@@ -32,7 +32,7 @@ SCRIPT = (
 # counts separately.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
-# Package managers need these of the dropped capabilities to install packages.
+# A container with a network keeps these capabilities, because package managers need them to install packages.
 _INSTALLING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
 # This step comes before the first RUN of a stage, so that the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"
@@ -56,8 +56,8 @@ def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list
     bridge, and the host name is always the same.
 
     Args:
-        network: whether the container installs packages from the network, whose files may have capabilities.
-        plain: whether the container only makes files and folders (see `view.seccomp`).
+        network: whether the container has a network. It then keeps the capabilities that installing packages needs.
+        plain: whether the container may make only files and folders (see `view.seccomp`).
     """
     words = ["--isolation", MODE]
     if verb != "from":
@@ -162,7 +162,10 @@ class NetworkProbe:
             self._on_line(text)
 
     def check(self, *, finished: bool) -> None:
-        """Raise EngineError if a step saw a network, or if a finished build ran steps but the probe did not answer."""
+        """Raise EngineError if a step saw a network, or if the network could not be probed.
+
+        The probe must have answered only if the build has finished and has run a step.
+        """
         number = -1 if self.number is None and self._ran and finished else self.number
         if number:
             seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"

@@ -20,9 +20,10 @@ _SHOWN, _ENDING = 12, 6  # numbers of lines: from the first error on, and from t
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Refuse a build's tree that contains a device, pipe or socket, or a link that leads out of the tree.
+    """Raise HostileInputError if a tree contains a device, pipe or socket, or a link whose target is not below it.
 
     Args:
+        tree: the tree that a build made.
         name: the name of the recipe, for the message.
     """
     top = os.path.realpath(tree)
@@ -47,7 +48,7 @@ def require_inside(tree: Path, name: str) -> None:
 
 
 def build_error(name: str, error: process.CommandError) -> BuildError:
-    """Return the error for a failed build of the recipe `name`; `why` begins with the first error in the log."""
+    """Return the error for a failed build of the recipe `name`; its `why` is the result of `first_error`."""
     lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {name} failed"
     # A recipe's script prints `toolchain: …` when it knows the cause.

@@ -66,8 +66,9 @@ class Spec(TypedDict):
         network: whether PROGRAM keeps the caller's network.
         privileges: whether a program may gain rights when it is started, for example by a set-user-id bit.
         limits: the limits for the container; None for no limits.
-        refused_calls: the numbers of system calls that fail with ENOSYS.
-        unknown_calls: system calls with this number or a higher number also fail with ENOSYS.
+        refused_calls: the numbers of system calls that fail with ENOSYS, unless `privileges` is set.
+        unknown_calls: system calls with this number or a higher number also fail with ENOSYS, unless `privileges` is
+            set.
     """
 
     ids: tuple[int, int]
@@ -175,9 +176,10 @@ def _refuse_calls(numbers: list[int], unknown: int) -> None:
 
 
 def _found(program: str, places: str) -> str:
-    """Return the path of `program`, which is looked up in `places`.
+    """Return the path of `program` in the first of the folders `places` that contains it, else `program` itself.
 
-    `os.execvpe` cannot do this, because it would import a module from a folder that is no longer mounted.
+    A `program` with a slash is not looked up. `os.execvpe` is not used, because it would import a module from a folder
+    that is no longer mounted.
     """
     for place in places.split(":") if "/" not in program else ():
         if os.access(f"{place}/{program}", os.X_OK):
@@ -191,7 +193,7 @@ def _die_with_parent() -> None:
 
 
 def _build_root(spec: Spec) -> None:
-    """Make a root folder in memory that contains the files in `spec`, and unmount the machine's root."""
+    """Make a root folder in memory with the system's folders and the files in `spec`; unmount the machine's root."""
     # Links must be resolved before the machine's root is gone.
     binds = [(os.path.realpath(source), target, writable) for source, target, writable in spec["binds"]]
     system = [(name, os.readlink(f"/{name}") if os.path.islink(f"/{name}") else "") for name in SYSTEM
@@ -287,5 +289,5 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # with `-I`, `limit_watch` would not be found
+    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # for `limit_watch`, because `-I` omits this folder
     sys.exit(main(sys.argv))

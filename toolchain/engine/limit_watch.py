@@ -28,13 +28,13 @@ class Limits(TypedDict):
     """The limits for a program together with all processes that it starts.
 
     Args:
-        processes: the number of processes and threads that may run at the same time.
-        file_bytes: the size of one file.
-        written_bytes, written_files: the size and number of the files that may be written in `places`.
+        processes: the maximum number of processes and threads that run at the same time.
+        file_bytes: the maximum size of one file.
+        written_bytes, written_files: the maximum size and number of the files that are written in `places`.
         free_bytes, free_files: the bytes and inodes that must stay free on each file system of `places`; on a small
             file system, a twentieth of it is enough.
-        log_bytes: the size of `log`.
-        seconds: how long the program may run; 0 for no limit.
+        log_bytes: the maximum size of `log`.
+        seconds: the maximum running time; 0 for no limit.
         places: the folders that the program writes to.
         log: the file that gets the program's output; empty if there is none.
         note: the file for the name of the limit that was reached, and for the layers of the program's containers.
@@ -98,8 +98,8 @@ class Usage:
         if lost[0] < self._recount[0] and lost[1] < self._recount[1]:
             return ""
         made = self._made()
-        # Other programs used the rest. So the next count can wait until the disks have lost as much as the container
-        # may still write.
+        # Other programs used the rest of the lost space. So the next count can wait until the disks have lost as much
+        # more as the container may still write.
         self._recount = (lost[0] + most[0] - made[0], lost[1] + most[1] - made[1])
         if made[0] > most[0]:
             return "written-bytes"

@@ -83,7 +83,11 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """Return the size of a user's largest range in `/etc/subuid` or `/etc/subgid`; `unshare` can map only one range."""
+    """Return the size of a user's largest range of ids in `file`; 0 if there is none. `unshare` maps only one range.
+
+    Args:
+        file: `/etc/subuid` or `/etc/subgid`.
+    """
     try:
         rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

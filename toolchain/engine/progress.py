@@ -123,7 +123,7 @@ class Progress:
             self._ninja.update(ninja)
 
     def step(self, name: str) -> None:
-        """Begin a step, and end the previous step."""
+        """End the current step, and begin a step with this name; do nothing if the current step has this name."""
         with self._lock:
             now = self._clock()
             if self._steps and self._steps[-1].ended is None:
@@ -179,7 +179,7 @@ class Progress:
         return self._steps[-1]
 
     def summary(self) -> dict[str, float]:
-        """Return the seconds that each step took, in the order of the steps."""
+        """Return the seconds that each step has taken so far, by the step's name and in the order of the steps."""
         with self._lock:
             now = self._clock() if self._ended is None else self._ended
             seconds: dict[str, float] = {}

@@ -34,8 +34,9 @@ wait "$out" "$err"
 exit "$code"
 """
 
-# After this instruction every RUN of the stage writes both streams to one pipe, which keeps their order. It needs the
-# docker format, because the configuration of an OCI image has no field for a shell.
+# After this instruction every RUN of the stage writes standard output and standard error to one pipe, which keeps the
+# order of their lines. The instruction needs the docker format, because the configuration of an OCI image has no field
+# for a shell.
 SHELL = "SHELL " + json.dumps(["/bin/sh", "-c", f'exec /bin/sh -c "$0" >{TARGET}/out 2>&1'])
 
 

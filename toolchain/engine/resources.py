@@ -33,10 +33,10 @@ _UNLIMITED = 1 << 60
 
 
 def jobs_for(kind: Kind, wanted: int = 0) -> int:
-    """Return how many jobs of a kind can run in parallel with the available memory, but at least 1.
+    """Return how many jobs of a kind to run in parallel: as many as fit in the available memory, but at least 1.
 
     Args:
-        wanted: the number that the user asked for; 0 for the number of cores.
+        wanted: the maximum number of jobs; 0 for the number of cores.
     """
     fits = memory_available() // MEMORY[kind]
     return max(1, min(wanted or cores(), fits))
@@ -137,10 +137,11 @@ def require_disk(path: Path, needed: int) -> None:
 
 
 def ulimits(limits: Mapping[str, int]) -> list[str]:
-    """Return the `--ulimit` options for `limits`, each lowered to the limit of this process if that is lower.
+    """Return the `--ulimit` options for `limits`, and for each default of buildah's that this process may not set.
 
-    By default, buildah sets the limits on open files and on processes to a million. Only root with CAP_SYS_RESOURCE may
-    raise a limit, so without these options no container would start inside another container or in a user namespace.
+    A value is lowered to the limit of this process if that is lower. By default, buildah sets the limits on open files
+    and on processes to a million. Only root with CAP_SYS_RESOURCE may raise a limit, so without these options no
+    container would start inside another container or in a user namespace.
     """
     words = []
     for name, kind in _RLIMITS.items():

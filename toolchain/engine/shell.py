@@ -78,7 +78,7 @@ class Step:
 
 
 def step_of(containerfile: str) -> Step:
-    """Return the last RUN of a Containerfile."""
+    """Return the last RUN of a Containerfile; raise EngineError if there is none."""
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:

@@ -43,8 +43,8 @@ KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
-# The names that we give to containers. buildah derives its own names from the image's name, so they may begin in the
-# same way.
+# The names that we give to containers. buildah derives its own names from the image's name, so its names may begin in
+# the same way.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 # The names of temporary files and folders whose work cannot be resumed. They are removed after a day, except folders in
@@ -218,7 +218,7 @@ class Storage:
         )
 
     def version(self) -> str:
-        """Return buildah's version, e.g. `1.28.2`."""
+        """Return buildah's version, e.g. `1.28.2`; `unknown` if buildah prints none."""
         process.which("buildah", fix=INSTALL)
         match = re.search(r"\d+(\.\d+)+", process.run(["buildah", "--version"], capture=True, timeout=30).stdout)
         return match.group(0) if match else "unknown"
@@ -282,9 +282,10 @@ class Storage:
                 self.call("rm", str(row["id"]), check=False)
 
     def cleanup(self) -> list[str]:
-        """Remove containers, unnamed images and partial folders of killed invocations, and list what was removed.
+        """Remove what killed invocations left, and return a list of the removed containers and unnamed images.
 
         Containers that buildah named itself cannot be attributed to an invocation, so they stay while a build runs.
+        If another process is cleaning up, nothing is removed.
         """
         self.cache.make()  # this comes first, because it raises an error if the folder holds other files
         self.cache.engine.mkdir(parents=True, exist_ok=True)
@@ -304,7 +305,7 @@ class Storage:
         return done
 
     def _forget_scratch(self) -> None:
-        """Remove the temporary files of killed processes."""
+        """Remove temporary files and folders that are more than a day old and that no process has locked."""
         for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
                 # Another process may remove the folder at the same time. A campaign may use its folder for days, and

@@ -244,7 +244,7 @@ class Variation:
         return self._prepared.get(image)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the changed conditions in the form that `reproduce --json` prints."""
+        """Return the changed and the unchanged conditions in the form that `reproduce --json` prints."""
         if not self._prepared:
             reason = "the build started no container"
             return {"seed": self.seed, "changed": {}, "unchanged": {"every-condition": reason}, "static": []}

@@ -134,7 +134,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
     """Return the seccomp profile from data/syscalls.toml in the format that container engines read.
 
     Args:
-        plain: whether the container only makes files and folders.
+        plain: whether the container may make only files and folders, but no links and pipes.
     """
     rows = load("syscalls")
     refused = [*rows["refused"], *(rows["refused-where-written"] if plain else ())]
@@ -157,7 +157,10 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
 
 
 def own(folder: Path) -> None:
-    """Make `folder` if it is missing, and make root in containers the owner of the folder and its content."""
+    """Make `folder` if it is missing, and make root in containers the owner of the folder and its content.
+
+    If root in containers already owns the folder, its content is not looked at.
+    """
     first, _ = ids()
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)

@@ -63,9 +63,8 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
         budget: the limit on unpacked bytes that several files share; by default the file has a limit of its own.
 
     Raises:
-        KernelError: the file is damaged.
-        HostileInputError: the file unpacks to more bytes than any archive of kernels has, or two of its entries
-            overlap.
+        KernelError: the file is not an .aks2 file, or is damaged.
+        HostileInputError: the file or its directory unpacks to more bytes than is allowed, or two entries overlap.
     """
     head = stream.read(_HEADER.size)
     if head[:4] != MAGIC or len(head) < _HEADER.size:
@@ -164,8 +163,8 @@ def _damaged(how: str, why: str) -> KernelError:
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     """Yield the name and the entries of each .aks2 file in a .zip file, or of a single .aks2 file.
 
-    AOTriton's loader requires a .zip without compression. The caller must read the objects of one file before it takes
-    the next file.
+    A compressed .zip is refused, because AOTriton's loader cannot read it. The caller must read the objects of one file
+    before it takes the next file.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

@@ -72,8 +72,8 @@ class BarePlan:
     """The rules, the clusters and the archives that AOTriton's generator plans.
 
     Args:
-        copies: by a rule's `out`, the outputs that get the same object as this rule. Their own rules differ from it
-            only in values that the compiler of this generation ignores.
+        copies: the outputs that get the same object as a rule, by the `out` of this rule. The rules of these outputs
+            differ from it only in values that the compiler of this generation ignores.
     """
 
     rules: tuple[Rule, ...]
@@ -82,7 +82,7 @@ class BarePlan:
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """Return the rules, each followed by a further rule for every copy of its object."""
+        """Return the rules, each followed by another rule for every copy of its object."""
         copies = self.copies
         return tuple(
             one for rule in rules for one in (rule, *(replace(rule, out=out) for out in copies.get(rule.out, ())))
@@ -106,6 +106,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
     Raises:
         SourceError: a file is missing or malformed, or the files contradict each other, so that kernels would be
             missing.
+        KernelError: two rules are the same, and the compiler of this generation ignores none of their values.
         UnsupportedError: the plan names a GPU whose code objects cannot be checked.
     """
     of = of or generation_of("0.13b")
@@ -134,7 +135,10 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read only the clusters and archives of a plan, without the source; the build folder may have been moved."""
+    """Read only the clusters and archives of a plan of AOTriton 0.13 or later; the source is not needed.
+
+    The build folder may have been moved.
+    """
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -398,7 +402,7 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
 
 
 def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
-    """Return whether a statement imports names from a file in the same folder."""
+    """Return whether a statement may import names from a file in the same folder."""
     return isinstance(node, ast.ImportFrom) and node.level <= 1 and "." not in (node.module or ".")
 
 

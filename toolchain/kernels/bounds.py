@@ -25,7 +25,7 @@ _PROC = Path("/proc")
 
 
 def patience(timeout: float | None) -> float:
-    """Return the seconds that a kernel may take. `timeout` is the value of `--kernel-timeout`."""
+    """Return the seconds that a kernel may take: the value of `--kernel-timeout`, or the default if there is none."""
     return timeout or RUNAWAY_SECONDS
 
 
@@ -115,7 +115,7 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Whether a worker works alone, or waits to do so."""
+        """Whether a worker works alone, or waits until it can work alone."""
         return self._wanted > 0
 
     @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""Read and write entries of Triton's cache, and lay them out for an image in MCV's format "compat".
+"""Read and write entries of Triton's cache, and lay them out for an image that Model Cache Vault (MCV) can read.
 
 An entry is a folder whose name is the base32 of its kernel's hash. It contains the kernel's files and
 `__grp__NAME.json`, which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json`
 holds the values that a launch without Triton needs; Triton and MCV ignore it. docs/tasks/wheels.md describes MCV's
-rules.
+format "compat", which these images have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Read an image with a Triton cache by MCV's rules ("compat"), and report the calls whose kernels it contains."""
+"""Read an image with a Triton cache by the rules of Model Cache Vault (MCV), and report the calls that it covers.
+
+docs/tasks/wheels.md describes these rules, which MCV calls the format "compat".
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from toolchain.oci.layout import Layout
 _CACHE, _MANIFEST = f"{FOLDER}/", f"{MANIFEST.partition('/')[0]}/"
 _LARGEST = 64 << 20  # the limit in bytes for one file, and for all JSON together
 _LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
-_MOST = 500_000  # files in a cache
+_MOST = 500_000  # the maximum number of files in a cache
 _KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # keys read from a kernel's JSON
 
 
@@ -151,7 +154,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the JSON of each kernel; refuse a kernel that is in a folder where Triton would not look for it."""
+    """Return the keys `_KEPT` of each kernel's JSON; refuse a kernel in a folder where Triton would not look for it."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -222,6 +225,11 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
 
     Args:
         here: the first line that containerfiles/triton-cache/calls.py prints with that Triton.
+
+    Raises:
+        PinError: it is another Triton.
+        ContractError: it is at another path.
+        ConfigError: it looks for its cache in another folder, or variables are set that change the names of entries.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):

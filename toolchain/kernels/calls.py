@@ -21,7 +21,7 @@ from toolchain.kernels.ledger import DONE, Entry
 from toolchain.kernels.rules import Rule
 
 _FILE = FOLDER / "calls.toml"
-_MOST = 10_000  # calls in a user's list
+_MOST = 10_000  # the maximum number of calls in a user's list
 _LARGEST = 1 << 24  # the largest size, length or count that an argument may be
 
 
@@ -65,7 +65,7 @@ class Call:
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:
-        """Return the task with which calls.py makes the call."""
+        """Return the task from which containerfiles/triton-cache/calls.py makes the call."""
         return {"id": id_, "calls": [dict(row) for row in self.rows]}
 
 
@@ -101,7 +101,7 @@ def mount() -> str:
 
 
 def calls_of(wheel: str) -> WheelCalls:
-    """Return the table of a wheel's calls."""
+    """Return the table of a wheel's calls; raise UnsupportedError if there is none."""
     rows = {row["wheel"]: row for row in load("calls")["wheel"]}
     if wheel not in rows:
         raise UnsupportedError("wheel-without-calls",
@@ -141,7 +141,8 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
 
     Args:
         text: a JSON list of rows like those of `WheelCalls.call`.
-        gpus: the GPUs for calls that name none; by default the GPUs of the table.
+        gpus: the GPUs of the returned table, for which the calls that name no GPU are made. By default, they are the
+            GPUs that the calls name, and also the GPUs of `table` if a call names none.
     """
     rows: list[dict[str, Any]] = []
     count = 0
@@ -215,7 +216,12 @@ def _kind(examples: Sequence[Any]) -> str:
 
 
 def _may_replace(value: Any, example: Any) -> bool:
-    """Return whether a user may give `value` in place of `example`: any positive number, but no other word."""
+    """Return whether a user may give `value` where the table has `example`.
+
+    A whole number may be replaced by any whole number from 1 to `_LARGEST`, and a boolean by any boolean. A list may
+    be replaced by a list of the same length whose items may replace those of the example. Any other value, such as
+    a word, must be equal to the example.
+    """
     if isinstance(example, list):
         pairs = zip(value, example, strict=False) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_may_replace, pairs))
@@ -280,7 +286,7 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each GPU, with the numbers of calls, kernels and cache entries, and the seconds."""
+    """Yield a row for each GPU, with the numbers of calls, kernels and cache entries, and the seconds of the calls."""
     for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]

@@ -113,7 +113,7 @@ class Reporting:
 
     Args:
         on_count: called with the number of finished rules, the number of all rules, and the name of the latest rule.
-        on_end: called with the lines of a summary at the end, even if the campaign then raises an error.
+        on_end: called with the lines of a summary when every rule has an entry, before failed rules raise an error.
         command: the command line that continues the campaign.
     """
 
@@ -151,7 +151,8 @@ def run_campaign(
         scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
 
     Raises:
-        KernelError: rules failed and `keep_going` is not set, or no worker started.
+        KernelError: rules failed and `keep_going` is not set, no worker started, or nothing may be compiled and the
+            stores lack results.
         ResourceError: the machine was at fault, not a kernel. The next run tries the kernel again.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
@@ -204,7 +205,7 @@ class _Run:
 
     Args:
         todo: the rules that are not finished, by id.
-         tree: the path at which the workers see the source tree.
+        tree: the path at which the workers see the source tree.
     """
 
     wanted: Sequence[Rule]
@@ -321,7 +322,11 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, e.g. through a link."""
+    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, e.g. through a link.
+
+    Args:
+        unlink: whether to remove both files.
+    """
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
@@ -398,6 +403,6 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """Return the first and the last line of a reason."""
+    """Return the first and the last line of a reason, which are shortened to a few hundred characters."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     return lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"

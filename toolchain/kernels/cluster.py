@@ -24,7 +24,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
 
 LOG = logging.getLogger(__name__)
-LARGEST = 4  # kernels in one task; tasks are short, because a worker that is lost loses its tasks
+LARGEST = 4  # the maximum number of kernels in one task; tasks are short, because a worker that is lost loses its tasks
 _AHEAD = 2  # tasks that are submitted for each slot, so that no slot has to wait for a task
 _LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and of the finished tasks
 

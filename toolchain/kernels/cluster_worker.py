@@ -64,9 +64,10 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         self._folder.cleanup()
 
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
-        """Compile rules one after the other; return this worker's name, `Executor.about`, and the rules' outcomes.
+        """Compile rules one after the other, and return their outcomes under the key `answers`.
 
-        The outcome of a finished rule also contains the bytes of its object as `code`, and those of its JSON as `json`.
+        `worker` is the name of this worker, and `about` contains the facts that its processes reported. The outcome of
+        a finished rule also contains the bytes of its object as `code`, and those of its JSON as `json`.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
@@ -95,11 +96,16 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
 
 
 async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:
-    """Work for a scheduler until cancelled; if the scheduler is lost, wait until it is back.
+    """Work for a scheduler until cancelled; if the scheduler is lost, wait for it for at most `PATIENCE` seconds.
 
     Args:
         provides: the values of `cluster.requirements`.
         scratch: a folder for Dask's temporary files.
+
+    Raises:
+        ConfigError: the scheduler runs another version of Dask, or there are no usable certificates.
+        UnreachableError: the scheduler does not answer, or refuses this worker.
+        ToolchainError: this machine cannot compile.
     """
     # A scheduler without TLS is on loopback, and the worker must listen only there too.
     host = urlsplit(address).hostname if address.startswith("tcp://") else None

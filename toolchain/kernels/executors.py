@@ -57,7 +57,7 @@ class LocalExecutor:
     Args:
         make_worker: returns a context manager that starts a worker and yields its process, which has text pipes and is
             the leader of a session.
-        workers: the number of workers.
+        workers: the number of workers that run at the same time; it is lowered to the number of rules.
         timeout: the seconds that one rule may take; None for no limit.
         bounds: the bounds on the workers' memory.
         files: returns the set of source files that a rule's worker sees (see `Naming.files`); by default all rules have

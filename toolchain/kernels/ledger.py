@@ -134,7 +134,7 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 class Ledger:
-    """The entries of a campaign in an SQLite file, for one thread at a time. A file of another format is emptied."""
+    """The entries of a campaign in an SQLite file, for one thread at a time. Entries of another format are deleted."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class Standing:
 
 
 def look(path: Path, *, entries: bool = True) -> Standing:
-    """Return the state of a campaign from a ledger, which the campaign may be writing to. The ledger is not changed.
+    """Return the state of a campaign from a ledger, which the campaign may be writing to. No entry is changed.
 
     A ledger of another format gives the default `Standing`.
 
@@ -276,7 +276,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite, and errors about damaged rows, into a ConfigError."""
+    """Turn errors of SQLite, and errors about text that is not UTF-8, into a ConfigError."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -38,7 +38,7 @@ ATTEMPTS = 2
 EVERY = 1.0  # seconds between two checks of the workers' memory
 RECYCLE = 500
 """A worker is replaced after this many rules, so that memory leaks in the compiler do not add up."""
-_LONGEST = 1e9  # seconds; much larger integers cannot be converted to a float
+_LONGEST = 1e9  # the maximum of `seconds` in an answer; a much larger integer cannot be converted to a float
 # The keys of a worker's answer that are used in addition to the rule's id, with their types.
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 

@@ -57,7 +57,7 @@ class Key(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """An object and its description.
+    """A compiled object, and the description of its compilation.
 
     Args:
         inputs: see `Naming.inputs`.
@@ -139,7 +139,11 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
 
 def read_stored(stream: BinaryIO) -> Result:
-    """Return the result in a record's file, without checking its inputs and its signature."""
+    """Return the result in a record's file, without checking its inputs and its signature.
+
+    Raises:
+        DamagedError: the record is incomplete or was changed.
+    """
     line = stream.readline(_LARGEST_LINE)
     return _result(line.removesuffix(b"\n"), stream.read(LARGEST_OBJECT), None)
 
@@ -220,7 +224,7 @@ class KernelStore:
         root: the folder, which is created with the first record.
 
     Raises:
-        ConfigError: the folder contains other files, or records of another format.
+        ConfigError: the folder contains other files or records of another format, or cannot be read.
     """
 
     _MARKER = "kernel-store.json"

@@ -94,7 +94,7 @@ class RuleSet:
 
     @property
     def partial(self) -> bool:
-        """Whether `--select` or `--limit` left rules out."""
+        """Whether rules are missing from this set, because `--select`, `--limit` or `--shard` left them out."""
         return len(self.rules) < self.total
 
     @cached_property
@@ -231,7 +231,7 @@ def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Va
 
 
 def parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a file with kernels."""
+    """Return the syntax tree of a file with kernels; raise SourceError if it cannot be read or parsed."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
@@ -242,7 +242,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def arguments_of(module: ast.Module, function: str) -> list[ast.arg] | None:
-    """Return the arguments of a module's function in their order; None if there is no such function."""
+    """Return the positional arguments of a module's function in their order; None if there is no such function."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
             return [*node.args.posonlyargs, *node.args.args]
@@ -250,7 +250,7 @@ def arguments_of(module: ast.Module, function: str) -> list[ast.arg] | None:
 
 
 def _arguments(path: Path, function: str) -> dict[str, bool]:
-    """Return the arguments of a function in their order, and whether each must be a constant."""
+    """Return the positional arguments of a function in their order, and whether each must be a constant."""
     arguments = arguments_of(parsed(path), function)
     if arguments is None:
         raise SourceError(
@@ -267,7 +267,13 @@ def _arguments(path: Path, function: str) -> dict[str, bool]:
 def _resolve(
     where: str, names: Mapping[str, bool], arguments: Mapping[str, Value], choice: Mapping[str, Value]
 ) -> dict[str, tuple[str, Value]]:
-    """Return the type and value of each argument. Exact names precede globs, and earlier globs precede later ones."""
+    """Return the type and value of each argument in `names`.
+
+    Args:
+        arguments: types and values by name or glob. An exact name takes precedence over globs, and an earlier glob
+            over a later one.
+        choice: the values of the axes, see `_fill`.
+    """
     resolved: dict[str, tuple[str, Value]] = {}
     used: set[str] = set()
     for name, constant in names.items():

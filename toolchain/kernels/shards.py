@@ -28,7 +28,7 @@ _WORDS = {
     "environment": "another environment of the workers",
     "names": "other kernel sources",
 }
-_MOST_SHARDS = 99_999  # the limit of `--shard`
+_MOST_SHARDS = 99_999  # the maximum number of shards that `--shard` accepts
 
 
 def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
@@ -68,7 +68,9 @@ class Shard:
     part: tuple[int, int] | None
 
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
-        """Write a mark to the store that says that the shard is finished, and which kernels do not compile.
+        """Mark the shard as finished in the first store. The mark lists the kernels that do not compile.
+
+        Nothing is written for a whole campaign, or without a store.
 
         Raises:
             ToolchainError: a result or the mark could not be written to the store.

@@ -168,7 +168,9 @@ class SharedResults:
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Store a result that was compiled here. If the store cannot be written, warn once and add no more results.
+        """Add a result to the first store, unless the result comes from a store or its workers reported no facts.
+
+        If the store cannot be written, warn once and add no more results.
 
         Raises:
             KernelError: the files have changed since they were compiled.
@@ -201,7 +203,7 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Store those results of an earlier run that the store lacks, because the run may have been killed too early.
+        """Add the results of an earlier run that the first store lacks; the run may have ended before it added them.
 
         Args:
             entries: the entries of the rules, by the rule's id.

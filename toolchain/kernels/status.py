@@ -25,7 +25,7 @@ from toolchain.kernels.rules import Rule
 STATUS = "status.json"
 FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
-SHOWN = 5  # the number of slowest kernels, and of bad kernels, in the file
+SHOWN = 5  # the maximum number of slowest kernels, and of bad kernels, in the file
 _EVERY = 2.0  # seconds between two writes of the file
 _WINDOW = 600.0
 _PROC = Path("/proc")
@@ -170,7 +170,8 @@ class Board:
         """Return the kernels per second, and the seconds until all kernels are finished; None for what is unknown.
 
         The functions differ in cost and are compiled one after the other. So the estimate counts seconds of compilation
-        instead of kernels, and uses the rate of the last ten minutes.
+        instead of kernels. It uses the rate of the last ten minutes, or of the time since the last result that was not
+        compiled here if that is shorter.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:

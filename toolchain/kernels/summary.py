@@ -95,7 +95,10 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """Return the command with one more option. `build` is replaced, because only `kernels run` has the option."""
+    """Return the command with one more option. `build` is replaced, because only `kernels run` has the option.
+
+    If `kernels run` cannot run the stage that is built, the result is a text that describes the command.
+    """
     added = f"--{option} {value}".rstrip()
     build = re.match(r"toolchain (.*\b)?build (?=([\w-]+))", command)
     if build is None:

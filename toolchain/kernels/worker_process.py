@@ -160,7 +160,13 @@ class Worker:
         self._readers.append(thread)
 
     def answer(self, timeout: float | None) -> dict[str, Any]:
-        """Return the next JSON object that the process prints; other lines are added to `tail`."""
+        """Return the next JSON object that the process prints; other lines are added to `tail`.
+
+        Raises:
+            TimedOutError: there was no object within `timeout` seconds.
+            DiedError: the process ended or closed its output.
+            StoppedError: another thread called `interrupt`.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
