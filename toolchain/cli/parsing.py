@@ -1,4 +1,4 @@
-"""Parsing of a verb's options, whose values come from the command line, the environment, the file or the default."""
+"""Parse a verb's options, whose values come from the command line, the environment, toolchain.toml or the defaults."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class LockHeldError(ToolchainError, code=14, title="Lock"):
 
 
 class PolicyError(ToolchainError, code=15, title="Policy"):
-    """A build needs a prebuilt input that --allow-binary does not name."""
+    """A build has prebuilt inputs that are not allowed, or that cannot be left out or replaced."""
 
 
 class PatchError(ToolchainError, code=16, title="Patch"):

@@ -112,7 +112,7 @@ def calls_of(wheel: str) -> WheelCalls:
 
 
 def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
-    """Return the calls for `gpus`, grouped by GPU; by default for all GPUs of the table."""
+    """Return the calls for `gpus`, grouped by GPU; if `gpus` is empty, for all GPUs of the table."""
     calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
         check_gpu(gpu)

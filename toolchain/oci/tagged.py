@@ -66,7 +66,7 @@ class Tagged:
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """Return the parsed manifest under cosign's tag; raise RegistryError for other content, which must be kept."""
+    """Return the parsed manifest under cosign's tag; raise RegistryError if it must not be overwritten."""
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):

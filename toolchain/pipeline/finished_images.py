@@ -129,7 +129,7 @@ def _near(finished: Sequence[Record], text: str) -> str:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    # An empty text, for example from an unset environment variable, would match every name.
+    # An empty string, for example from an unset environment variable, would match every name.
     matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
     if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")

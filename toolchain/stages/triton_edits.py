@@ -35,7 +35,7 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
     if llvm is None or not involves(target, "triton") or not from_source(request):
         return patches
     release = llvm_release(llvm, request)
-    given = {path.name for path in patches.get(_SOURCE, ())}  # a bundle brings the edits as patches
+    given = {path.name for path in patches.get(_SOURCE, ())}  # the patches of a request from a bundle include the edits
     wanted = [edits for edits in shipped() if edits.source == _SOURCE and release and edits.is_for(release)]
     taken = tuple(edits.path for edits in wanted if edits.path.name not in given and _takes(request, edits))
     return {**patches, _SOURCE: (*taken, *patches.get(_SOURCE, ()))} if taken else patches

@@ -192,7 +192,7 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 
 
 def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
-    """Raise NotEmulatedError if an active lane has an infinite half while the mode FP16_OVFL is set.
+    """Raise NotEmulatedError if the float16 result of an active lane is infinite while the mode FP16_OVFL is set.
 
     In that mode, the hardware replaces an overflow by the largest finite number but keeps an infinity that comes from a
     source. This function cannot tell the two apart, because it does not see the sources.
