@@ -147,6 +147,8 @@ def test_packed_sequences_with_a_padded_head_pass(folder: Path) -> None:
     assert code == 0, told
     assert told["right"] == 2
     assert "packed" in told["kernels"][0]["cases"][0]
+    assert {row["exactness"] for row in told["kernels"]} == {"approximate"}
+    assert all(row["approximate"] for row in told["kernels"]), told
 
 
 @pytest.mark.parametrize("fault", ["scale", "mask", "bounds"])
