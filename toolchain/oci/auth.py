@@ -85,7 +85,7 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Return a text in which the module's `redact` has replaced the login and the tokens for this registry."""
+        """Return a text in which the login and tokens for this registry are replaced (see the function `redact`)."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:

@@ -37,7 +37,10 @@ class Readable(Protocol):
 
 
 class _Gunzipped:
-    """A reader of gzip files with one or more members; zlib.error is raised for other data after a member."""
+    """A reader of a gzip stream with one or more members.
+
+    zlib.error is raised for invalid data, such as other data after a member, and EOFError for a truncated stream.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -62,7 +65,7 @@ class _Gunzipped:
 
 
 class _Bounded:
-    """A stream that raises BombError when a file unpacks to more bytes than its size allows."""
+    """A stream that raises BombError when a file unpacks to more bytes than `LARGEST` or the file's size allows."""
 
     def __init__(self, stream: Readable, path: Path) -> None:
         self._stream, self._name = stream, path.name

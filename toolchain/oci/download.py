@@ -65,7 +65,7 @@ class Download:
     def _begins(self, got: requests.Response) -> str:
         """Check the status and headers of a response before its body is read.
 
-        Return a description of the size if it is wrong, otherwise an empty text. TryAgainError is raised if the
+        Return a description of the size if it is wrong, otherwise an empty string. TryAgainError is raised if the
         response is not the requested part, and RegistryError for any other failure.
         """
         status = got.status_code

@@ -305,7 +305,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
     """Compress a layer; the result does not depend on the number of cores.
 
     Args:
-        out: the path of the blob. With `none` nothing is written, because the blob is the layer's tar.
+        out: the path of the blob. Nothing is written if `how` is `none`, because the layer's tar is the blob then.
         level: the level of the compression; None for the level in `LEVELS`.
     """
     used = LEVELS[how] if level is None else level

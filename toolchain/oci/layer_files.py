@@ -21,7 +21,7 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
-_HEADER_LIMIT = 1 << 20  # bytes; the largest long name or attribute, because tarfile reads it into memory
+_HEADER_LIMIT = 1 << 20  # bytes; the largest long name or attribute, limited because tarfile reads it into memory
 # The largest total length of all names, because they are kept in memory. The names in an LLVM layer have about a
 # million characters, but a hostile gzip layer needs only six bytes for a member.
 _LARGEST_NAMES = 256 << 20

@@ -128,10 +128,10 @@ class Layout(Blobs):
         self.retag(name, lambda _: descriptor)
 
     def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
-        """Make the tag `name` point to the result of `make`, which is called with the current target of the
-        tag, or with None if the tag does not exist.
+        """Make the tag `name` point to the descriptor that `make` returns.
 
-        index.json is locked during the call.
+        `make` is called with the current target of the tag, or with None if the tag does not exist. index.json is
+        locked during the call.
         """
         with self._changing() as entries:
             now = next((Descriptor.from_json(old) for old in entries if _ref_name(old) == name), None)

@@ -38,8 +38,9 @@ def credentials(host: str, repository: str = "") -> str | None:
     """Return the user's login to a registry in the form that follows `Basic` in a header; None if there is none.
 
     The login files are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` and `~/.docker/config.json`. A login for a
-    namespace of the repository is preferred to a login for the whole registry. For each of them, the first login file
-    that contains a login is used, and credential helpers are asked only if no login file contains one.
+    namespace of the repository is preferred to a login for the whole registry. For each name under which the login may
+    be stored, the first login file that contains a login is used, and credential helpers are asked only if no login
+    file contains a login for this name.
     """
     known = registry_name(host)
     files = list(_login_files())
@@ -68,7 +69,7 @@ def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _login(files: list[_File], name: str) -> str:
-    """Return the login for a name, or an empty text.
+    """Return the login for a name; empty if there is none.
 
     The files are searched first, then the helper for the name is asked, and then the default helper.
     """

@@ -99,7 +99,7 @@ class Place(ABC):
 
     @abstractmethod
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
-        """Store an image index or artifact with everything that it refers to, and read it back.
+        """Store an image index or artifact with everything that it refers to, and read the index or artifact back.
 
         Content that exists already is skipped.
 

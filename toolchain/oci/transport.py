@@ -30,7 +30,7 @@ _WORDS = 16 << 10  # the number of bytes that are read from an error response
 # Error codes that a registry sends temporarily, while another publisher removes or writes the same content.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
-QUESTION = 60.0  # seconds; the longest wait for the response to a GET or HEAD, which is retried after it
+QUESTION = 60.0  # seconds; the longest wait for the response to a GET or HEAD before a retry
 
 
 class _Quiet(logging.Filter):
@@ -125,7 +125,7 @@ class Transport:
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        named = logins.registry_name(host)  # in lower case, because URLs in responses are compared with it
+        named = logins.registry_name(host)  # in lower case, because URLs in responses are compared with the name
         self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
         # No proxy is used for a loopback address, because a proxy cannot connect to it.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 20 << 30
 ATTEMPTS = 5  # the maximum number of connections for a file; each one resumes the download
-BACKOFF = 2.0  # seconds before the first retry; each further retry waits twice as long
+BACKOFF = 2.0  # seconds before the first retry; the wait before each later retry is twice as long
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
 _PIECE = 1 << 16  # bytes read at once; a broken connection loses at most this many

@@ -1,8 +1,9 @@
-"""Run pip to download wheels, isolated from the current folder and from most `PIP_*` variables.
+"""Run pip to download wheels, isolated from the current folder and from most `PIP_*` environment variables.
 
 pip reads the configuration files of the machine, of the user and of this Python as usual, because these files belong to
-root or to the caller. pip also gets the variables in `KEPT` and `KEPT_FILES`. The options in `DOWNLOAD` override both,
-so no configuration can make pip build a source distribution, which would run the distribution's code.
+root or to the caller. pip also gets the environment variables in `KEPT` and `KEPT_FILES`. The options in `DOWNLOAD`
+override the files and the variables, so no configuration can make pip build a source distribution, which would run the
+distribution's code.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KEPT: Mapping[str, str] = {
     "PIP_DEFAULT_TIMEOUT": "the timeout in seconds",
     "PIP_NO_CACHE_DIR": "do not cache downloads",
 }
-"""The variables that are passed to pip unchanged, and the meaning of each."""
+"""The environment variables that are passed to pip unchanged, and the meaning of each."""
 
 KEPT_FILES: Mapping[str, str] = {
     "PIP_CONFIG_FILE": "the configuration file, or /dev/null",
@@ -35,10 +36,10 @@ KEPT_FILES: Mapping[str, str] = {
     "PIP_CLIENT_CERT": "the client certificate",
     "PIP_CACHE_DIR": "the folder of cached downloads",
 }
-"""The variables with a path that are passed to pip, and the meaning of each.
+"""The environment variables with a path that are passed to pip, and the meaning of each.
 
-Other variables are dropped, because `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start other programs, `PIP_REQUIREMENT`
-and `PIP_EDITABLE` add other projects, and `PIP_NO_BINARY` requests source distributions.
+Other `PIP_*` variables are dropped, because `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start other programs,
+`PIP_REQUIREMENT` and `PIP_EDITABLE` add other projects, and `PIP_NO_BINARY` requests source distributions.
 """
 
 DOWNLOAD = (

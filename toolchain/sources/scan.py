@@ -252,7 +252,7 @@ def _is_container(head: bytes) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Return whether a block is a tar header; one from before POSIX has no magic bytes, so its checksum is compared."""
+    """Return whether a block is a tar header; old headers have no magic bytes, so their checksum is compared."""
     if head[257:262] == b"ustar":
         return True
     digits = head[148:156].strip(b" \0")

@@ -28,7 +28,7 @@ _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
 _MAX_LINKS = 40  # the largest number of links that Linux follows in a path
-_REPOSITORIES = {"distro": "debian"}  # how records name the origin of a kind, if not by the kind itself
+_REPOSITORIES = {"distro": "debian"}  # the origin in records for a kind of source, if it is not the kind itself
 
 
 @dataclass(frozen=True, kw_only=True)

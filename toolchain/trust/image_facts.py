@@ -216,7 +216,7 @@ def _source(name: str, version: str, field: str) -> str:
 
     Args:
         name, version: the name and version of the package.
-        field: the value of dpkg's field `Source`, which omits what is equal.
+        field: the value of dpkg's field `Source`, which omits a name or version that is equal to the package's.
     """
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
@@ -244,9 +244,9 @@ def parse_os_release(text: str) -> str:
 def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:
     """Return the packages in the list of a lock, sorted.
 
-    The entry of a deb package is an object. The entry of an rpm package is a text of the form
+    The entry of a deb package is an object. The entry of an rpm package is a string of the form
     `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`, whose digest is not that of the package file and is therefore not used.
-    A text of another form is skipped.
+    A string of another form is skipped.
     """
     parsed = []
     for row in packages:

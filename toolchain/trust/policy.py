@@ -318,7 +318,10 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: Mapping[str, Any]) -> str:
-    """Return a sentence to display about a kernel store in a provenance: the number of kernels, and who signed it."""
+    """Return a sentence to display about a kernel store in a provenance.
+
+    The sentence says how many kernels were taken from the store, and which key signed them, if any.
+    """
     signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
     return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 

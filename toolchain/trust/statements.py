@@ -25,7 +25,7 @@ T = TypeVar("T")
 # The limits for the attachments of an image. Anyone who may push can attach files, and reading them must not exhaust
 # the memory or take too long.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20  # for all attachments together; an SBOM of this tool is a few megabytes
+_MOST_BYTES = 512 << 20  # bytes, for all attachments together; an SBOM of this tool is a few megabytes
 ENVELOPES = frozenset({dsse.MEDIA_TYPE, keyless.MEDIA_TYPE})
 _KINDS = ENVELOPES | {of.media_type for of in sbom.FORMATS}
 
@@ -230,5 +230,5 @@ def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def subjects_of(statement: Mapping[str, Any]) -> set[str]:
-    """Return the digests (`sha256:<hex>`) of the subjects of a statement; subjects without one are skipped."""
+    """Return the digests (`sha256:<hex>`) of a statement's subjects; subjects without a SHA-256 are skipped."""
     return {digest for _, digest in named_subjects(statement)}

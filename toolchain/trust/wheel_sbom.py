@@ -76,7 +76,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
         try:
             for name in (*names, f"{folder}{_FILE}"):
                 taken.add(name, folder=name.endswith("/"))
-        except HostileInputError:  # it is the name of the SBOM, because `open_wheel` checked the others
+        except HostileInputError:  # the SBOM's name is taken, because `open_wheel` checked the other names
             why = f"it has {folder}{_FILE}, or a file or folder in its place that differs in case alone"
             raise _refused(wheel, "wheel-sbom-name-taken", why) from None
         fields = email.parser.HeaderParser().parsestr(_text(wheel, archive, f"{folder}METADATA"))
