@@ -230,7 +230,7 @@ def place(text: str, option: str) -> tuple[int, int, int]:
     """Return the three numbers in the value of an option; a missing number is 1 for a grid and 0 for a workgroup.
 
     Raises:
-        ConfigError: the text does not have the form X,Y,Z.
+        ConfigError: the text is not one to three numbers, separated by commas, of at most nine digits each.
     """
     parts = text.split(",")
     if not 1 <= len(parts) <= 3 or not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):

@@ -97,7 +97,9 @@ def kernels_try(
 
 
 def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
-    """Return the Triton that `--triton-wheel` or `--with-python` names; by default, the one that this Python imports.
+    """Return the Triton that `--triton-wheel` or `--with-python` names.
+
+    If neither option is given, return the Triton that this Python imports.
 
     Raises:
         ConfigError: both options are given, or `--with-python` is empty.

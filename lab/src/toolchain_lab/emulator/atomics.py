@@ -67,7 +67,10 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
 
 
 def _returns(operands: Operands) -> bool:
-    """Return whether the modifiers of an atomic instruction ask for the old value: `sc0`, `glc` or `th`, by GPU."""
+    """Return whether the modifiers of an atomic instruction ask for the old value.
+
+    The modifier is `sc0`, `glc` or `th`, depending on the GPU.
+    """
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")

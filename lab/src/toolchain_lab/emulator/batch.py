@@ -1,4 +1,4 @@
-"""All waves of a workgroup as one wave, whose lanes are the lanes of all of them.
+"""All waves of a workgroup as one wave, which has the lanes of all the waves.
 
 The array `s` holds the scalar registers that have the same value in all waves. The other scalar registers, and EXEC in
 any case, are in `rows`, which contains a row for each wave.

@@ -14,7 +14,7 @@ from toolchain_lab.emulator.messagepack import unpack
 
 _NOTE_METADATA = 32  # the note type NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF
-_LARGEST_IMAGE = 32 << 20  # bytes; the loaded segments of a Triton kernel are below 1 MB
+_LARGEST_IMAGE = 32 << 20  # bytes; the limit for the loaded segments, which are below 1 MB for a Triton kernel
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 
@@ -120,8 +120,8 @@ def load(
         gpu_of_flag: a function that returns LLVM's name for the GPU with an EF_AMDGPU_MACH value, or None if the value
             is unknown.
         kernel: the kernel's name; it can be omitted if the object contains only one kernel.
-        opened: a function that opens the file. Reading from the stream may raise ValueError if a malicious file causes
-            too many reads.
+        opened: a function that opens the file, and returns a stream. Reading from the stream may raise ValueError if a
+            malicious file causes too many reads.
 
     Raises:
         CodeObjectError: the file is not a complete AMDGPU code object, or does not contain the kernel.

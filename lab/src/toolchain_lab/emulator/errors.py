@@ -22,11 +22,14 @@ class EmulatorError(Exception):
 
 
 class NotEmulatedError(EmulatorError):
-    """The emulator does not support an instruction, a modifier, a mode, a register or the GPU of a code object."""
+    """The emulator cannot run the kernel, because part of it is not supported or its metadata is unusable.
+
+    The unsupported part may be an instruction, a modifier, a mode, a register or the GPU, for example.
+    """
 
 
 class FaultyKernelError(EmulatorError):
-    """The kernel has a fault, such as an access out of bounds, a data race or a missing wait."""
+    """The kernel has a fault, such as an access out of bounds, a data race or a missing wait, or it exceeds a limit."""
 
 
 class OutsideError(FaultyKernelError):
@@ -38,7 +41,7 @@ class CodeObjectError(EmulatorError):
 
 
 class LaunchError(EmulatorError):
-    """An argument or the grid of a launch is invalid."""
+    """An argument, the grid or the signature of a launch is invalid, or a file of arguments or expected values is."""
 
 
 class DisassemblerError(EmulatorError):
@@ -46,4 +49,4 @@ class DisassemblerError(EmulatorError):
 
 
 class ProgramError(Exception):
-    """A program failed; the text of the error says why."""
+    """A program failed or exceeded its time limit; the text of the error says why."""

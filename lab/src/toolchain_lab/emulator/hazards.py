@@ -24,8 +24,8 @@ _MATRIX = re.compile(r"v_(mfma|wmma)_(?:scale_)?[fi]32_(32|16)x\d+x\d+_?(x?)(f32
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
-# Each row names the registers that the first instruction writes or stores, names those that the second one uses, and
-# gives the number of wait states that must lie between the two. `_SETS` defines these names.
+# Each row consists of a name for the registers that the first instruction writes or stores, a name for the registers
+# that the second one uses, and the number of wait states that must lie between the two. `_SETS` defines the names.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),

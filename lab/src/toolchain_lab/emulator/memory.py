@@ -13,7 +13,7 @@ from toolchain_lab.emulator.errors import FaultyKernelError, OutsideError
 from toolchain_lab.emulator.placement import ACROSS, Placement
 
 _GAP = 256
-_NEAR = 1 << 32  # bytes; an error message names the buffer below an address if it ends at most this far below
+_NEAR = 1 << 32  # bytes; an error message names the buffer below an address if the buffer ends within this distance
 _ALIGN = 256
 _ROWS = np.arange(16)[:, None]
 

@@ -164,7 +164,7 @@ def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> No
 
 
 def _apart(register: int, load: Operation, other: Operation) -> bool:
-    """Return whether a load writes only one half of a register and the other instruction accesses only the other."""
+    """Return whether a load writes only one half of a register, and `other` accesses only the other half."""
     low, high = 2 * register, 2 * register + 1
     return (low in load.kept and high in other.spared) or (high in load.kept and low in other.spared)
 

@@ -25,7 +25,7 @@ _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 
 
 class Modifiers:
-    """The modifiers of an instruction, with a record of those that were queried, so that all others can be refused."""
+    """The modifiers of an instruction, with a record of the queried ones, so that unknown ones can be refused."""
 
     __slots__ = ("_asked", "_values")
 

@@ -65,7 +65,8 @@ class Wave:
         self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        # Kernels for gfx90a access scratch memory through a buffer at this address. It is 0 for other GPUs.
+        # Kernels for gfx90a access scratch memory through a buffer at this address.
+        # For other GPUs, the address is 0.
         self.scratch_address = 0
         self.scc = 0
         # The bit FP16_OVFL of the MODE register.

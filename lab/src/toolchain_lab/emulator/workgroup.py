@@ -37,7 +37,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that stop an execution.
+    """The limits at which the emulator stops running a workgroup.
 
     Args:
         instructions: the maximum number of instructions that the waves of a workgroup may execute in total.

@@ -34,7 +34,7 @@ class Audit:
         missing: keys of kernels that the plan lists but the place lacks.
         empty: keys of kernels whose code object is empty, which AOTriton's loader treats as known bad.
         damaged: a description of the fault in each file that is damaged.
-        absent: requested GPUs for which the place has no kernel.
+        absent: requested GPUs for which the place contains no kernel.
         unknown: requested GPUs for which no kernel was found, but for which a compressed bundle may contain some.
         sealed: the number of compressed bundles that cannot be unpacked here.
         uneven: kernels and functions that exist for one GPU but not for another, where this is a fault.

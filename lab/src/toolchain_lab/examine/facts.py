@@ -28,7 +28,9 @@ _SIZE = re.compile(r"\[(\d{1,9})\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about a compiled kernel. A value that the file does not state, such as the registers for PTX, is None.
+    """The facts about a compiled kernel.
+
+    A value that the file does not state, such as the registers for PTX, is None unless its description says otherwise.
 
     Args:
         gpu: LLVM's name for the GPU; for PTX, the target.
@@ -41,7 +43,8 @@ class Facts:
         code: the size of the instructions in bytes; for PTX, the number of instructions.
         digest: a digest of the instructions.
         two_units: whether the kernel runs in workgroup processor mode.
-        allocated: the number of vector registers that the kernel descriptor reserves, which limits the number of waves.
+        allocated: the number of vector registers that the kernel descriptor reserves, which limits the number of waves;
+            0 if it is unknown.
         xnack: whether the kernel can only be loaded if XNACK is on, as for the target `gfx90a:xnack+`.
     """
 

@@ -43,7 +43,10 @@ _AGAIN = "get it again from its publisher"
 
 
 class _Member(CheckedHeader):
-    """A header that raises an error if it is damaged; tarfile would take it for the end of the archive."""
+    """A header that raises an error if it is damaged.
+
+    Without this class, tarfile would take a damaged header for the end of the archive.
+    """
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:

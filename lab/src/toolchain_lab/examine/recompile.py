@@ -276,7 +276,9 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:
-    """Return the version of an interpreter, such as `3.12`. It is run in namespaces that contain only its own files.
+    """Return the version of an interpreter, such as `3.12`.
+
+    The interpreter is run in namespaces that contain only its own files.
 
     Raises:
         KernelError: the program is not a Python interpreter.

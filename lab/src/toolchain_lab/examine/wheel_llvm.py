@@ -216,7 +216,7 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Return a text unchanged if it could be a name or a version, and otherwise an empty text."""
+    """Return a text unchanged if it could be a name or a version, and otherwise an empty string."""
     return text if len(text) <= 100 and re.fullmatch(r"[\w.+!-]*", text, re.ASCII) else ""
 
 

@@ -49,7 +49,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table. Each row contains a value for each column: a text, a number, or None if the value is unknown.
+    """A table of a report.
+
+    Each row contains a value for each column: a text, a number, or None if the value is unknown.
 
     Args:
         sort: the key of the column by which the table is initially sorted; empty to keep the order of the rows.
