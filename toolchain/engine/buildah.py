@@ -280,7 +280,7 @@ class Buildah(Storage):
             LimitError: the container reached a limit in `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")
-        how["env"], how["check"] = None, False  # `env` becomes options, and limits are checked first
+        how["env"], how["check"] = None, False  # `env` becomes options; the exit code is checked after the limits
         with self._prepared(image, argv, mounts=mounts, env=env, network=network, log=log) as (command, folder):
             result = self.attempt(command, **how)
             if (limit := container_limits.reached(folder)) is not None:
@@ -358,7 +358,7 @@ class Buildah(Storage):
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):
-                with contextlib.suppress(OSError):  # a build may have put anything at this path
+                with contextlib.suppress(OSError):  # a build may have put a link or a folder at this path
                     logs.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
         return max(logs, key=len)
 

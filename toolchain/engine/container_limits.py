@@ -109,9 +109,10 @@ def ulimits() -> dict[str, int]:
 
 
 def reached(folder: Path, error: Exception | None = None) -> Reached | None:
-    """Return the limit that an invocation's container reached, or None. `folder` is the invocation's folder.
+    """Return the limit that an invocation's container reached; None if it reached none.
 
     Args:
+        folder: the invocation's folder, to which the launcher may have written a note.
         error: the error that ended the container, if there was one. If the launcher wrote no note but the error says
             that the disk is full, the limit is `free-bytes`.
     """

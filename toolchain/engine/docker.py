@@ -312,7 +312,11 @@ class DockerRunner:
         return 0
 
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
-        """Return the limits for a container. Its own files are counted only if the daemon's folder is visible here."""
+        """Return the limits for a container.
+
+        The container's own files are below the daemon's folder. They are counted only if this process can see that
+        folder.
+        """
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
             answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)

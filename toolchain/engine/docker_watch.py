@@ -16,7 +16,7 @@ _COUNT_EVERY = 5.0  # seconds between two counts of processes; each count is a r
 
 @dataclass
 class Watched:
-    """The result of watching a container: the name of the limit at which it was ended; empty if it was not."""
+    """The result of watching a container: the name of the limit that it reached; empty if it reached none."""
 
     reached: str = ""
 

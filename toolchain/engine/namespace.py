@@ -44,7 +44,7 @@ def enter() -> None:
 def _environment() -> dict[str, str]:
     """Return the caller's environment variables without those for Python, and with only absolute folders in `PATH`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, perhaps started with `-m`
+    if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, which need not be installed
         kept["PYTHONPATH"] = os.fspath(_TOP)
     return {**kept, "PATH": search_path(), INSIDE: str(os.geteuid())}
 

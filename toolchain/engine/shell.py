@@ -179,7 +179,7 @@ class Shell:
         if line == _BEGUN:
             self._begun = True
         elif match := re.fullmatch(rf"(.*){_ENDED} (\d+)", line):
-            if match.group(1):  # a last line without a newline
+            if match.group(1):  # the last line of the output has no newline, so the mark follows it
                 self.show(match.group(1))
             self._code = int(match.group(2))
         elif self._begun and self._code is None:
@@ -265,7 +265,7 @@ def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
         try:
             os.fchown(slave, first, -1)
             os.fchmod(slave, 0o600)
-        except OSError:  # refused in a user namespace that does not map the terminal's group
+        except OSError:  # `fchown` fails if the user namespace does not map the terminal's group
             os.fchmod(slave, 0o606)
         mount = Mount(Path(os.ttyname(slave)), _TERMINAL, read_only=False, links=True)
         yield _Terminal([mount], ["--volume", f"{_TERMINAL}:{_INSIDE}:rw"], master, slave)

@@ -34,7 +34,7 @@ class Kernel:
     """A code object in an .aks2 file. AOTriton's loader treats an empty object as a kernel that does not compile.
 
     Args:
-        shared: the bytes of shared memory that the kernel needs.
+        shared: the shared memory that the kernel needs, in bytes.
         threads: the number of threads in a block.
     """
 

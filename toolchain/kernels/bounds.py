@@ -97,7 +97,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
 
 
 def over_share(pid: int, bounds: MemoryBounds | None) -> int:
-    """Return the memory of a worker if it is above its share, else 0."""
+    """Return the bytes of memory that a worker uses if they exceed `bounds.share`, else 0."""
     if bounds is None or resident(pid) <= bounds.share:
         return 0
     memory = proportional(pid)
@@ -187,7 +187,10 @@ def _proportional(pid: int) -> int:
 
 
 def processes(pid: int) -> list[int]:
-    """Return the ids of a process and its descendants; without CONFIG_PROC_CHILDREN, Linux names no descendants."""
+    """Return the ids of a process and its descendants.
+
+    A kernel without CONFIG_PROC_CHILDREN does not list descendants, so only `pid` is returned.
+    """
     pids = [pid]
     for process_id in pids:
         pids += _children(process_id)
@@ -200,5 +203,5 @@ def _children(pid: int) -> list[int]:
         for task in (_PROC / str(pid) / "task").iterdir():
             pids += map(int, (task / "children").read_bytes().split())
     except OSError:
-        pass  # the process has ended
+        pass  # the process has ended, or the kernel does not list children
     return pids

@@ -33,7 +33,7 @@ ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
 SUMMARY = "cache.triton.image/summary"
 NO_KEY = "unknown-triton-key"
-_LARGEST = 64 << 20  # bytes of one file
+_LARGEST = 64 << 20  # the maximum size of one file in bytes
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 

@@ -1,6 +1,7 @@
-"""Read an image with a Triton cache by the rules of Model Cache Vault (MCV), and report the calls that it covers.
+"""Read a Triton cache from an image by the rules of Model Cache Vault (MCV).
 
-docs/tasks/wheels.md describes these rules, which MCV calls the format "compat".
+docs/tasks/wheels.md describes these rules, which MCV calls the format "compat". The image's labels may list the calls
+whose kernels the cache contains.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TritonCache:
 
     Args:
         entries: the number of kernels.
-        size: the bytes of all files in the cache.
+        size: the size of all files in the cache, in bytes.
         targets: the GPUs of the kernels.
         calls: the calls whose kernels the cache contains, each with the GPU as the argument `gpu`; empty if the image
             does not list them.

@@ -18,7 +18,7 @@ from toolchain.core.filesystem import read_regular
 EM_AMDGPU = 224
 _OSABI_HSA = 64
 _DESCRIPTOR_SIZE = 64
-_LARGEST = 1 << 30  # bytes of a code object
+_LARGEST = 1 << 30  # the maximum size of a code object in bytes
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -123,7 +123,7 @@ def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """Return what is wrong with the JSON beside an object, which AOTriton's packers read; empty if nothing is."""
+    """Return what is wrong with the JSON beside an object; empty if nothing is. AOTriton's packers read this JSON."""
     if not isinstance(metadata, dict):
         return "the JSON beside the object is not an object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}

@@ -14,7 +14,7 @@ from toolchain.core.filesystem import emptied, read_regular
 from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
-_LARGEST_FILE = 1 << 30  # bytes of one source file
+_LARGEST_FILE = 1 << 30  # the maximum size of one source file in bytes
 # Every file gets this time on every machine, because a compile process can see the time of a file.
 _TIME = 0
 
@@ -22,9 +22,9 @@ _TIME = 0
 class FileSets:
     """Copies the files that a campaign's compile processes see to a folder, which is emptied first.
 
-    A copy has the content that the names of results cover; if the tree was edited meanwhile, SourceError is raised. The
-    modes and times of files and the compiled modules (`__pycache__`) are not copied. Threads may share an object of
-    this class.
+    A copy has the content that was hashed into the names of results. If a file was edited since then, SourceError is
+    raised. The modes and times of files and the compiled modules (`__pycache__`) are not copied. Threads may share an
+    object of this class.
     """
 
     def __init__(self, naming: Naming, folder: Path) -> None:

@@ -27,7 +27,7 @@ TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
-_LARGEST = 512 << 20  # bytes; the ledger of 19,001 kernels is about 20 MB
+_LARGEST = 512 << 20  # the maximum size in bytes; the ledger of 19,001 kernels is about 20 MB
 _LARGEST_VALUE = 16 << 20
 # With this setting of SQLite, a committed entry is on disk even if the process is killed or the machine fails.
 DURABILITY = "FULL"
@@ -69,7 +69,7 @@ class Entry:
         seconds: the wall time of the last attempt.
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.
-        size: the bytes of the object.
+        size: the size of the object in bytes.
         attempt: the number of the last attempt; above 1 if a worker died or was ended because of its memory.
         bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the store that the object comes from, or the result of `of_worker`; empty if it was compiled here.
@@ -276,12 +276,12 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite, and errors about text that is not UTF-8, into a ConfigError."""
+    """Turn errors of SQLite, and errors about malformed values, into a ConfigError."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from error
-    except (UnicodeDecodeError, ValueError) as error:  # a text that is not UTF-8
+    except (UnicodeDecodeError, ValueError) as error:  # a value is malformed, e.g. a text that is not UTF-8
         if isinstance(error, DocumentError):
             raise
         raise _not_ours(path, "it is damaged") from error

@@ -49,7 +49,7 @@ class CompileSetup:
 
     Args:
         start: starts a compile process, which sees one set of source files.
-        naming: names the results.
+        naming: computes the names of the results, and the sets of source files that processes see.
         out: the folder for the objects, which no compile process sees.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.

@@ -105,7 +105,7 @@ class Reach:
                 continue
             files.add(file)
             if not file.endswith(".py"):
-                continue  # an extension module
+                continue  # an extension module, whose imports cannot be read
             waiting.extend(self._packages(file, roots))
             for import_ in self._scan(file).imports:
                 waiting.extend(self._resolve(import_, file, roots))

@@ -23,10 +23,10 @@ from toolchain.core.filesystem import NewFile, is_inside, read_regular
 from toolchain.core.strict_json import Keys
 from toolchain.kernels.result_name import FORMAT
 
-_LARGEST_LINE = 1 << 20  # bytes of the line in a record
+_LARGEST_LINE = 1 << 20  # the maximum size of the line in a record, in bytes
 _LARGEST_RECORD = 1 << 30
-LARGEST_OBJECT = 1 << 30  # bytes of a code object
-LARGEST_METADATA = 16 << 20  # bytes of the JSON beside an object
+LARGEST_OBJECT = 1 << 30  # the maximum size of a code object in bytes
+LARGEST_METADATA = 16 << 20  # the maximum size of the JSON beside an object, in bytes
 _LARGEST_NOTE = 64 << 20
 _LONGEST = 1e9  # seconds; a record with a longer compilation is damaged
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
@@ -34,11 +34,11 @@ _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", 
 
 
 class DamagedError(Exception):
-    """A record is incomplete, or does not match its name."""
+    """A record or a note is incomplete or was changed, or does not have the content that its reader expects."""
 
 
 class UnsignedError(Exception):
-    """A record has no signature by the required key."""
+    """A record or a note has no signature by the required key."""
 
 
 class Key(Protocol):

@@ -46,7 +46,7 @@ def library() -> Any:
     """Return the module `distributed`; raise ConfigError if it is not installed."""
     try:
         module = import_module("distributed")
-        logging.getLogger("distributed").setLevel(logging.getLogger().level)  # Dask sets this level to INFO
+        logging.getLogger("distributed").setLevel(logging.getLogger().level)  # overrides the level INFO that Dask sets
         return module
     except ImportError as error:
         fix = f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool"

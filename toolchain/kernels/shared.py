@@ -38,10 +38,11 @@ class Counts:
     """How many results of a campaign were taken from stores and added to a store.
 
     Args:
-        taken: results that were taken from the stores.
-        absent: results that are in none of the stores.
-        damaged, unsigned: results that are in a store, but were not used because of damage or a missing signature.
-        added: results that this campaign added.
+        taken: the number of results that were taken from the stores.
+        absent: the number of results that are in none of the stores.
+        damaged, unsigned: the numbers of records that were found in the stores, but were not used because of damage,
+            or because the required key did not sign them.
+        added: the number of results that this campaign added.
     """
 
     taken: int = 0
@@ -56,7 +57,7 @@ class SharedResults:
 
     Args:
         stores: the stores to take results from. Results that are compiled here are added to the first store.
-        naming: names the results of this campaign.
+        naming: computes the name that each result of this campaign has in the stores.
         key: the key that signs added results, and that must have signed taken results. With None, signatures are not
             checked.
         only: whether to compile nothing and take all results from the stores.

@@ -33,7 +33,7 @@ Task = dict[str, Any]
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
-_LONGEST_LINE = 4 << 20  # characters of an answer; a worker may be hostile, and lines are kept in memory
+_LONGEST_LINE = 4 << 20  # the maximum length of an answer; a worker may be hostile, and lines are kept in memory
 
 # If one of these texts is in a worker's output, or says how the worker ended, the machine is at fault and not the
 # kernel.
@@ -76,7 +76,7 @@ def _shared_part(job: Job) -> tuple[str, Task]:
 
 
 def machine_fault(reason: str, folder: Path) -> str:
-    """Return the fault of the machine that made a compilation fail; empty if the kernel is at fault.
+    """Return why the machine made a compilation fail; empty if the kernel is at fault.
 
     Args:
         folder: the folder for the objects, whose disk is checked.
