@@ -1,4 +1,4 @@
-"""The libraries of Triton that generate code for a GPU with an LLVM of their own, from data/codegen.toml."""
+"""Triton's code generator libraries, each of which is built on an LLVM of its own, from data/codegen.toml."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def codegen_of(target: str) -> Codegen | None:
 
 
 def codegen_named(name: str) -> Codegen | None:
-    """Return the table with a name such as `amd`, with which the pin file's name starts; None if there is none."""
+    """Return the table for the prefix of a pin file's name, such as `amd`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.name == name), None)

@@ -27,7 +27,7 @@ _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# The names of pin files for other LLVMs than the main one, and for upstream's next builds, whose commits may be newer.
+# The names of pin files for LLVMs other than the main one, and for upstream's next builds, whose commits may be newer.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
 # The names of pin files for the LLVMs that generate code for GPUs, and for upstream's next builds of those LLVMs.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")

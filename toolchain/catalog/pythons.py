@@ -32,7 +32,7 @@ class Python:
 
     @property
     def headers(self) -> str:
-        """Return the name of the Debian package with the headers."""
+        """Return the name of the Debian package with the headers of this CPython version."""
         return f"libpython{self.version}-dev"
 
 
@@ -65,7 +65,7 @@ def check_version(version: str) -> str:
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Raise an error if a source does not support a Python version.
+    """Raise an error if a source does not support a Python version, or if `requires` is invalid.
 
     Args:
         version: the Python version, such as `3.13`.

@@ -94,7 +94,7 @@ def headers() -> tuple[Headers, ...]:
 
 
 def libraries() -> tuple[Library, ...]:
-    """Return the libraries other than HIP that stub libraries replace."""
+    """Return the libraries other than HIP that stub libraries replace, in the order of data/hip.toml."""
     return _rows("library", Library)
 
 

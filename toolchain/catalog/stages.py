@@ -28,7 +28,7 @@ class StageRow:
         on: the stages that it may be built on, lowest first.
         sources: the names of its sources in `--source`, with the SPDX expression of each project's license.
         license: the SPDX expression of its layer's content; empty if the layer contains packages with many licenses.
-        title: the title of its image, with `{}` for what the image is for; empty if the image's name is its title.
+        title: the title of its image, where `{}` stands for what the image is for; empty if its name is its title.
         machines: the OCI architectures that it can be built for on a machine of the same architecture; empty for all.
         cross: whether it can also be built for another architecture (see `stages.makers.cross_machines`).
         packages: whether it consists of a distribution's packages, which locks and bundles list.

@@ -74,7 +74,7 @@ class SourceError(ToolchainError, code=5, title="Source"):
 
 
 class DigestError(ToolchainError, code=6, title="Digest"):
-    """Bytes do not match their digest."""
+    """Bytes do not match their digest or size, or a digest or an image layout is malformed or ambiguous."""
 
 
 class UnsupportedError(ToolchainError, code=7, title="Unsupported"):
@@ -86,7 +86,7 @@ class EngineError(ToolchainError, code=8, title="Engine"):
 
 
 class ResourceError(ToolchainError, code=9, title="Resources"):
-    """There is too little disk space or memory."""
+    """There is too little disk space or memory, a file cannot be written, or workers were lost."""
 
 
 class BuildError(ToolchainError, code=10, title="Build"):
@@ -94,11 +94,11 @@ class BuildError(ToolchainError, code=10, title="Build"):
 
 
 class ContractError(ToolchainError, code=11, title="Contract"):
-    """A layer failed its contract check, because it lacks something that its users need."""
+    """A layer, wheel or cache failed its contract check, or kernels differ from those of AOTriton's own script."""
 
 
 class KernelError(ToolchainError, code=12, title="Kernels"):
-    """The compilation of kernels failed, timed out or produced nothing."""
+    """Kernels could not be compiled, or a kernel or code object is missing, damaged or faulty."""
 
 
 class RegistryError(ToolchainError, code=13, title="Registry"):
@@ -114,7 +114,7 @@ class PolicyError(ToolchainError, code=15, title="Policy"):
 
 
 class PatchError(ToolchainError, code=16, title="Patch"):
-    """A patch does not apply, or changes files outside its tree."""
+    """A patch or an edit is unreadable, does not apply, or changes files outside its tree."""
 
 
 class UntrustedError(
@@ -127,7 +127,7 @@ class UntrustedError(
 
 
 class UnreachableError(ToolchainError, code=18, title="Unreachable"):
-    """A registry, mirror or repository does not respond."""
+    """A server, such as a registry, mirror or scheduler, does not respond, or `--offline` forbids using the network."""
 
 
 class HostileInputError(
@@ -166,7 +166,7 @@ class RegressionError(ToolchainError, code=25, title="Regression"):
 
 
 class LimitError(ToolchainError, code=26, title="Limit"):
-    """A build, check or worker reached its limit on processes, disk space, log size or time."""
+    """A build, check, worker or other program reached its limit on processes, disk space, output or time."""
 
 
 class LaunchError(

@@ -139,7 +139,7 @@ class NewFile:
     Args:
         path: the final path. A link at this path is replaced and not followed. The temporary file is in the same
             folder. Callers can change this attribute until they call `finish`.
-        mode: the permissions after `finish`; before, only the owner can read the file.
+        mode: the permissions after `finish`; until then, only the owner can read the file.
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:

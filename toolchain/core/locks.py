@@ -73,6 +73,8 @@ def patience() -> float:
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
     """Hold the shared lock of the cache during the block, so that `alone` fails in other invocations.
 
+    If another invocation is pruning the cache, wait until it ends.
+
     Args:
         make: whether to create the cache folder first; otherwise, nothing is locked if the folder is missing.
     """
@@ -156,7 +158,7 @@ def _open(cache: Cache) -> int:
 
 
 def _holder(path: Path) -> str:
-    """Return the holder of a lock as `pid N (VERB)`, or `another process` if /proc/locks does not list it.
+    """Return text such as `pid 12 (build llvm)` for the holder of a lock, or `another process` if it is unknown.
 
     The pid is not read from the lock file, because a pid in a file outlives its process.
     """
@@ -172,7 +174,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """Return the first three arguments of a process in parentheses, such as ` (build llvm)`; empty if unknown."""
+    """Return the first three arguments of a `toolchain` process, as in ` (build llvm)`; an empty string if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

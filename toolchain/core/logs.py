@@ -11,7 +11,7 @@ def setup(verbosity: int) -> None:
     """Send log records to standard error.
 
     Args:
-        verbosity: 0 for warnings, 1 for informational messages also, 2 or more for the executed commands also.
+        verbosity: 0 for warnings, 1 to add informational messages, 2 or more to add the executed commands as well.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", handlers=[_Handler()], force=True)

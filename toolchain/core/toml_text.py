@@ -8,7 +8,7 @@ from typing import Any
 
 
 def value(content: Any) -> str:
-    """Return a value as TOML on one line. In a table, a key is omitted if its value is an empty text or list."""
+    """Return a value as TOML on one line. In a table, a key is omitted if its value is an empty string or list."""
     match content:
         case bool():
             return "true" if content else "false"

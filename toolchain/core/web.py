@@ -90,7 +90,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
             return None if seconds is None else min(seconds, LONGEST_ASKED)
 
     class WithoutNetrc(requests.Session):
-        """A session that, unlike the one of requests, sends no login from ~/.netrc to the host of a redirect."""
+        """A session that, unlike `requests.Session`, sends no login from ~/.netrc to the host of a redirect."""
 
         def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
             headers = prepared_request.headers

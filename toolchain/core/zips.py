@@ -205,7 +205,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
             why = f"it has the compression method {row.compress_type}; only `deflate` and `stored` are supported"
             raise HostileInputError("zip-unusual", f"{name} has the entry {row.filename}", why=why, fix=_AGAIN)
         form = stat.S_IFMT(row.external_attr >> 16)
-        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # 3 means Unix
+        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # 3: made on Unix
             raise HostileInputError("zip-link", f"{name} contains a link or a device: {row.filename}", fix=_AGAIN)
         total += row.file_size
         if total > LIMIT_BYTES:

@@ -58,7 +58,7 @@ def gpus(text: str) -> tuple[str, ...]:
 
 
 def pythons(text: str) -> tuple[str, ...]:
-    """Parse `--python` into Python versions, in the order in which the user gave them."""
+    """Parse `--python` into Python versions, in the order given; raise an error if one is invalid."""
     return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -112,7 +112,10 @@ def scheduler(text: str) -> str:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """Parse `--shard` into the number of a part and the number of parts: `2/4` becomes (2, 4)."""
+    """Parse `--shard` into the number of a part and the number of parts: `2/4` becomes (2, 4).
+
+    Raise a ConfigError if the text is not of this form, or if the first number is 0 or larger than the second.
+    """
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(
@@ -132,7 +135,7 @@ def is_path(text: str) -> bool:
 
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
-    """Parse the values of `--source` into sources by name; raise an error if a value is invalid or a name repeated."""
+    """Parse the values of `--source` into sources by name; raise an error if one is invalid or a name is repeated."""
     from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls do not need it
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
@@ -148,7 +151,10 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
 
 
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
-    """Parse the values of `--patch` into absolute paths by source name, in the order in which the user gave them."""
+    """Parse the values of `--patch` into absolute paths by source name, in the order in which the user gave them.
+
+    Raise a ConfigError if a value is invalid or a file does not exist.
+    """
     by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):
         path = Path(file)
@@ -185,7 +191,7 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def check(text: str, flag: str = "--check") -> int:
-    """Parse `--check` into the number of kernels to check; `all` becomes 0."""
+    """Parse `--check`: return a positive number of kernels, or 0 for `all`; raise a ConfigError for any other text."""
     if text != "all" and not (text.isascii() and text.isdigit() and int(text)):
         raise ConfigError(
             "not-a-number", f"{flag} {text!r} is not a number of kernels", fix=f"use {flag} 300 or {flag} all"
