@@ -131,7 +131,7 @@ def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] =
     """Raise an UnsupportedError if a release of AOTriton contains no kernels for one of the GPUs.
 
     Args:
-        known: the GPUs that its generator supports; upstream's build may omit some of them.
+        known: the GPUs that the generator of the release supports; upstream's build may omit some of them.
     """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:

@@ -159,7 +159,7 @@ def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
-    """Raise an error if the list of entries is missing or too large.
+    """Raise an error if the list of entries is missing or too large, or if the archive has the ZIP64 format.
 
     This check comes before zipfile reads the list, because zipfile keeps all of it in memory.
     """

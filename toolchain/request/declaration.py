@@ -115,7 +115,10 @@ class Option:
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default
 
     def value(self, given: Any) -> Any:
-        """Convert a value from the command line to the field's value; raise an error if the value is not accepted."""
+        """Convert a value from the command line to the field's value; raise an error if the value is not accepted.
+
+        None, which means that the option is not given, becomes the default.
+        """
         if given is None:
             return self.default
         if self.read is not None:
