@@ -2,12 +2,19 @@
 
     python -m scripts.cluster_namespaces CACHE_ONE CACHE_TWO [--rounds 2] -- --source triton=pypi:3.7.1 …
 
-The caches must contain the base and the Triton image; the script removes their records of kernels before each campaign.
-The words after `--` are options for `kernels run kernels`. The script prints a line of JSON for each campaign: the
-image's digest, how many kernels each worker compiled, the seconds of the compile step, and the share of this time in
-which a worker compiled. All digests must be equal. Then the script measures in turns two workers, each pinned to a
-core, and each of these workers alone: the efficiency is the rate of both together divided by the sum of the single
-rates. On a busy machine, --nice -20 (which needs root) keeps the cores for the workers.
+Both caches must contain the base and the Triton image. Before each campaign, the script removes the records and ledgers
+of kernels from CACHE_ONE, so that the campaign compiles all kernels again. The words after `--` are options for
+`kernels run kernels`. For each campaign, the script prints a line of JSON with the image's digest, the number of
+kernels that each worker compiled, the seconds of the compile step, and the average share of these seconds in which a
+worker compiled.
+
+The first four campaigns run locally, with two workers, with a worker that is killed, and with a scheduler that is
+restarted. The exit code is 1 if their images do not all have the same digest.
+
+The other campaigns measure the efficiency of two workers, each pinned to a core; the digests of their images are not
+compared. After three short campaigns to warm up, each round runs a campaign with the first worker, one with the second,
+and one with both. The efficiency is the rate with both workers divided by the sum of the two single rates. On a busy
+machine, --nice -20 (which needs root) keeps the cores for the workers.
 """
 
 from __future__ import annotations
@@ -58,7 +65,7 @@ def namespaces() -> Iterator[None]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Make a certificate authority and a certificate, and return the environment variables that tell Dask the files."""
+    """Make a certificate authority and a certificate, and return environment variables for Dask with their paths."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -191,7 +198,7 @@ def faults(machines: Machines) -> set[str]:
 
 
 def efficiency(machines: Machines, rounds: int) -> None:
-    """Measure two workers together and each worker alone, and print the efficiency of each round."""
+    """Measure each worker alone and both workers together, and print the efficiency of each round."""
     ways = {"one": (8801, (ONE,)), "two": (8802, (TWO,)), "both": (8803, (ONE, TWO))}
     for port, workers in ways.values():
         machines.scheduler(port)

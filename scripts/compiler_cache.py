@@ -26,7 +26,7 @@ def objects(folder: Path) -> dict[Path, os.stat_result]:
 
 
 def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int]:
-    """Remove objects not used for `days`, then the least recently used ones above `limit` bytes; list the rest.
+    """Remove objects not used for `days` days, and the least recently used ones above `limit` bytes; list the rest.
 
     Returns:
         the number of kept files and the number of removed files.

@@ -216,7 +216,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
 
 
 def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
-    """Return the pin in pin files, read by the code that builds use, and an empty text; or None and the reason."""
+    """Return the pin in pin files, read by the code that builds use, and an empty string; or None and the reason."""
     held = {name: files[name] for name in PIN_FILES if name in files}
     if not held:
         return None, "its pin was not read"
@@ -250,7 +250,7 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
 
 
 def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
-    """Return a pin; None if it is invalid. If the next build has the same commit, its file gives the repository."""
+    """Return a pin; None if it is invalid. The repository is known only if `built`, the next build, has its commit."""
     try:
         said, ahead = json.loads(pinned), json.loads(built or "{}")
         llvm, build = said["llvm_hash"], said["build_number"]

@@ -136,7 +136,7 @@ class Driver:
             raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
 
     def room(self, size: int, content: bytes | None = None) -> Any:
-        """Allocate device memory, fill it with `content` (or zeros), and return its address; null for size 0."""
+        """Allocate device memory, fill it with `content` (or zeros), and return its address, or null for size 0."""
         address = ctypes.c_uint64()
         if size:
             self.call("cuMemAlloc_v2", ctypes.byref(address), size)

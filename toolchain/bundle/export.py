@@ -46,9 +46,9 @@ class Entry:
 
     Args:
         kind: `lock` for the lock of the bundle; `file` for a source that is a file; `tree` for the tar of a source
-            tree; `patch` for a patch to a source; `base` for the package list of a base or sysroot, `record` for its
-            record, and `blob` for its manifest, its config or one of its layers.
-        name: the name of the source, base or sysroot that the entry belongs to.
+            tree; `patch` for a patch to a source; `base` for the package list of a base or sysroot; `record` for
+            the record of a base or sysroot; `blob` for the manifest, the config or a layer of its image.
+        name: the name of the source, base or sysroot that the entry belongs to; `toolchain` for the lock.
         title: the file name.
         blob: the digest and size of the layer.
         of: the media type of the manifest, config or layer of an image; empty for other kinds.
@@ -160,9 +160,10 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 def _old_systems(request: Request) -> list[PlanRow]:
     """Return the plan's rows for the sysroots of old systems, against which portable builds are compiled.
 
-    A bundle must contain them, because they are made from package mirrors. The result is empty if the request or its
-    lock needs no such sysroot. If the request is only for this machine's architecture and a sysroot is not built, a
-    note is printed and the result is empty, because other builds need only the base.
+    A bundle must contain them, because they are made from package mirrors. The result is empty if the request is
+    not for this machine's architecture, or if the request or its lock needs no such sysroot. If the request is only for
+    this machine's architecture and a sysroot is not built, a note is printed and the result is empty, because other
+    builds need only the base.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:

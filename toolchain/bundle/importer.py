@@ -83,8 +83,8 @@ class Imported:
 def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     """Import a bundle into a cache; entries that the cache already has are not downloaded again.
 
-    HostileInputError is raised for an entry that the lock does not name, and DigestError for wrong content, which is
-    not stored.
+    HostileInputError is raised for an entry that the lock does not name, DigestError for wrong content, which is not
+    stored, and LockedError if the bundle contradicts an existing lock or the content of the cache.
 
     Args:
         ref: a reference to the bundle.
@@ -188,7 +188,7 @@ class _Taker:
         """
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
-            manifest = parts[base.image]  # checked by `require_whole`
+            manifest = parts[base.image]  # `require_whole` has checked that it exists
             value = parse_object(self._small(manifest), base.image)
             named = children_of(value, replace(manifest.blob, media_type=manifest.of))
             expected = {base.image, *(child.digest for child in named)}

@@ -61,7 +61,7 @@ def _main(
 
             ctx.obj = read_config(config)
     except ToolchainError as error:
-        if {"-h", "--help"}.intersection(sys.argv):  # the user may need the help to correct the file
+        if {"-h", "--help"}.intersection(sys.argv):  # the user may need the help to correct the configuration file
             console.warn(f"{error.what}: {error.why}")
             return
         # The options of the verb are not parsed yet, so `--json` must be looked for in the arguments.
@@ -106,6 +106,6 @@ def _run() -> None:
     # Containers run with other user ids, so files that are mounted into them must be readable by all users.
     os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and this is kept
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` lets its command ignore SIGHUP
         signal.signal(signal.SIGHUP, _terminated)
     app(prog_name="toolchain")

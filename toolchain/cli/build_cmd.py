@@ -216,7 +216,7 @@ def _tell_known_bad(built: list[Built]) -> None:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            failures = stage.facts.get("failures", {})  # reasons by call; AOTriton has a list of rows
+            failures = stage.facts.get("failures", {})  # a reason for each call; for AOTriton, a list of rows
             reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name

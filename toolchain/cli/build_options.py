@@ -59,7 +59,7 @@ def with_request(
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
-            target = str(given.get("stage", "kernels"))  # `reproduce` has no `stage`; it gets `taken` below
+            target = str(given.get("stage", "kernels"))  # `reproduce` has no `stage`; see `taken` below
             places: dict[str, Mapping[str, str]] = {}
             taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
             if taken is not None:
@@ -290,7 +290,7 @@ def make_request(
 
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
-        if path.is_relative_to(cache.store):  # a patch from a bundle, which `cache prune` may remove if it looks unused
+        if path.is_relative_to(cache.store):  # from a bundle; `cache prune` removes patches that look unused
             from toolchain.sources.store import mark_used  # noqa: PLC0415 - only patches from a bundle need it
 
             mark_used(path.parent)

@@ -81,7 +81,7 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
     """Yield the layout and the descriptor of the image that a name or reference identifies.
 
-    ConfigError is raised if it identifies several images.
+    ConfigError is raised if the name or reference identifies several images.
     """
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415

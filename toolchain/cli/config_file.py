@@ -21,7 +21,7 @@ from toolchain.core.typed import TypedError, typed
 from toolchain.request.declaration import Kind, Option
 
 DEFAULT = "toolchain.toml"
-_LIMIT = 1 << 20  # bytes; the maximum size of the file
+_LIMIT = 1 << 20  # bytes; the maximum size of a configuration file
 # For each kind of option, the type of its value in the file, and an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
@@ -86,7 +86,7 @@ def read_config(named: str | None) -> ConfigFile | None:
 
 
 def forms() -> Mapping[Kind, str]:
-    """Return an example value for each kind of option, as the file would contain it."""
+    """Return an example value for each kind of option, as a configuration file would contain it."""
     return {kind: form for kind, (_, form) in _FORMS.items()}
 
 

@@ -57,7 +57,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
         if why := _no_space(error):
             full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # these texts name the file
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # the failure names the file
             return full
         error = error.__cause__
     return None

@@ -169,7 +169,7 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
     """Yield a heading and the Dockerfile lines that copy prefixes from the published images, if there are any."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
-    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # architectures share a name
+    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # one name for all architectures
     if wanted:
         yield "to use it in a Dockerfile, after publishing it to REGISTRY/NAMESPACE:"
     for image, prefix in wanted:

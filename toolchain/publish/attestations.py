@@ -179,8 +179,8 @@ def attach_evidence(
     With a key, each document is attached in a signed envelope. The envelopes and a signature of the image are also
     stored under cosign's tags, and they are attached as Sigstore bundles too if `signer.bundles` is set. With an OIDC
     identity, each document is attached in a signed Sigstore bundle. Without a signer, only the SBOMs are attached,
-    because unsigned provenance proves nothing. The check of the kernels' numbers is attested as
-    well, if the image has one and there is a signer.
+    because unsigned provenance proves nothing. If the image has a check of its kernels' numbers and there is a signer,
+    this check is attested as well.
 
     Args:
         layout: a layout that contains the image.
@@ -264,7 +264,7 @@ def _sign(
         done = _attach(contents, subjects, place, scratch, kinds)
         name = (
             str(place.ref.at()) if place.ref.remote else image
-        )  # the path of a folder is meaningless on other machines
+        )  # the path of a folder would be meaningless on other machines, so the image's name replaces it
         tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
         pushed = place.attach_layers(own, tagged)
     tags = tuple(entry.tag for entry in tagged)
@@ -329,7 +329,7 @@ def _tagged(
 
     Args:
         own: a layout for the blobs of the layers.
-        named: the repository of the image, or its name.
+        named: the repository of the image; for an image in a folder, the name of the image.
         envelopes: the predicate type and the envelope of each attestation.
         subject: the digest of the image or index.
     """

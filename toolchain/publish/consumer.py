@@ -49,9 +49,9 @@ class Use:
     """The lines of a Containerfile that use an image.
 
     Args:
-        kind: what the image contains, as far as its files show it.
+        kind: what the image contains, as far as its files and labels show it.
         source: the value of `COPY --from`; empty if the reference to the image cannot be used in a Containerfile.
-        prefix: the absolute path of the copied folder; empty if it is unknown.
+        prefix: the absolute path of the folder with the content; empty for the kinds `base` and `unknown`.
         lines: the lines of a Containerfile, including comments.
         unknown: descriptions of the facts that the image does not reveal.
     """
@@ -143,7 +143,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
                             return _Content("llvm-part", match[1])
                         return _Content(kind, match[1], wheel)
                 if _SYSTEM.fullmatch(file):
-                    if own:  # a base of this tool, even if the distribution's LLVM follows
+                    if own:  # the image is a base, even if a later path belongs to the distribution's LLVM
                         return _Content("base")
                     system = True
                 if not part and (match := _PART.fullmatch(file)):
@@ -156,7 +156,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
 
 
 def _wheel(path: Path, media_type: str, file: str) -> str:
-    """Return the file name of the wheel that was unpacked into the image; empty if its metadata is incomplete."""
+    """Return the file name of the wheel that was unpacked into the image; empty if the wheel has no valid tags."""
     match = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
     content = read_member(path, media_type, file) or b""
     tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []

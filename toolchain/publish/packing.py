@@ -36,7 +36,7 @@ def packing(text: str) -> Packing:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A layer to publish, and the compressor of its blob, such as `gzip/zlib-1.2.13/9`, or an empty text if unknown."""
+    """A layer to publish, and the compressor of its blob, such as `gzip/zlib-1.2.13/9`; empty if it is not known."""
 
     layer: LayerBlob
     compressor: str
