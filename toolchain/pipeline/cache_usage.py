@@ -251,8 +251,8 @@ def _entry(
     which no invocation continues.
 
     Args:
-        name: the name of the entry; by default the name of the path.
-        used: the Unix time of the last use; by default the time of the last change.
+        name: the name of the entry; if it is empty, the name of the path.
+        used: the Unix time of the last use; if it is None, the result of `_touched`.
         notes: the files that describe the entry, which are removed before it.
     """
     if path.name.endswith(DELETED) or (unfinished and SCRATCH.fullmatch(path.name)):

@@ -50,8 +50,8 @@ class CompilerCache:
 def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]) -> str:
     """Return the key of a stage's compiler cache; `none` with `--fresh` or while a source has no digest.
 
-    The key covers the base, because the base's compiler writes the objects. It does not cover other stages that consist
-    of a distribution's packages, because they contain no code that was built from the sources.
+    The key depends on the base, because the base's compiler writes the objects. It does not depend on other stages that
+    consist of a distribution's packages, because they contain no code that was built from the sources.
     """
     sources = source_inputs(planned.sources, request.patches)
     if request.fresh or sources is None:

@@ -210,7 +210,7 @@ def _file(source: Source, request: Request) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Convert a text to a file name that a lock accepts, and return it.
+    """Convert a string to a file name that a lock accepts, and return it.
 
     `_` replaces each character that is not accepted. Punctuation at the beginning and characters after the 255th are
     removed. If nothing is left, the result is `file`.
@@ -281,7 +281,7 @@ def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
 def _package(row: Any) -> LockedPackage:
     """Return the package in a row of a package list; raise SourceError if the row cannot be read.
 
-    A row is an object with dpkg's fields, or a text from rpm: `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`.
+    A row is an object with dpkg's fields, or a string from rpm: `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`.
     """
     if isinstance(row, dict):
         return LockedPackage(

@@ -235,7 +235,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
         runner: the engine that runs the container.
         image: the engine's name for the image.
         words: the arguments of the script.
-        text: the text of the script.
+        text: the content of the script.
     """
     # fmt: off
     done = runner.run(

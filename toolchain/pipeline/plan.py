@@ -78,7 +78,7 @@ class PlanRow:
 
 
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
-    """Return the stages that `build` needs for each architecture in turn, lowest first.
+    """Return a row for each stage that `build` needs: one architecture after another, each with its lowest stage first.
 
     This function starts no engine and uses no network. With `--locked`, LockedError is raised if an input is not the
     one in the lock.
@@ -110,13 +110,13 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
 
 
 def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
-    """Resolve every tag to a commit and find the repository of every commit, and return the plan after that.
+    """Find the unknown commits of tags and the unknown repositories of commits, and return the plan after that.
 
-    With `--offline` the network is not used.
+    With `--offline` the network is not used, and no repository is searched for.
 
     Args:
-        ask: whether to ask again for the commits of known tags, which may have moved, and to fetch Triton's tree even
-            if no input digest depends on its content.
+        ask: whether to ask again for the known commits of tags, which may have moved, and to fetch Triton's tree even
+            if no input digest depends on its content. It has no effect with `--offline`.
     """
     rows = plan(request, target)
     rows = read_pins(request, target, rows)
@@ -133,7 +133,7 @@ def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[P
 def with_tree(
     request: Request, target: str, rows: list[PlanRow], *, fetch: bool, ask: bool = False, proved: bool = False
 ) -> list[PlanRow]:
-    """Resolve tags, fetch Triton's tree if it is needed, and return the plan after that.
+    """Resolve tags as `ask_tags` does, fetch Triton's tree if it is needed, and return the plan after that.
 
     The tree names Triton's LLVMs, and the plan depends on them.
 
@@ -141,7 +141,7 @@ def with_tree(
         rows: the plan so far.
         fetch: whether to fetch the tree whenever a stage to build reads it. Otherwise it is fetched only if one of
             these stages is not `triton` itself, because the input digests of the other stages depend on its content.
-        ask: whether to ask again for the commits of known tags.
+        ask: see `ask_tags`.
         proved: see `find`.
     """
     changed = ask_tags(request, rows, ask=ask)
@@ -155,10 +155,12 @@ def with_tree(
 
 
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Resolve the tags in a plan to commits, and return whether there were any, because the plan may then change.
+    """Resolve the tags in a plan whose commits are unknown; with `ask`, ask again for the known commits of tags.
+
+    Return whether there was such a tag, because the plan may then change.
 
     Args:
-        ask: whether to ask again for the commits of known tags.
+        ask: whether to ask the repositories again for the commits of tags whose commits are known.
     """
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
@@ -280,7 +282,7 @@ def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
     """Return a description of a stage's combination of versions if the data do not list it as tried.
 
-    The text is empty if the data list it. Return None in the cases in which the result of `tried_in` is empty.
+    Return an empty string if the data list it, and None in the cases in which the result of `tried_in` is empty.
     """
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)

@@ -58,7 +58,7 @@ class Reuse:
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
     """Return the place and the key that the options name.
 
-    Raise ConfigError if there is no key, or if `--offline` forbids access to the registry.
+    Raise ConfigError if `key` is None, or if `--offline` forbids access to the registry.
 
     Args:
         where: the value of `--reuse-from`.
@@ -172,7 +172,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
     # The folder is in the cache, so that the verified blobs can be moved and need not be copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
-        # Only the image for the requested architecture is fetched and verified, because the index may contain others.
+        # Only the image for the requested architecture is fetched and verified, because the index may contain more.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
         by_digest = str(place.ref.at(digest=manifest.digest))

@@ -318,7 +318,7 @@ def assemble(
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
-        # Only the archives that were checked are copied, because a build of another selection may have left others.
+        # Only the archives that were checked are copied, because a build of another selection may have left more.
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
@@ -346,7 +346,7 @@ def assemble(
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """Return a text that describes which kernels and GPUs the images lack; an empty string if they lack none.
+    """Return a description of the kernels and GPUs that the images lack; an empty string if they lack none.
 
     Args:
         part: the selection of kernels, such as `limit 300`.

@@ -72,7 +72,7 @@ class LocalImage:
 class BaseStage:
     """Makes a base.
 
-    The input digest of a base from a recipe covers its packages, so the digest is unknown until they are resolved.
+    The packages of a base from a recipe are inputs, so its input digest is unknown until the packages are resolved.
     """
 
     name: str = "base"
@@ -149,7 +149,7 @@ def recipe_digest(recipe: BaseRecipe) -> str:
 def parse_packages(text: str) -> list[dict[str, str]]:
     """Return the name, version, architecture and SHA-256 of each package that apt or dpkg-deb printed, sorted.
 
-    BuildError is raised if the text contains no package.
+    BuildError is raised if `text` contains no package.
     """
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))

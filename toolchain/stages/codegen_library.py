@@ -62,7 +62,8 @@ class CodegenLibraryStage:
         patches = [sha256_file(path) for path in request.patches.get("triton", ())]
         files = None
         if tree is not None:
-            # The patches are not applied to this tree. Their own digests cover the files that they add or change.
+            # The patches are not applied to this tree. The digests of the patches are inputs too, so that another patch
+            # gives another input digest.
             files = {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))}
         more = {
             **({"patches": patches} if patches else {}),

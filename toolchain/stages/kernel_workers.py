@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # Files below the recipe root that run in the same process as Triton, so a kernel's result may depend on them.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
-# The program that starts a worker. The names of results cover it, but it is not an input of images, because it does not
-# change their bytes.
+# The program that starts a worker. Its digest is hashed into the names of kernel results, but it is not an input of
+# images, because the program does not change their bytes.
 _START = "aotriton/start.py"
 # The path of the recipe's files in a container, and the path of the folder to which objects are written.
 RECIPE, OUT = "/recipe", "/out"
@@ -117,10 +117,11 @@ def compile_setup(
 ) -> CompileSetup:
     """Return the `CompileSetup` of a stage that compiles kernels.
 
-    Its processes see only those files and environment variables that the names of the results cover.
+    Apart from the image and `mounts`, its processes see only files that are hashed into the names of the results. The
+    processes get only environment variables that are hashed into these names.
 
     Args:
-        naming: names the results.
+        naming: the result of `KernelProject.naming`, which knows the environment variables and the command line.
         image: the runner's name for the Triton image.
         source: the folder of the kernels' sources in the container.
         out: the folder of the objects.
@@ -157,8 +158,8 @@ def compile_setup(
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
     """Return the diff_ids of a Triton image's layers, lowest first.
 
-    The names of results cover the diff_ids and not the digests of the blobs, because these digests change when the
-    layers are compressed for publishing, although the Triton is the same.
+    The diff_ids are hashed into the names of kernel results. The digests of the blobs are not suitable for this,
+    because they change when the layers are compressed for publishing, although the Triton is the same.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -192,7 +193,7 @@ class Workers:
         """Compile rules with the options of the request, and return the result of the campaign.
 
         Args:
-            on_count: reports progress; by default the progress of the stage.
+            on_count: called to report progress; if it is None, the progress is reported as that of the stage.
             calls: whether the rules are calls of a wheel. Failures then raise no error here, because the caller reports
                 them.
         """

@@ -134,8 +134,7 @@ def compile_setup(
     Args:
         triton: the finished Triton stage.
         out: the folder for the objects.
-        scratch: the folder for the files that compile processes see; by default `SCRATCH` in the stage's working
-            folder.
+        scratch: the folder for the files that compile processes see; None for `SCRATCH` in the stage's working folder.
     """
     naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
     return kernel_workers.compile_setup(

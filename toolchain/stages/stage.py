@@ -38,7 +38,7 @@ class Planned(Generic[Details]):
     Args:
         name: the name of the stage.
         image: the name of the image that the stage becomes.
-        inputs: everything that decides the output, as JSON values; None if an input is not locked yet.
+        inputs: everything that decides the output, as JSON values; None if an input is not known yet.
         binaries: the prebuilt parts of the image, by their names in `--allow-binary`.
         partial: a description of the missing parts, for display; empty for a complete image.
         disk: the bytes of free disk space that the build needs.
@@ -68,7 +68,7 @@ class Planned(Generic[Details]):
 
     @property
     def input_digest(self) -> str | None:
-        """The SHA-256 of the canonical inputs; None while an input is not locked."""
+        """The SHA-256 of the canonical inputs; None while an input is not known."""
         return None if self.inputs is None else sha256_json(dict(self.inputs))
 
     @property

@@ -21,7 +21,9 @@ _SOURCE = "triton"
 
 
 def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
-    """Return the patches of a request by source, with the edits that its Triton needs before the user's own patches.
+    """Return the patches of a request by source, including the edits that its Triton needs.
+
+    The edits come before the user's own patches.
 
     An edit is for a release, or a series of releases, of LLVM. It applies to a Triton at the edit's commit, and to a
     folder whose files have the digests in the edit. If the request names no LLVM, Triton is built on the LLVM that it

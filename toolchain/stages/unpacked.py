@@ -55,7 +55,7 @@ class System:
     """Packages that are unpacked with all their dependencies.
 
     Args:
-        name: the name of the system, which the names of images contain.
+        name: the name of the system, for messages. A `sysroot` has the name of its only system.
         arch: the OCI architecture.
         suite, packages: a suite of Debian, and the names of packages in it.
         relative: whether absolute links are made relative.
@@ -78,7 +78,7 @@ class Unpacked:
     """The content of a stage that unpacks packages.
 
     Args:
-        name: the name of the content, which the names of images contain.
+        name: the name of the content, with which the name of the stage's image ends.
         title: the name of the content in the image's title.
         suite: the suite of Debian, or several suites separated by spaces.
         systems: the systems by their folder in the layer. A single system has an empty folder name.
@@ -209,7 +209,7 @@ def pythons_of(request: Request) -> Unpacked:
 
 
 def torch_of(request: Request) -> Unpacked:
-    """Return the packages of PyTorch for the request's base; raise UnsupportedError if the base is a local image."""
+    """Return the packages of PyTorch for the request's base; raise UnsupportedError if none are known."""
     if request.base.image is not None:
         raise UnsupportedError(
             "base-without-pytorch",
