@@ -141,8 +141,8 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
 
     Args:
         text: a JSON list of rows like those of `WheelCalls.call`.
-        gpus: the GPUs of the returned table, for which the calls that name no GPU are made. By default, they are the
-            GPUs that the calls name, and also the GPUs of `table` if a call names none.
+        gpus: the GPUs of the returned table, for which calls without a GPU are made. If it is empty, they are the GPUs
+            that the calls name, and also the GPUs of `table` if a call names none.
     """
     rows: list[dict[str, Any]] = []
     count = 0

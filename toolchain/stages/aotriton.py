@@ -369,7 +369,7 @@ def _check(
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
         if generation.generator == "v2python":
-            # The contract check's C++ program does not fit the API of this old library, so the check only loads it.
+            # The contract check's program calls functions that this old library lacks, so the library is only loaded.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
             files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}
             loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)
