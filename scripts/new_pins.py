@@ -250,7 +250,10 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
 
 
 def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
-    """Return a pin; None if it is invalid. The repository is known only if `built`, the next build, has its commit."""
+    """Return the pin in the JSON text `pinned`; None if it is invalid.
+
+    The pin has a repository only if `built`, the JSON text about the next build, names the same commit.
+    """
     try:
         said, ahead = json.loads(pinned), json.loads(built or "{}")
         llvm, build = said["llvm_hash"], said["build_number"]

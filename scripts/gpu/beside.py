@@ -40,7 +40,10 @@ KERNEL_SECONDS = 60
 
 
 def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> int:
-    """Write N.ptx, and N.json with the facts for a launch, for each object; report and skip an object that fails."""
+    """Compile each object's source to N.ptx, with N.json for its launch, where N is its index; return 0.
+
+    An object that fails is reported and skipped.
+    """
     sys.path[:0] = [str(HERE), str(HERE.parents[1] / "aotriton")]
     compiling, worker = importlib.import_module("compile"), importlib.import_module("worker")
     os.environ["TRITON_F32_DEFAULT"] = "ieee"

@@ -28,7 +28,7 @@ class Floor:
 
     @property
     def distro(self) -> str:
-        """Return the distribution in the form of base names, such as `debian11`."""
+        """Return the distribution, written like the name of a base, such as `debian11`."""
         return self.system.replace(" ", "").lower()
 
     @property

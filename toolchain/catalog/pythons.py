@@ -27,7 +27,7 @@ class Python:
 
     @property
     def distro(self) -> str:
-        """Return the distribution in the form of base names, such as `debian13`."""
+        """Return the distribution, written like the name of a base, such as `debian13`."""
         return self.system.replace(" ", "").lower()
 
     @property

@@ -29,7 +29,7 @@ class EntryNames:
         self._last = ""
 
     def add(self, name: str, *, folder: bool = False) -> str:
-        """Return a name without `.` parts, repeated slashes and a trailing slash.
+        """Record a name, and return it without `.` parts, repeated slashes or a trailing slash.
 
         Raise a HostileInputError if the name is unsafe or conflicts with a name that was added before.
 

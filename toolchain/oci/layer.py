@@ -251,8 +251,9 @@ _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 def normalise_tar(tar_in: Path, out: Path) -> Layer:
     """Rewrite the tar of a root file system as a layer, with its members in the same order.
 
-    Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, and all attributes except file capabilities are
-    removed. Ids, modes, links and device nodes are kept, but the two folders of the user `_apt` become root's.
+    Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, and all extended attributes except file
+    capabilities are removed. Ids, modes, links and device nodes are kept, but the two folders of the user `_apt` become
+    root's.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:

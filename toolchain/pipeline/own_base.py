@@ -171,7 +171,7 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """Return a need with the Python version of a wheel of Triton, if the need is Python and only the wheel has it.
+    """Return the need with the Python version of a wheel of Triton, if the need is Python and only the wheel needs it.
 
     The wheel's file name decides the version. In all other cases, the need is returned unchanged.
     """

@@ -123,7 +123,7 @@ def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[P
     if request.offline:
         return plan(request, target) if ask_tags(request, rows) else rows
     rows = with_tree(request, target, rows, ask=ask, fetch=ask)
-    # Triton's tree may name commits of LLVMs for GPUs without a repository. A fetch finds the repository that has them.
+    # Triton's tree may name the commit of an LLVM for GPUs but not its repository, which a fetch finds.
     among = [source for row in rows for source in row.planned.sources if source.among]
     for source in among:
         fetch_for(request, source)

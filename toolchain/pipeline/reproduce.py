@@ -87,7 +87,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
             "stages-not-built",
             f"not built yet: {', '.join(planned.image for planned in missing)}",
             why="a stage is reproduced on the stages that it was built on",
-            # The advice names each stage, because building one of them does not build the others.
+            # The advice names each stage, because building one of them may not build the others.
             fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
         )
     digest = top.planned.input_digest

@@ -1,4 +1,4 @@
-"""Build LLVM, by default at the commit that Triton pins, as one layer below `/usr/lib64/llvm-triton-<id>`."""
+"""Build LLVM, by default at the commit that Triton pins, as a layer with the prefix `/usr/lib64/llvm-triton-<id>`."""
 
 from __future__ import annotations
 

@@ -260,7 +260,8 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
         },
         command=("python3", f"{_SEEN}/worker.py"),
     )
-    # Triton fills the cache at its final path. All processes that fill it have the same image, files and environment.
+    # The cache is mounted at its final path, because Triton writes this path into it. The processes may share it,
+    # because all of them have the same image, files and environment.
     cache = Mount(made, mount(), read_only=False)
     return kernel_workers.compile_setup(
         naming, image, workspace, source=_MODULES, out=out, scratch=out.with_name(SCRATCH), mounts=[cache]

@@ -37,7 +37,7 @@ class Modifiers:
         return len(self._values)
 
     def flag(self, name: str) -> bool:
-        """Return whether the instruction has a modifier, such as `clamp`, that takes no value."""
+        """Return whether the instruction has the modifier `name`, which takes no value, such as `clamp`."""
         self._asked.add(name)
         return name in self._values
 
