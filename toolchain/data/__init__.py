@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from toolchain.core import toml_text
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.typed import TypedError, typed
 
@@ -34,16 +35,8 @@ def read_toml(
         status = path.stat()
         return _parsed(path, status.st_mtime_ns, status.st_size)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
-        raise error(
-            "data-unusable", f"the data file {path.name} is unusable", why=_reason(failure), fix=fix
-        ) from failure
-
-
-def _reason(failure: Exception) -> str:
-    """Return why a data file cannot be read."""
-    if isinstance(failure, OSError):
-        return failure.strerror or "it cannot be read"
-    return "it is not UTF-8" if isinstance(failure, UnicodeDecodeError) else f"it is not TOML: {failure}"
+        why = (failure.strerror or "it cannot be read") if isinstance(failure, OSError) else toml_text.why_not(failure)
+        raise error("data-unusable", f"the data file {path.name} is unusable", why=why, fix=fix) from failure
 
 
 @cache

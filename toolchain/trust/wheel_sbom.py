@@ -86,7 +86,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
     document = document_of(project, str(version), contents)
     listing = io.StringIO()
     csv.writer(listing, lineterminator="\n").writerows(
-        [*rows, [f"{folder}{_FILE}", _digest(document), str(len(document))]]
+        [*rows, [f"{folder}{_FILE}", f"sha256={_encoded(hashlib.sha256(document).digest())}", str(len(document))]]
     )
     _replace(
         wheel, f"{folder}RECORD", [(f"{folder}{_FILE}", document), (f"{folder}RECORD", listing.getvalue().encode())]
@@ -146,8 +146,9 @@ def _refused(wheel: Path, id: str, why: str) -> BuildError:
     return BuildError(id, f"{wheel.name} takes no SBOM", why=why, fix="see the log, and what the project's build packs")
 
 
-def _digest(content: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+def _encoded(digest: bytes) -> str:
+    """Return a digest as RECORD states it, in base64 without padding."""
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
@@ -200,8 +201,7 @@ def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[li
             content = cast("io.BufferedIOBase", stream)
             found = hashlib.file_digest(content, algorithm).digest() if algorithm in _HASHES else b""
         size = listed[name][2]
-        same = base64.urlsafe_b64encode(found).rstrip(b"=").decode() == text
-        if not found or not same or size not in {"", str(archive.getinfo(name).file_size)}:
+        if not found or _encoded(found) != text or size not in {"", str(archive.getinfo(name).file_size)}:
             raise _refused(wheel, "wheel-record-mismatch", f"{record} has another hash or size of {name}")
     return rows
 
