@@ -10,9 +10,10 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array, round_bf16, split_quads, widen_bf16
+from toolchain_lab.emulator.buffers import BufferAddress
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
-from toolchain_lab.emulator.loads import BufferAddress, active, global_address, spread
+from toolchain_lab.emulator.loads import active, global_address, spread
 from toolchain_lab.emulator.local import places
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave

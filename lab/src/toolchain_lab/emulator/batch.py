@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.operands import SCC
+from toolchain_lab.emulator.registers import EXECS, SCC, Registers
 from toolchain_lab.emulator.wave import EXEC, SCALARS, Wave
 
 if TYPE_CHECKING:
     from toolchain_lab.emulator.scoreboard import State
     from toolchain_lab.emulator.workgroup import Workgroup
-
-EXECS = frozenset({EXEC, EXEC + 1})
-Registers = frozenset[int]
 
 
 class Batch(Wave):

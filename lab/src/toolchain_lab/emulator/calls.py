@@ -1,9 +1,10 @@
-"""Jumps to addresses in registers, with which kernels call functions, and writes to the MODE register."""
+"""Jumps to addresses in registers, with which kernels call functions, traps, and writes to the MODE register."""
 
 from __future__ import annotations
 
 import re
 
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
@@ -70,9 +71,22 @@ def set_mode(operands: Operands) -> Run:
     return run
 
 
+def trap(operands: Operands) -> Run:
+    """Decode S_TRAP, which kernels execute when an assertion fails."""
+    address = operands.instruction.address
+
+    def run(_: Wave) -> None:
+        raise FaultyKernelError(
+            "kernel-traps", f"the kernel executes strap at {address:#x}", why="kernels do so when an assertion fails"
+        )
+
+    return run
+
+
 HANDLERS: dict[str, Handler] = {
     "s_getpc_b64": program_counter,
     "s_setpc_b64": jump,
     "s_swappc_b64": call,
+    "s_trap": trap,
     "s_setreg_imm32_b32": set_mode,
 }

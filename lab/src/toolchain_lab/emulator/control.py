@@ -9,9 +9,9 @@ from functools import cache
 
 from toolchain_lab.emulator.bits import signed
 from toolchain_lab.emulator.calls import jumps
-from toolchain_lab.emulator.operands import SCC
+from toolchain_lab.emulator.registers import EXECS, SCC
 from toolchain_lab.emulator.syntax import Instruction
-from toolchain_lab.emulator.wave import EXEC, VCC, Wave
+from toolchain_lab.emulator.wave import VCC, Wave
 
 # These instructions change neither registers nor memory. The module `scoreboard` checks those that are waits.
 _WITHOUT_EFFECT = re.compile(
@@ -29,7 +29,7 @@ _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
     "s_cbranch_vccz": lambda wave: not wave.lane_bits(VCC),
     "s_cbranch_vccnz": lambda wave: bool(wave.lane_bits(VCC)),
 }
-_READS = {"scc": frozenset({SCC}), "exe": frozenset({EXEC, EXEC + 1}), "vcc": frozenset({VCC, VCC + 1})}
+_READS = {"scc": frozenset({SCC}), "exe": EXECS, "vcc": frozenset({VCC, VCC + 1})}
 COUNTERS = ("vm", "lgkm", "exp", "vs", "load", "store", "ds", "km", "sample", "bvh", "x")
 _COUNT = re.compile(r"(vm|lgkm|exp)cnt\((\d+)\)")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")

@@ -11,6 +11,7 @@ import numpy as np
 
 from toolchain_lab.emulator import (
     atomics,
+    buffers,
     calls,
     compare,
     conversions,
@@ -23,6 +24,7 @@ from toolchain_lab.emulator import (
     matrix_types,
     packed,
     scalar,
+    scalar_float,
     vector_float,
     vector_integer,
 )
@@ -51,6 +53,7 @@ _HANDLERS: dict[str, Handler] = {
     **packed.HANDLERS,
     **lanes.HANDLERS,
     **scalar.HANDLERS,
+    **scalar_float.HANDLERS,
     **loads.HANDLERS,
     **calls.HANDLERS,
 }
@@ -60,6 +63,7 @@ _FINDERS: tuple[Callable[[str], Handler | None], ...] = (
     conversions.handler_of,
     atomics.handler_of,
     loads.handler_of,
+    buffers.handler_of,
     local.handler_of,
 )
 # V_CNDMASK_B32 reads its sources as floats if one of them has the modifier `neg` or `abs`.

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from toolchain_lab.emulator.decode import Operation
-from toolchain_lab.emulator.operands import SCC, VECTOR, Operands
-from toolchain_lab.emulator.wave import EXEC, VCC, Target
+from toolchain_lab.emulator.operands import Operands
+from toolchain_lab.emulator.registers import EXECS, SCC, VECTOR, Registers
+from toolchain_lab.emulator.wave import VCC, Target
 
-Registers = frozenset[int]
 _NONE: Registers = frozenset()
-_EXECS = frozenset({EXEC, EXEC + 1})
-_FIXED = {"exec": _EXECS, "vcc": frozenset({VCC, VCC + 1})}
+_FIXED = {"exec": EXECS, "vcc": frozenset({VCC, VCC + 1})}
 _MATRIX = re.compile(r"v_(mfma|wmma)_(?:scale_)?[fi]32_(32|16)x\d+x\d+_?(x?)(f32)?")
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
@@ -180,11 +179,11 @@ class Facts:
             chosen = writes if what == "writes" else reads
             if kind == "vector":
                 return [register for register in chosen if register >= VECTOR]
-            return [register for register in chosen if register < SCC and register not in _EXECS]
+            return [register for register in chosen if register < SCC and register not in EXECS]
         if group in _FIXED:
             return _FIXED[group]
         if group == "exec writes":
-            return writes & _EXECS
+            return writes & EXECS
         return self._of_operands(group)
 
     def _of_operands(self, group: str) -> Registers:

@@ -17,7 +17,8 @@ from toolchain_lab.emulator.accumulation import Factor, Rule, rule_of
 from toolchain_lab.emulator.bits import Array, largest, widen_bf16
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
-from toolchain_lab.emulator.operands import Get, Operands, Register, Run
+from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.registers import Register
 from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")

@@ -4,66 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from toolchain_lab.emulator.bits import QUAD, WORD, Array, join_quads, signed, split_quads
+from toolchain_lab.emulator.registers import SCC, VECTOR, Register, Signed, register_of, signs_of
 from toolchain_lab.emulator.syntax import Instruction
-from toolchain_lab.emulator.wave import EXEC, NULL, TTMP, VCC, Target, Wave
+from toolchain_lab.emulator.wave import EXEC, NULL, Target, Wave
 
 Run = Callable[[Wave], None]
 Get = Callable[[Wave], Array]
 GetNumber = Callable[[Wave], int]
 Put = Callable[[Wave, Array], None]
 
-# In sets of registers, a scalar register is represented by the number that encodes it, vector register n by VECTOR + n,
-# and SCC by a number that stands for no other register.
-VECTOR = 1000
-SCC = 999
-_SINGLE = re.compile(r"([vas]|ttmp)(\d+)(\.[lh])?$")
-_RANGE = re.compile(r"([vas]|ttmp)\[(\d+):(\d+)\]$")
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?$")
-_NEGATED_NUMBER = re.compile(r"-[\d.]")
 _TWO_PI = 0.15915494309189532  # 1/(2*pi) in full precision; the disassembler prints fewer digits
-_SPECIAL = {"vcc_lo": VCC, "vcc_hi": VCC + 1, "vcc": VCC, "exec_lo": EXEC, "exec_hi": EXEC + 1, "exec": EXEC}
-_PAIRS = frozenset({"vcc", "exec"})
 _NONE: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """A register, or a range of consecutive registers.
-
-    Args:
-        vector: whether these are vector registers. AGPRs are the vector registers from number 256.
-        index: the number of the first register.
-        count: the number of registers.
-        half: 0 or 1 if the text names only the lower or only the upper half of a register, as in `v1.h`; otherwise
-            None.
-    """
-
-    vector: bool
-    index: int
-    count: int
-    half: int | None = None
-
-    @property
-    def names(self) -> range:
-        """The numbers that represent the registers in sets of registers."""
-        start = self.index + (VECTOR if self.vector else 0)
-        return range(start, start + self.count)
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """The text of an operand without its modifiers `neg` and `abs`, and whether it has each of them."""
-
-    text: str
-    negate: bool
-    absolute: bool
 
 
 class Operands:
@@ -92,11 +49,11 @@ class Operands:
 
     def register(self, text: str) -> Register | None:
         """Return the register that an operand names; None if the operand is a constant."""
-        return _register(text, self._generation)
+        return register_of(text, self._generation)
 
     def signs(self, text: str) -> Signed:
         """Split the text of an operand into the operand and its modifiers `neg` and `abs`."""
-        return _signs(text)
+        return signs_of(text)
 
     def plain(self, text: str) -> str:
         """Return the text of an operand that must not have modifiers.
@@ -462,38 +419,3 @@ def _with_signs(get: Get, operand: Signed) -> Get:
     if operand.negate:
         return lambda wave: -get(wave)
     return get
-
-
-@lru_cache(maxsize=4096)
-def _register(text: str, generation: int) -> Register | None:
-    if match := _SINGLE.match(text):
-        kind, index, count, half = match[1], int(match[2]), 1, match[3]
-    elif match := _RANGE.match(text):
-        kind, index, half = match[1], int(match[2]), None
-        count = int(match[3]) - index + 1
-    elif text in _SPECIAL:
-        return Register(vector=False, index=_SPECIAL[text], count=2 if text in _PAIRS else 1)
-    elif text == "m0":
-        return Register(vector=False, index=124 if generation == 9 else 125, count=1)
-    elif text == "null" and generation > 9:
-        return Register(vector=False, index=NULL, count=1)
-    else:
-        return None
-    if kind == "ttmp":
-        index += TTMP
-    if kind == "a":
-        index += 256
-    return Register(kind in "va", index, count, None if half is None else int(half == ".h"))
-
-
-@lru_cache(maxsize=4096)
-def _signs(text: str) -> Signed:
-    negate = absolute = False
-    if text.startswith("-") and not _NEGATED_NUMBER.match(text):
-        negate, text = True, text[1:]
-    if text.startswith("|") and text.endswith("|"):
-        absolute, text = True, text[1:-1]
-    for name in ("neg", "abs"):
-        if text.startswith(f"{name}(") and text.endswith(")"):
-            negate, absolute, text = negate or name == "neg", absolute or name == "abs", text[4:-1]
-    return Signed(text, negate, absolute)

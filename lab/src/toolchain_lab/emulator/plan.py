@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolchain_lab.emulator.accesses import ApartError
-from toolchain_lab.emulator.batch import EXECS, Batch, Registers
+from toolchain_lab.emulator.batch import Batch
 from toolchain_lab.emulator.decode import LANES, ORDERED, SCALAR, Operation
-from toolchain_lab.emulator.operands import SCC, VECTOR, Run
+from toolchain_lab.emulator.operands import Run
+from toolchain_lab.emulator.registers import EXECS, SCC, VECTOR, Registers
 from toolchain_lab.emulator.rows import LANE_MOVES, RunBatch, rows_of
 from toolchain_lab.emulator.wave import Target
 

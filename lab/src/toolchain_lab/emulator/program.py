@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from toolchain_lab.emulator.batch import EXECS
 from toolchain_lab.emulator.calls import jumps
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.control import Branch, branch, ends_block, is_barrier
@@ -15,8 +14,9 @@ from toolchain_lab.emulator.decode import Operation, decode
 from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.exactness import bound
-from toolchain_lab.emulator.operands import VECTOR, Run
+from toolchain_lab.emulator.operands import Run
 from toolchain_lab.emulator.plan import Plan
+from toolchain_lab.emulator.registers import EXECS, VECTOR
 from toolchain_lab.emulator.scoreboard import Scoreboard
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target

@@ -15,23 +15,14 @@ import numpy as np
 from toolchain_lab.emulator.batch import Batch
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.operands import Operands
+from toolchain_lab.emulator.scalar import LOGIC, SAVE_EXEC
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import EXEC, Target
 
 RunBatch: TypeAlias = Callable[[Batch], None]
 _Source = Callable[[Batch], Array]
 _LOGIC = re.compile(r"s_(?P<name>[a-z]+\d?|and_not[01]|or_not1)(?P<saves>_saveexec)?_b(?P<width>32|64)$")
-_COMPUTE: dict[str, Callable[[Array, Array], Array]] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    **dict.fromkeys(("andn2", "and_not1"), lambda a, b: a & ~b),
-    **dict.fromkeys(("andn1", "and_not0"), lambda a, b: ~a & b),
-    **dict.fromkeys(("orn2", "or_not1"), lambda a, b: a | ~b),
-    "nand": lambda a, b: ~(a & b),
-    "nor": lambda a, b: ~(a | b),
-    "xnor": lambda a, b: ~(a ^ b),
-}
+_COMPUTE = {**LOGIC, **SAVE_EXEC}
 LANE_MOVES = frozenset({"v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32"})
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import QUAD, WORD, signed
-from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
-from toolchain_lab.emulator.operands import SCC, GetNumber, Operands, Run
+from toolchain_lab.emulator.operands import GetNumber, Operands, Run
+from toolchain_lab.emulator.registers import SCC
 from toolchain_lab.emulator.wave import EXEC, Wave
 
 # The result of an instruction and the new value of SCC.
@@ -67,7 +64,7 @@ def _applied(
     return run
 
 
-def _unary(
+def unary(
     compute: Callable[[int], Pair | int], words: int = 1, source: int = 32, *, sign: bool = False, flags: bool = True
 ) -> Handler:
     def build(operands: Operands) -> Run:
@@ -97,22 +94,20 @@ def _logic(compute: Callable[[int, int], int], width: int) -> Handler:
     return _binary(lambda a, b: _flagged(compute(a, b), width), width)
 
 
-_LOGIC: dict[str, Callable[[int, int], int]] = {
+# The functions also work on arrays, for the module `rows`.
+LOGIC: dict[str, Callable[[Any, Any], Any]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "andn2": lambda a, b: a & ~b,
-    "and_not1": lambda a, b: a & ~b,
-    "orn2": lambda a, b: a | ~b,
-    "or_not1": lambda a, b: a | ~b,
+    **dict.fromkeys(("andn2", "and_not1"), lambda a, b: a & ~b),
+    **dict.fromkeys(("orn2", "or_not1"), lambda a, b: a | ~b),
     "nand": lambda a, b: ~(a & b),
     "nor": lambda a, b: ~(a | b),
     "xnor": lambda a, b: ~(a ^ b),
 }
-_SAVE_EXEC: dict[str, Callable[[int, int], int]] = {
-    **{name: _LOGIC[name] for name in ("and", "or", "xor", "andn2", "and_not1", "orn2", "or_not1")},
-    "andn1": lambda a, b: ~a & b,
-    "and_not0": lambda a, b: ~a & b,
+SAVE_EXEC: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: LOGIC[name] for name in ("and", "or", "xor", "andn2", "and_not1", "orn2", "or_not1")},
+    **dict.fromkeys(("andn1", "and_not0"), lambda a, b: ~a & b),
 }
 
 
@@ -204,7 +199,7 @@ def _compare(
     return build
 
 
-_COMPARES: dict[str, Callable[[int, int], bool]] = {
+COMPARES: dict[str, Callable[[int, int], bool]] = {
     "lt": lambda a, b: a < b,
     "gt": lambda a, b: a > b,
     "le": lambda a, b: a <= b,
@@ -301,56 +296,6 @@ def _set_bit(*, to: int) -> Handler:
     return build
 
 
-def _float(compute: Callable[..., Any], count: int, *, accumulate: bool = False) -> Handler:
-    """Return the decoder for a scalar instruction on float32.
-
-    Args:
-        count: the number of sources.
-        accumulate: whether the destination's old value is an additional source.
-    """
-
-    def build(operands: Operands) -> Run:
-        texts = list(operands.instruction.operands)
-        sources = texts[1 : 1 + count] + ([texts[0]] if accumulate else [])
-        if len(texts) != count + 1:
-            raise operands.instruction.unknown(f"{len(texts)} operands")
-        gets, put = [operands.f32(text) for text in sources], operands.put_number(texts[0])
-
-        def run(wave: Wave) -> None:
-            value = np.asarray(compute(*(get(wave) for get in gets)), np.float32)
-            put(wave, int(value.view(np.uint32)))
-
-        return run
-
-    return build
-
-
-def _float_compare(compute: Callable[..., object]) -> Handler:
-    def build(operands: Operands) -> Run:
-        left, right = (operands.f32(text) for text in operands.instruction.operands)
-        operands.writes.add(SCC)
-
-        def run(wave: Wave) -> None:
-            wave.scc = int(bool(compute(left(wave), right(wave))))
-
-        return run
-
-    return build
-
-
-def _from_integer(*, sign: bool) -> Handler:
-    def build(operands: Operands) -> Run:
-        result, text = operands.instruction.operands
-        get, put = (operands.signed_number if sign else operands.number)(text), operands.put_number(result)
-        return lambda wave: put(wave, int(np.float32(get(wave)).view(np.uint32)))
-
-    return build
-
-
-def _to_integer(low: float, high: float) -> Callable[[int], int]:
-    return lambda bits: int(float_math.to_integer(np.array(bits, np.uint32).view(np.float32), low, high))
-
-
 def _sum(a: int, b: int) -> Pair:
     return a + b, (a + b) >> 32
 
@@ -396,31 +341,29 @@ def _of_width(width: int) -> dict[str, Handler]:
         f"s_bfe_u{width}": _bit_field(width, sign=False),
         f"s_bfe_i{width}": _bit_field(width, sign=True),
         f"s_cselect_b{width}": _select(width),
-        f"s_mov_b{width}": _unary(lambda a: a, words, width, flags=False) if width == 32 else _move_quad,
-        f"s_not_b{width}": _unary(lambda a: _flagged(~a, width), words, width),
-        f"s_bcnt1_i32_b{width}": _unary(lambda a: _flagged(a.bit_count()), 1, width),
-        **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), _unary(_lowest_bit, 1, width, flags=False)),
+        f"s_mov_b{width}": unary(lambda a: a, words, width, flags=False) if width == 32 else _move_quad,
+        f"s_not_b{width}": unary(lambda a: _flagged(~a, width), words, width),
+        f"s_bcnt1_i32_b{width}": unary(lambda a: _flagged(a.bit_count()), 1, width),
+        **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), unary(_lowest_bit, 1, width, flags=False)),
         **dict.fromkeys(
-            (f"s_flbit_i32_b{width}", f"s_clz_i32_u{width}"), _unary(_highest_bit(width), 1, width, flags=False)
+            (f"s_flbit_i32_b{width}", f"s_clz_i32_u{width}"), unary(_highest_bit(width), 1, width, flags=False)
         ),
     }
-    table.update({f"s_{name}_b{width}": _logic(logic, width) for name, logic in _LOGIC.items()})
-    table.update({f"s_{name}_saveexec_b{width}": _save_exec(logic, width) for name, logic in _SAVE_EXEC.items()})
+    table.update({f"s_{name}_b{width}": _logic(logic, width) for name, logic in LOGIC.items()})
+    table.update({f"s_{name}_saveexec_b{width}": _save_exec(logic, width) for name, logic in SAVE_EXEC.items()})
     for name in ("andn1", "andn2", "and_not0", "and_not1"):
-        table[f"s_{name}_wrexec_b{width}"] = _save_exec(_SAVE_EXEC[name], width, new_one=True)
+        table[f"s_{name}_wrexec_b{width}"] = _save_exec(SAVE_EXEC[name], width, new_one=True)
     return table
 
 
 def _comparing() -> dict[str, Handler]:
     table: dict[str, Handler] = {}
-    for name, compare in _COMPARES.items():
+    for name, compare in COMPARES.items():
         for sign, letter in ((True, "i"), (False, "u")):
             table[f"s_cmp_{name}_{letter}32"] = _compare(compare, sign=sign)
             table[f"s_cmpk_{name}_{letter}32"] = _compare(compare, sign=sign, short=True)
         if name in {"eq", "lg"}:
             table[f"s_cmp_{name}_u64"] = _compare(compare, width=64)
-        if name != "lg":
-            table[f"s_cmp_{name}_f32"] = _float_compare(compare)
     return table
 
 
@@ -428,19 +371,7 @@ def _shift_and_add(amount: int) -> Handler:
     return _binary(lambda a, b: ((a << amount) + b, int((a << amount) + b > WORD)))
 
 
-def _trap(operands: Operands) -> Run:
-    address = operands.instruction.address
-
-    def run(_: Wave) -> None:
-        raise FaultyKernelError(
-            "kernel-traps", f"the kernel executes s_trap at {address:#x}", why="kernels do so when an assertion fails"
-        )
-
-    return run
-
-
 HANDLERS: dict[str, Handler] = {
-    "s_trap": _trap,
     **_of_width(32),
     **_of_width(64),
     **_comparing(),
@@ -466,10 +397,10 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("s_add_nc_u64", "s_add_u64"), _binary(lambda a, b: a + b, 64, flags=False)),
     **dict.fromkeys(("s_sub_nc_u64", "s_sub_u64"), _binary(lambda a, b: a - b, 64, flags=False)),
     "s_absdiff_i32": _binary(lambda a, b: _flagged(abs(a - b)), sign=True),
-    "s_abs_i32": _unary(lambda a: _flagged(abs(a)), sign=True),
-    "s_sext_i32_i16": _unary(lambda a: signed(a, 16), flags=False),
-    "s_sext_i32_i8": _unary(lambda a: signed(a, 8), flags=False),
-    "s_brev_b32": _unary(lambda a: int(f"{a:032b}"[::-1], 2), flags=False),
+    "s_abs_i32": unary(lambda a: _flagged(abs(a)), sign=True),
+    "s_sext_i32_i16": unary(lambda a: signed(a, 16), flags=False),
+    "s_sext_i32_i8": unary(lambda a: signed(a, 8), flags=False),
+    "s_brev_b32": unary(lambda a: int(f"{a:032b}"[::-1], 2), flags=False),
     "s_bitcmp0_b32": _test_bit(wanted=0),
     "s_bitcmp1_b32": _test_bit(wanted=1),
     "s_bitset0_b32": _set_bit(to=0),
@@ -478,24 +409,4 @@ HANDLERS: dict[str, Handler] = {
     "s_pack_ll_b32_b16": _binary(lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16, flags=False),
     "s_pack_lh_b32_b16": _binary(lambda a, b: a & 0xFFFF | b & 0xFFFF0000, flags=False),
     "s_pack_hh_b32_b16": _binary(lambda a, b: a >> 16 | b & 0xFFFF0000, flags=False),
-    "s_add_f32": _float(np.add, 2),
-    "s_sub_f32": _float(np.subtract, 2),
-    "s_mul_f32": _float(np.multiply, 2),
-    **dict.fromkeys(("s_max_f32", "s_max_num_f32"), _float(float_math.maximum, 2)),
-    **dict.fromkeys(("s_min_f32", "s_min_num_f32"), _float(float_math.minimum, 2)),
-    "s_fmac_f32": _float(float_math.fma, 2, accumulate=True),
-    **dict.fromkeys(("s_fmamk_f32", "s_fmaak_f32"), _float(float_math.fma, 3)),
-    "v_s_exp_f32": _float(float_math.exp2, 1),
-    "v_s_log_f32": _float(float_math.log2, 1),
-    "v_s_rcp_f32": _float(float_math.reciprocal, 1),
-    "v_s_rsq_f32": _float(float_math.reciprocal_sqrt, 1),
-    "v_s_sqrt_f32": _float(float_math.sqrt, 1),
-    "s_floor_f32": _float(np.floor, 1),
-    "s_ceil_f32": _float(np.ceil, 1),
-    "s_trunc_f32": _float(np.trunc, 1),
-    "s_rndne_f32": _float(np.rint, 1),
-    "s_cvt_f32_i32": _from_integer(sign=True),
-    "s_cvt_f32_u32": _from_integer(sign=False),
-    "s_cvt_i32_f32": _unary(_to_integer(-2147483648.0, 2147483647.0), flags=False),
-    "s_cvt_u32_f32": _unary(_to_integer(0.0, 4294967295.0), flags=False),
 }

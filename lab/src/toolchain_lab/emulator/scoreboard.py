@@ -16,7 +16,7 @@ from toolchain_lab.emulator.control import wait
 from toolchain_lab.emulator.decode import Operation
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.hazards import MEMORY, Facts, too_close
-from toolchain_lab.emulator.operands import VECTOR
+from toolchain_lab.emulator.registers import VECTOR
 from toolchain_lab.emulator.wave import TTMP, VCC, Target
 
 if TYPE_CHECKING:
