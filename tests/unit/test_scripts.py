@@ -69,18 +69,42 @@ def test_too_little_disk_is_told_before_anything_is_installed(tmp_path: Path) ->
 def test_the_workflow_runs_all_nightly_tests_on_schedule_alone(tmp_path: Path, event: str, marks: str) -> None:
     job = yaml.safe_load((TOP / ".github/workflows/test.yml").read_text())["jobs"]["test"]
     nightly = value_of(job["env"]["TOOLCHAIN_TEST_NIGHTLY"], Scope({"github": {"event_name": event}}))
-    note, locks = f'echo "$*" >>{tmp_path}/asked', ("pyproject.toml", "lab/pyproject.toml", "requirements/test.lock")
-    env = programs(
-        tmp_path, **{"df": "echo; echo / 9 9 99000000 9% /", "dpkg-query": "echo ok installed", "apt-get": "exit 1"}
-    )
-    programs(tmp_path / "bin", pytest=note, ruff="", mypy="", toolchain="")
-    (tmp_path / ".prepared").write_text("".join((TOP / name).read_text() for name in locks))
-    env |= {"TOOLCHAIN_VENV": str(tmp_path), "TOOLCHAIN_TEST_NIGHTLY": nightly}
-    subprocess.run([TOP / "test"], env=env, check=True, capture_output=True)
-    asked = sorted((tmp_path / "asked").read_text().splitlines())
+    _, asked = run_tests(tmp_path, nightly=nightly)
     runs = [
         "--durations=10 lab/tests",
         "--part building --durations=10 tests/integration",
         "--part rest --durations=10 tests",
     ]
     assert asked == [f"-m {marks} {run}" for run in runs]
+
+
+def run_tests(venv: Path, *, nightly: str = "", fails: str = "") -> tuple[str, list[str]]:
+    """Run ./test with a pytest that does nothing; return its output and the sorted arguments of all calls.
+
+    Args:
+        fails: a word in the arguments of the calls that fail.
+    """
+    note = f'echo "$*" >>{venv}/asked; case "$*" in *"{fails or "no such call"}"*) exit 1;; esac'
+    locks = ("pyproject.toml", "lab/pyproject.toml", "requirements/test.lock")
+    env = programs(
+        venv, **{"df": "echo; echo / 9 9 99000000 9% /", "dpkg-query": "echo ok installed", "apt-get": "exit 1"}
+    )
+    programs(venv / "bin", pytest=note, ruff="", mypy="", toolchain="")
+    (venv / ".prepared").write_text("".join((TOP / name).read_text() for name in locks))
+    (venv / "asked").unlink(missing_ok=True)
+    env |= {"TOOLCHAIN_VENV": str(venv), "TOOLCHAIN_TEST_NIGHTLY": nightly}
+    done = subprocess.run([TOP / "test"], env=env, check=not fails, capture_output=True, text=True)
+    return done.stdout, sorted((venv / "asked").read_text().splitlines())
+
+
+def test_the_lab_s_tests_run_again_unless_they_passed_with_the_same_files(tmp_path: Path) -> None:
+    def lab_ran(**how: str) -> tuple[bool, bool]:
+        said, asked = run_tests(tmp_path, **how)
+        return any("lab/tests" in call for call in asked), "NOT RUN" in said
+
+    assert lab_ran(fails="lab/tests") == (True, False)
+    assert lab_ran() == (True, False)
+    assert lab_ran() == (False, True)
+    assert lab_ran(nightly="1") == (True, False)
+    (tmp_path / ".lab-passed").write_text("other files")
+    assert lab_ran() == (True, False)
