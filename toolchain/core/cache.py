@@ -26,7 +26,6 @@ class Cache:
 
     @property
     def store(self) -> Path:
-        """Return the folder of sources, which are stored by digest."""
         return self.root / "store"
 
     @property
@@ -40,7 +39,6 @@ class Cache:
         return self.root / "records"
 
     def record(self, input_digest: str) -> Path:
-        """Return the path of a finished stage's record, which is named after the stage's input digest."""
         return self.records / f"{input_digest.removeprefix('sha256:')}.json"
 
     def package_list(self, stage: str, base: str, arch: str) -> Path:
@@ -52,10 +50,9 @@ class Cache:
         return self.root / "locked" / f"{stage}-{base}-{arch}.json"
 
     def probed(self, digest: str, key: str) -> Path:
-        """Return the path of the file that keeps the result of checking the user's own base image.
+        """Return the path of the file with the result of checking the user's own base image.
 
         Args:
-            digest: the digest of the image.
             key: identifies everything other than the image that the result depends on.
         """
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
@@ -87,7 +84,6 @@ class Cache:
 
     @property
     def logs(self) -> Path:
-        """Return the folder of build logs."""
         return self.root / "logs"
 
     def kept(self, work: str, name: str) -> Path:
@@ -101,7 +97,6 @@ class Cache:
 
     @property
     def locks(self) -> Path:
-        """Return the folder of lock files."""
         return self.root / "locks"
 
     @property
@@ -142,7 +137,6 @@ class Cache:
 
     @property
     def mark(self) -> Path:
-        """Return the path of the file that marks the folder as a cache of this tool."""
         return self.root / "toolchain-cache"
 
     @property
@@ -188,9 +182,9 @@ def cache_of(folder: Path | str | None = None) -> Cache:
 
 
 def default_cache() -> Path:
-    """Return the folder that TOOLCHAIN_CACHE names, or else the folder `toolchain` in the user's cache folder.
+    """Return `$TOOLCHAIN_CACHE`, or else the folder `toolchain` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-    The user's cache folder is XDG_CACHE_HOME or ~/.cache. If the user has no home folder either, raise a ConfigError.
+    Raise a ConfigError if neither environment variable is set and the user has no home folder.
     """
     if named := os.environ.get("TOOLCHAIN_CACHE"):
         return Path(named).absolute()

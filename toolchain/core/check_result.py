@@ -18,8 +18,7 @@ class Object:
     """A code object to check.
 
     Args:
-        path: the file with the code object.
-        name: the name that results use for it.
+        name: the name in the results.
         gpu: LLVM's name for the GPU; empty if unknown.
         kernel: the name of the kernel; empty if unknown.
     """
@@ -60,10 +59,6 @@ def require_right(numbers: Mapping[str, Any]) -> None:
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Return a line with the name and the reason for each of the first 20 rows; a last line counts any other rows.
-
-    Args:
-        rows: the name of each kernel, and the reason for its status.
-    """
+    """Return a line `NAME: REASON` for each of the first 20 rows, and a last line with the number of other rows."""
     lines = [f"{name}: {reason}" for name, reason in rows[:_LISTED]]
     return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])

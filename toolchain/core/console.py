@@ -75,11 +75,7 @@ def warn(text: str) -> None:
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """Return `text` as an annotation in a GitHub workflow, and after the prefix `otherwise` everywhere else.
-
-    Args:
-        command: the kind of annotation, such as `warning`.
-    """
+    """Return a GitHub annotation of the kind `command` in a workflow, or else text with the prefix `otherwise`."""
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")

@@ -25,9 +25,6 @@ def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[
     Network calls, waits for child processes and computations are interrupted, and `finally` blocks run. The limit has
     no effect outside the main thread, because Python handles signals only there. Limits cannot be nested, because a
     process has only one real-time timer.
-
-    Args:
-        problem: a function that returns the error to raise.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

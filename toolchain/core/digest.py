@@ -29,12 +29,12 @@ def sha256_bytes(content: bytes) -> str:
 
 
 def sha256_json(value: Any) -> str:
-    """Return the SHA-256 digest of the canonical JSON of `value` as `sha256:<64 hex>`."""
+    """Return the SHA-256 digest of the canonical JSON of `value`."""
     return sha256_bytes(canonical(value))
 
 
 def sha256_stream(stream: BinaryIO) -> str:
-    """Read the rest of `stream` and return its SHA-256 digest as `sha256:<64 hex>`."""
+    """Return the SHA-256 digest of the rest of `stream`."""
     hasher = hashlib.sha256()
     while chunk := stream.read(CHUNK):
         hasher.update(chunk)
@@ -60,13 +60,10 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
 
 
 def write_output(path: Path, content: bytes, *, option: str) -> None:
-    """Atomically write a file that the user named.
+    """Atomically write a file that the user named with `option`.
 
     A link whose target is below the link's own folder is followed and kept. Raise a ConfigError for any other link, and
     for a file that cannot be written.
-
-    Args:
-        option: the option that names the file, for messages.
     """
     with _output(path, option) as real:
         write_atomically(real, content, check=True)
@@ -88,7 +85,7 @@ def _output(path: Path, option: str) -> Iterator[Path]:
             raise ConfigError(
                 "output-is-link",
                 f"cannot write {path}",
-                why=f"it is a link to {real}",
+                why=f"it is a link out of its folder, to {real}",
                 fix=f"give that file instead: {option} FILE",
             )
         # Writing renames a new file to this path, which would replace a device such as /dev/null for all programs.

@@ -7,14 +7,13 @@ from toolchain.core.errors import HostileInputError
 LONGEST_PART = 255  # bytes in one part of a path; the limit of common file systems
 LONGEST_PATH = 4095  # bytes in a path; the limit of Linux
 MOST = 1_000_000  # the maximum number of files in an archive
-_AGAIN = "download it again, or ask its author for an archive with plain names"
+_AGAIN = "download it again, or ask its author for a valid archive"
 
 
 class EntryNames:
     """The names in one archive. Each must lead to a path below the target folder, and no two files may share a path.
 
     Args:
-        archive: the name of the archive, for messages.
         printable: whether names must be printable and contain no backslash, so that they work on all systems.
         ignore_case: whether names that differ only in case are the same name, as on some systems.
     """
@@ -32,13 +31,10 @@ class EntryNames:
         """Record a name, and return it without `.` parts, repeated slashes or a trailing slash.
 
         Raise a HostileInputError if the name is unsafe or conflicts with a name that was added before.
-
-        Args:
-            folder: whether it is the name of a folder.
         """
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:
-            raise self._refused("entry-escapes", name, "the file would be unpacked outside the archive's folder")
+            raise self._refused("entry-escapes", name, "the file would be unpacked outside the target folder")
         if not parts and not folder:
             raise self._refused("entry-unnamed", name, "it is not the name of a file")
         if "\0" in name or (self._printable and ("\\" in name or not name.isprintable())):
@@ -75,7 +71,9 @@ class EntryNames:
     def _note_folder(self, name: str, folder: str) -> None:
         key = self._key(folder)
         if key in self._files:
-            raise self._refused("entry-through-file", name, f"{folder[:200]!r} is both a file and a folder in it")
+            raise self._refused(
+                "entry-through-file", name, f"the archive contains {folder[:200]!r} as a file and as a folder"
+            )
         if self._folders.setdefault(key, hash(folder)) != hash(folder):
             raise self._refused("entry-case", name, "the name of another folder differs from it only in case")
 

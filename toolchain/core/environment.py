@@ -1,4 +1,4 @@
-"""The environment of programs that run on the host: a fixed list of variables, each with a reason.
+"""The environment variables of programs that run on the host: a fixed list, each with a reason.
 
 A program gets no other variables, so those that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
 `GIT_*`, `TAR_OPTIONS`) never reach it. Callers add the variables that a single program needs: `network_environment` for
@@ -19,14 +19,14 @@ INHERITED = {
     "SSL_CERT_FILE": "the certificates that the caller trusts",
     "REGISTRY_AUTH_FILE": "the login file of skopeo, buildah and podman",
 }
-"""The variables that every program inherits in addition to `PATH`; each contains the path of a file or folder."""
+"""The environment variables that every program inherits in addition to `PATH`; each contains a path."""
 
 FIXED = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }
-"""The variables that have the same value in every program, so that no message or time depends on the user."""
+"""The environment variables with the same value in every program, so that no message or time depends on the user."""
 
 NETWORK = {
     name: "the proxy, or the hosts that are reached without it"
@@ -41,7 +41,7 @@ NETWORK_FILES = {
     "GIT_SSL_CAINFO": "the same, for git",
     "SSH_AUTH_SOCK": "the agent that holds the caller's SSH keys",
 }
-"""Programs with network access also inherit the variables in `NETWORK` and `NETWORK_FILES` (which contain paths)."""
+"""Programs with network access also inherit the environment variables in `NETWORK` and `NETWORK_FILES` (paths)."""
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -61,7 +61,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[str, str]:
-    """Return the named variables that are set in this process, with their values.
+    """Return the named environment variables that are set in this process.
 
     Args:
         names: variables whose values are returned unchanged.
@@ -73,7 +73,7 @@ def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[s
 
 
 def network_environment() -> dict[str, str]:
-    """Return the variables for programs with network access: proxies, trusted certificates and the SSH agent."""
+    """Return the environment variables for programs with network access: proxies, certificates and the SSH agent."""
     return inherited(NETWORK, files=NETWORK_FILES)
 
 
@@ -85,7 +85,7 @@ def python_children(variables: Mapping[str, str]) -> Iterator[None]:
     environment on and has no option to change that, so this function changes `os.environ` for the whole block.
 
     Args:
-        variables: more variables for the child processes.
+        variables: more environment variables for the child processes.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

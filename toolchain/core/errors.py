@@ -56,7 +56,6 @@ class ToolchainError(Exception):
         return "\n".join(filter(None, (self.fix, *self.further)))
 
     def as_json(self) -> dict[str, object]:
-        """Return the error as `--json` prints it."""
         named = {"error": self.title, "id": self.id, "exit_code": self.code}
         return {**named, "what": self.what, "why": self.why, "fix": self.to_do}
 
@@ -156,7 +155,7 @@ class NumbersError(
     ToolchainError,
     code=24,
     title="Numbers",
-    advice="do not use it; compile it with another Triton or LLVM, and report it there",
+    advice="do not use it; report it to the project that compiled it, and compile it with another Triton or LLVM",
 ):
     """A kernel computes wrong results or accesses memory outside its buffers."""
 

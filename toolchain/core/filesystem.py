@@ -89,7 +89,7 @@ def read_built(tree: Path, name: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise HostileInputError(
-            "build-left-unreadable", f"the file {name} of a build cannot be read", why=str(why), fix=_BUILD
+            "build-left-unreadable", f"the file {name} from a build cannot be read", why=str(why), fix=_BUILD
         ) from error
 
 
@@ -104,7 +104,10 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
             target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
     except OSError as error:
         raise HostileInputError(
-            "build-left-unreadable", f"the file {name} of a build cannot be copied", why=str(error.strerror), fix=_BUILD
+            "build-left-unreadable",
+            f"the file {name} from a build cannot be copied",
+            why=str(error.strerror),
+            fix=_BUILD,
         ) from error
 
 
@@ -158,7 +161,6 @@ class NewFile:
         Args:
             digest: the digest (`sha256:<hex>`) that the renamed file must have, or else a DigestError is raised; empty
                 for no check.
-            replace: whether to replace an existing file.
             flush: whether to flush the content to disk first; otherwise a crash of the machine may leave an empty file.
 
         Returns:

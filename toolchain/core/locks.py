@@ -64,7 +64,7 @@ def patience() -> float:
         raise ConfigError(
             "lock-timeout-invalid",
             f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds",
-            fix="set it to e.g. 3600, or to 0 for not waiting at all",
+            fix="set it to a number such as 3600, or to 0 to fail at once",
         )
     return float(text)
 

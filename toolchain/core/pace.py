@@ -87,8 +87,8 @@ class _Reader(io.RawIOBase):
             if self.head < 0:
                 raise UnreachableError(
                     "headers-endless",
-                    f"{self._host} sends headers without an end",
-                    why=f"they have more than {HEAD} bytes",
+                    f"{self._host} sends too many headers",
+                    why=f"the headers of one response have more than {HEAD} bytes",
                     fix="check the address; if it is right, report this to the server's operator",
                 )
         return count
@@ -100,8 +100,6 @@ class _Reader(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that measures the speed of its headers and body."""
-
     def __init__(self, sock: Any, *args: Any, host: str, **more: Any) -> None:
         super().__init__(sock, *args, **more)
         self._reader = _Reader(self.fp.detach(), host)
@@ -113,8 +111,6 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Timed:
-    """A mixin for connections that measures the speed of responses."""
-
     host: str
     port: int
 
@@ -155,7 +151,7 @@ class Adapter(HTTPAdapter):
         _time(self.poolmanager)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Check certificates as requests does, but raise a ConfigError if the file with the authorities is missing."""
+        """Set up certificates as requests does, but raise a ConfigError if the file of authorities is missing."""
         try:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
         except OSError:

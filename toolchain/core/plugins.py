@@ -30,7 +30,6 @@ class Verb:
     Args:
         name: the words that users type, such as `build` or `kernels run`.
         function: `module:function`, whose docstring is the help of the verb. A module without a dot is in `cli/`.
-        brief: the description in the list of verbs.
         engine: whether the verb runs containers; the process then enters a user namespace first, unless the user is
             root.
     """

@@ -148,7 +148,6 @@ def run(
     If the log cannot be written or a callback fails, the program is terminated and the error is raised.
 
     Args:
-        argv: the program and its arguments, which no shell interprets.
         cwd: the working directory; by default `/`, because the current directory may be a hostile checkout.
         stdin: the text for standard input; by default it is empty.
         helpers: whether to kill the program's child processes as well if this tool is killed. This is necessary for
@@ -206,7 +205,6 @@ def run(
 
 
 def opened_log(path: Path) -> IO[str]:
-    """Open a log file for appending, and create its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("a", encoding="utf-8", errors="replace")
 
@@ -231,13 +229,7 @@ class Lines:
         self._log = log
 
     def take(self, line: str, *, keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Process one line of output.
-
-        Args:
-            line: the line with its newline.
-            keep: whether to append it to `whole`.
-            on_line: the callback, which gets the line without its newline.
-        """
+        """Process one line of output, which includes its newline; if `keep` is set, append it to `whole`."""
         text = line.rstrip("\n")
         self.tail.append(text)
         if keep:
@@ -245,7 +237,7 @@ class Lines:
             if self._kept > _LARGEST_OUTPUT:
                 raise LimitError(
                     "program-too-loud",
-                    "a program printed too much",
+                    "a program printed too much output",
                     why=f"the limit is {_LARGEST_OUTPUT >> 20} MiB",
                     fix="check the program, which is named in the log",
                 )
@@ -258,7 +250,7 @@ class Lines:
 
 
 class _Streams(Lines):
-    """Collects the output of both streams of a program, which separate threads read."""
+    """Collects the output of both streams of a program, each of which a thread reads."""
 
     def __init__(self, child: subprocess.Popen[str], log: IO[str] | None) -> None:
         super().__init__(log)
@@ -408,7 +400,7 @@ def contained(argv: Sequence[str], *, network: bool) -> list[str]:
     """Return a command line that runs `argv` in its own PID namespace, and without a network unless `network` is set.
 
     If this tool is killed, even by SIGKILL, the kernel kills all processes in the namespace. The host name in it is
-    `toolchain`. `engine.isolation.PROOF` checks inside the build that no network can be reached.
+    `toolchain`.
     """
     flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
     if not network:

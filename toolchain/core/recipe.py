@@ -21,15 +21,15 @@ class Recipe:
     """A build in a container, which a stage requests and an engine runs.
 
     Args:
-        name: the name for display, such as `llvm`.
+        name: the name in messages and in the ids of caches, such as `llvm`.
         containerfile: the path of the Containerfile below the recipe root.
         base: a reference to the base image, or its key (see `engine.buildah.Buildah.ensure_image`). The build gets it
             as the argument `BASE`.
         images: references to more images, or their keys, by the names of the build arguments that pass them.
         args: more build arguments.
         contexts: named read-only trees, each of which becomes a `--build-context`.
-        cache_key: the id of the cache for the build tree, instead of `toolchain-<name>-tree`. A build continues in the
-            tree that a killed build with the same key has left.
+        cache_key: the key that is appended to the id of the cache for the build tree; empty for none. A build continues
+            in the tree that a killed build with the same key has left.
         compiler_cache: the key that is appended to the id of the compiler cache; empty for a build without one.
         network: whether the build may use a network, which only the build of a base needs.
         steps: the relative duration of each `@step` that the script announces, for estimating the remaining time.
@@ -55,9 +55,7 @@ class Mount:
     """A folder or file of the host that a container can access.
 
     Args:
-        source: the path on the host.
         target: the absolute path in the container.
-        read_only: whether the container cannot write to it.
         links: whether a container that can write to it may create links and pipes, which readers must then refuse.
     """
 

@@ -49,9 +49,9 @@ class RecordedSource:
     """A source that a stage was built from.
 
     Args:
-        digest: the digest, `sha256:<hex>` or `git:<40 hex>@<repository>`.
+        digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
         kind: the kind of its origin, as in `sources.tree.Source`.
-        license: the SPDX expression of its license; empty if unknown.
+        license: an SPDX expression; empty if unknown.
         locked: whether the digest was known before the source was fetched.
         patches: the patches in the order in which they were applied.
         tag: the requested tag; empty if none was requested.
@@ -126,7 +126,6 @@ class Record:
         layers: the descriptors of the layers as in the manifest, lowest first.
         compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`.
         facts: sizes, durations and counts for reports.
-        request: the requested options.
         started, finished: the Unix times when the build began and ended; None for the user's own image, which was not
             built here.
         tool: the keys `version` and `builder`, and `run` if a workflow built the stage.
@@ -187,12 +186,10 @@ class Record:
         return value | ({"taken_from": asdict(self.taken_from)} if self.taken_from is not None else {})
 
     def as_bytes(self) -> bytes:
-        """Return the content of the record's file."""
         return json.dumps(self.as_json(), indent=1).encode()
 
     @property
     def contract(self) -> bool:
-        """Return whether the contract check was run."""
         return bool(self.request.get("contract", True))
 
     @property

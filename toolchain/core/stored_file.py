@@ -22,7 +22,6 @@ class StoredFile:
     """A file in a folder, archive or image. A file in a tar archive can be read only once, in the order of the archive.
 
     Args:
-        path: the path in the folder, archive or image.
         size: the number of bytes that the folder, archive or image declares.
         start: a function that opens the content for reading from its beginning.
         seekable: whether the opened content can be read from any offset.

@@ -30,7 +30,6 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
 
     Args:
         content: the document, in UTF-8 without a byte order mark.
-        name: the name of the document, for messages.
         keys: the known keys. Unknown keys are allowed unless they differ only in case from a known key or from each
             other.
         limit: the maximum number of bytes, or of characters if `content` is a string.

@@ -81,7 +81,6 @@ def open_zip(
 
     Args:
         source: a path, or a seekable stream.
-        name: the name of the archive, for messages.
         kind: the expected kind of archive, for messages.
         ignore_case: whether names that differ only in case are refused.
     """
@@ -90,7 +89,7 @@ def open_zip(
     except OSError as error:
         why = error.strerror or str(error)
         raise SourceError(
-            "archive-unreadable", f"{name} cannot be read", why=why, fix=f"give a {kind} that you can read"
+            "archive-unreadable", f"{name} cannot be read", why=why, fix="check its path and its permissions"
         ) from error
     except (*_BROKEN, ValueError, OverflowError) as error:
         raise _incomplete(name, kind, error) from error
@@ -177,7 +176,7 @@ def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
     entries, listed = struct.unpack_from("<10xHL", tail, at)
     if tail[max(0, at - _LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") or listed == 0xFFFFFFFF:
         raise HostileInputError(
-            "zip-too-large", f"{name} has the format for more than 4 GiB", why=f"no valid {kind} is that large"
+            "zip-too-large", f"{name} uses the format for more than 4 GiB", why=f"no valid {kind} is that large"
         )
     if entries > _MOST_ENTRIES or listed > _LARGEST_LIST:
         raise HostileInputError(
@@ -202,8 +201,8 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
             raise HostileInputError("zip-encrypted", f"{name} is encrypted", why=why, fix=_AGAIN)
         # Decompressing a single byte with bzip2 or lzma may need gigabytes of memory.
         if row.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            why = f"it has the compression method {row.compress_type}; only `deflate` and `stored` are supported"
-            raise HostileInputError("zip-unusual", f"{name} has the entry {row.filename}", why=why, fix=_AGAIN)
+            why = f"it uses the compression method {row.compress_type}; only `deflate` and `stored` are supported"
+            raise HostileInputError("zip-unusual", f"{name}: {row.filename} cannot be read", why=why, fix=_AGAIN)
         form = stat.S_IFMT(row.external_attr >> 16)
         if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # 3: made on Unix
             raise HostileInputError("zip-link", f"{name} contains a link or a device: {row.filename}", fix=_AGAIN)

@@ -36,8 +36,8 @@ __all__ = ["Buildah", "Mount", "render"]
 _CONTEXT = "/context"
 _CONTAINERFILE = "/call/Containerfile"
 _OUT = "/out"
-# buildah treats the image of a stage without instructions as an intermediate image. It removes that image at the end of
-# the build, or fails if another build uses it. An instruction gives the stage an image of its own.
+# buildah treats the image of a stage without instructions as an intermediate image. At the end of the build, buildah
+# removes that image, or fails if another build uses it. An instruction gives the stage an image of its own.
 _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
@@ -47,9 +47,6 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
     The recipe's keys are appended to the ids of cache mounts; without a key for the compiler cache, its mount is
     removed. The engine's own instructions are put before the first RUN of each stage. RUN writes to pipes (see
     `engine.relay`), unless the Containerfile has its own SHELL.
-
-    Args:
-        variation: the changed conditions under which RUN steps run.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -70,7 +67,7 @@ class Buildah(Storage):
     """Builds recipes, and runs commands and workers in containers.
 
     Args:
-        variation: the changed conditions under which every build and every container runs.
+        variation: the changed conditions for every build and every container; None to change none.
     """
 
     def __init__(self, cache: Cache, *, variation: Variation | None = None) -> None:
@@ -126,11 +123,9 @@ class Buildah(Storage):
         """Build a recipe, and put the file tree of its last stage at `out`.
 
         Args:
-            recipe: its `base` is a reference to an image, or a key that was passed to `ensure_image`.
             root: the recipe root; its folders with recipes are the build's context.
             out: the folder for the tree, which is replaced only if the build succeeds. Its files are not flushed to
                 disk, because the layer that is packed from them will be.
-            log: the file to which every line of output is appended.
             on_line: called with each line of output, except the answers of the network probe.
 
         Raises:
@@ -146,7 +141,7 @@ class Buildah(Storage):
             text = render(recipe, source.read_text(encoding="utf-8"), self._variation)
         except OSError as error:
             raise EngineError(
-                "recipe-unreadable", f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain"
+                "recipe-unreadable", f"cannot read {source}", why=str(error.strerror), fix="install toolchain again"
             ) from error
         preloaded = self._preloaded(recipe.base)
         witness = isolating.NetworkProbe(on_line)
@@ -196,10 +191,7 @@ class Buildah(Storage):
                 self.call("rmi", "--force", tag, check=False)
 
     def _preloaded(self, image: str) -> list[Mount]:
-        """Return the mounts of the preloaded libraries for containers of `image`; empty without changed conditions.
-
-        The first call for an image builds the libraries.
-        """
+        """Return the mounts of the libraries to preload in containers of `image`, and build them if necessary."""
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
@@ -239,7 +231,7 @@ class Buildah(Storage):
                     "build-tree-missing",
                     f"{recipe.name}: the tree {name!r} is missing",
                     why=f"{path} is not a folder",
-                    fix="run the command again; it makes the folder again if it was deleted",
+                    fix="run the command again, which creates the folder if it was deleted",
                 )
             # Trees in the store need no copy, because every user may read them.
             stored = path.is_relative_to(self.cache.store)
@@ -268,12 +260,6 @@ class Buildah(Storage):
         **how: Unpack[RunOptions],
     ) -> Result:
         """Run a command in a fresh container of `image`, and remove the container afterwards.
-
-        Args:
-            image: a reference that `ensure_image` returned.
-            mounts: the folders and files of this machine to mount in the container.
-            network: whether the container can use this machine's network.
-            how: see `RunOptions`; `env` is added to the image's environment.
 
         Raises:
             CommandError: the command failed, and `check` is not False.
@@ -317,11 +303,7 @@ class Buildah(Storage):
         log: Path | None = None,
         timed: bool = True,
     ) -> Iterator[tuple[list[str], Path]]:
-        """Yield the command line that runs `argv` in a container, and the folder of the invocation.
-
-        Args:
-            timed: whether the limit `hours` applies.
-        """
+        """Yield the command line that runs `argv` in a container, and the folder of the invocation."""
         options: list[str] = []
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]

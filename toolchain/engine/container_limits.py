@@ -54,10 +54,10 @@ def rows() -> list[Limit]:
 
 
 def values() -> dict[str, float]:
-    """Return the value of each limit by name, as `data/limits.toml` or the variable `TOOLCHAIN_LIMITS` sets it.
+    """Return the value of each limit by name, from `TOOLCHAIN_LIMITS` or else from `data/limits.toml`.
 
-    Raises:
-        ConfigError: the variable names an unknown limit, or a value that is not a positive, finite number.
+    Raise a ConfigError if this environment variable names an unknown limit, or a value that is not a positive, finite
+    number.
     """
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
@@ -70,8 +70,8 @@ def values() -> dict[str, float]:
             raise ConfigError(
                 "limit-invalid",
                 f"{_VARIABLE}: {pair!r} is not a limit",
-                why=f"a limit is NAME=NUMBER with one of {', '.join(found)}",
-                fix=f"for example {_VARIABLE}=hours=96,written-bytes=200000000000",
+                why=f"a limit is NAME=NUMBER, and the names are {', '.join(found)}",
+                fix=f"set it as in this example: {_VARIABLE}=hours=96,written-bytes=200000000000",
             )
         found[name] = value
     return found
@@ -83,7 +83,6 @@ def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None,
     Args:
         folder: the folder of the invocation, to which the launcher writes a note if a limit is reached.
         places: the folders that the container writes to.
-        log: the file that gets the container's output.
         timed: whether the limit `hours` applies.
     """
     found = values()
@@ -113,8 +112,8 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
 
     Args:
         folder: the invocation's folder, to which the launcher may have written a note.
-        error: the error that ended the container, if there was one. If the launcher wrote no note but the error says
-            that the disk is full, the limit is `free-bytes`.
+        error: the error that ended the container. If the launcher wrote no note but the error says that the disk is
+            full, the limit is `free-bytes`.
     """
     try:
         note = strict_json.read(read_regular(folder / _NOTE, _LARGEST_NOTE))
@@ -125,17 +124,13 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
 
 
 def limit_error(name: str, what: str) -> LimitError:
-    """Return the error for a container that was ended at the limit `name`.
-
-    Args:
-        what: what ran in the container, for the message.
-    """
+    """Return the error for a container that was ended at the limit `name` while it ran `what`."""
     row = next(row for row in rows() if row.name == name)
     value = values()[name]
     if name.startswith("free-"):
-        why = f"fewer than {value:,.0f} {row.what} were left"
-        fix = "free some disk (`toolchain cache prune`), or name another folder with --cache"
+        why = f"the minimum is {value:,.0f} {row.what}"
+        fix = "free disk space (`toolchain cache prune`), or choose another folder with --cache"
     else:
-        why = f"it reached {value:,.10g} {row.what.partition(';')[0]}"
-        fix = f"look at what its sources do; if they need more, raise the limit: {_VARIABLE}={name}=NUMBER"
-    return LimitError("container-limit", f"{what} was ended at the limit {name}", why=why, fix=fix)
+        why = f"the limit is {value:,.10g} {row.what.partition(';')[0]}"
+        fix = f"check what its sources do; if they need more, raise the limit: {_VARIABLE}={name}=NUMBER"
+    return LimitError("container-limit", f"{what} was ended, because it reached the limit {name}", why=why, fix=fix)

@@ -61,8 +61,7 @@ _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
 def _error_output(error: DockerException) -> str:
-    """Return the error output of a failed docker call, or its exit code if it printed no error."""
-    return (error.stderr or "").strip() or f"it ended with {error.return_code} and printed no error"
+    return (error.stderr or "").strip() or f"it exited with {error.return_code} and printed no error"
 
 
 class DockerRunner:
@@ -89,7 +88,7 @@ class DockerRunner:
 
     @property
     def address(self) -> str:
-        """The daemon's address if the caller or the variable `DOCKER_HOST` gave one, else an empty string."""
+        """The daemon's address from the caller or the environment variable `DOCKER_HOST`; empty if neither gave one."""
         return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
@@ -106,7 +105,7 @@ class DockerRunner:
                 "docker-failed",
                 f"docker version failed{f' at {self.address}' if self.address else ''}",
                 why="\n".join(line for line in answer.tail[-3:] if not line.startswith("{")),
-                fix="is its daemon running? try: docker info",
+                fix="check that its daemon is running: docker info",
             )
         return str(side["Version"])
 
@@ -151,16 +150,16 @@ class DockerRunner:
                     "image-not-converted",
                     f"cannot convert {digest} for docker",
                     why=error.why,
-                    fix="check that skopeo works here and that the temporary folder has room",
+                    fix="check that skopeo works and that the disk of the temporary folder is not full",
                 ) from error
             with self._errors("load"):
                 self._client.image.load(folder / "image.tar", quiet=True)
         if self._layers(reference) != layers:
             raise EngineError(
                 "docker-other-layers",
-                f"docker holds other layers under {reference} than it was given",
-                why=f"given: {', '.join(layers)}; there: {', '.join(self._layers(reference)) or 'nothing'}",
-                fix=f"docker image rm {reference}",
+                f"docker's image {reference} does not have the layers that docker was given",
+                why=f"given: {', '.join(layers)}; found: {', '.join(self._layers(reference)) or 'none'}",
+                fix=f"remove the image: docker image rm {reference}",
             )
         return reference
 
@@ -217,7 +216,7 @@ class DockerRunner:
                 "docker-failed",
                 "docker could not run a container",
                 why="\n".join(lines.tail),
-                fix="see what the daemon's log says",
+                fix="read the log of docker's daemon",
             )
         if how.get("check", True) and code != 0:
             raise CommandError([PROGRAM, "run", image, *argv], code, tuple(lines.tail))
@@ -314,8 +313,7 @@ class DockerRunner:
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
         """Return the limits for a container.
 
-        The container's own files are below the daemon's folder. They are counted only if this process can see that
-        folder.
+        The container's own files are in the daemon's folder, which is counted only if this process can see it.
         """
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
@@ -338,7 +336,6 @@ class DockerRunner:
         return f"toolchain-{process_identity(os.getpid())}-{next(_NUMBER)}"
 
     def _words(self) -> list[str]:
-        """Return the words with which every command line of docker's client begins."""
         return [os.fspath(word) for word in self._client.client_config.docker_cmd]
 
     def _remove(self, name: str) -> None:
@@ -359,14 +356,14 @@ class DockerRunner:
                 "docker-failed",
                 f"docker {what} failed",
                 why=_error_output(error),
-                fix="is its daemon running? try: docker info",
+                fix="check that its daemon is running: docker info",
             ) from error
 
 
 def _call() -> list[str]:
-    """Return the words that run docker with only the variables in `VARIABLES` and `FILES`.
+    """Return the words that run docker with a clean environment and the variables in `VARIABLES` and `FILES`.
 
-    python-on-whales would pass on all of the caller's variables.
+    python-on-whales would pass on all of the caller's environment variables.
     """
     variables = clean_environment(inherited(VARIABLES, files=FILES))
     named = [f"{name}={value}" for name, value in variables.items()]

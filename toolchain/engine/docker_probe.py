@@ -24,7 +24,7 @@ from toolchain.engine.isolation import SCRIPT, answer, tiny_root
 from toolchain.engine.storage import remove_tree
 
 _TIMEOUT = 120.0
-_INSTEAD = "leave out --runner, so that buildah runs them"
+_INSTEAD = "leave out --runner, so that buildah runs the containers"
 # The first argument of this script is the folder with the word; the other arguments are files to print.
 _SHOW = (
     'IFS= read -r word <"$1/asked"; echo "@asked $word"; echo "$word" >"$1/answer"; shift; for file in "$@"; do '
@@ -36,7 +36,6 @@ def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | N
     """Prove that the daemon's containers see the folders of this machine but no network, and return a runner.
 
     Args:
-        host: the daemon's address; by default the client's settings decide.
         scripts: the files that containers must see as they are here; by default two files of the recipes.
 
     Raises:
@@ -69,8 +68,8 @@ def describe(runner: DockerRunner) -> str:
     where = f" at {runner.address}" if runner.address else ""
     who = f"; they run as {runner.user}" if runner.user else ""
     return (
-        f"docker {runner.facts['version']}{where}: its containers see no network interface but lo, and the "
-        f"folders of this machine{who}"
+        f"docker {runner.facts['version']}{where}: its containers see the folders of this machine, but no network "
+        f"interface other than lo{who}"
     )
 
 
@@ -138,9 +137,9 @@ def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Pa
             raise _unseen(runner, error.why) from error
         raise EngineError(
             "docker-without-network-isolation",
-            "docker cannot run containers without network here",
+            "docker cannot run a container without a network",
             why=error.why,
-            fix=f"correct that, then run `toolchain doctor --runner docker`; or {_INSTEAD}",
+            fix=f"correct the cause, and run `toolchain doctor --runner docker`; or {_INSTEAD}",
         ) from error
     lines, last = done.stdout.splitlines(), "\n".join(done.tail[-3:])
     numbers = [number for line in lines if (number := answer(line)) is not None]
@@ -150,30 +149,30 @@ def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Pa
         elif numbers[0] < 0:
             saw = "the container could not read its list of network interfaces"
         else:
-            saw = f"a container that was started with --network none sees {numbers[0]} interfaces besides lo"
+            saw = f"a container that was started with --network none sees {numbers[0]} interfaces other than lo"
         raise EngineError(
             "docker-not-isolated",
-            "docker is refused: its containers are not cut off from the network",
+            "docker is refused, because its containers may have a network",
             why=saw,
-            fix=f"correct what starts docker's containers, or {_INSTEAD}",
+            fix=f"correct the configuration of docker, or {_INSTEAD}",
         )
     ours = [f"@line {line}" for path in scripts for line in path.read_text(encoding="utf-8").splitlines()]
     theirs = [line for line in lines if line.startswith("@line ")]
     word_read = f"@asked {word}" in lines
     if word_read and theirs != ours:
-        raise _unseen(runner, f"{' or '.join(map(str, scripts))} is another file there")
+        raise _unseen(runner, f"in a container, {' or '.join(map(str, scripts))} has other content")
     if not word_read:
         # This error is returned, because a container that runs as another user may be able to read the word.
-        return _unseen(runner, f"a word written to {shown} was not read in a container: {last}")
+        return _unseen(runner, f"a container could not read a file that was written to {shown}: {last}")
     back = shown / "answer"
     if not back.is_file() or back.read_text(encoding="ascii") != f"{word}\n":
-        return _unseen(runner, f"what a container wrote to {shown} did not arrive: {last}")
+        return _unseen(runner, f"a file that a container wrote to {shown} did not arrive: {last}")
     if back.stat().st_uid != os.geteuid():
         return EngineError(
             "docker-remapped",
-            f"docker is refused: files of its containers would not belong to {namespace.user_name()}",
+            f"docker is refused, because files from its containers would not belong to {namespace.user_name()}",
             why=f"a file that a container wrote belongs to user {back.stat().st_uid}",
-            fix=f"switch off the daemon's remapping of users, or run a rootless daemon; or {_INSTEAD}",
+            fix=f"turn off the daemon's remapping of users, or run a rootless daemon; or {_INSTEAD}",
         )
     return None
 
@@ -182,7 +181,7 @@ def _unseen(runner: DockerRunner, why: str) -> EngineError:
     where = f" at {runner.address}" if runner.address else ""
     return EngineError(
         "docker-other-machine",
-        f"docker is refused: its daemon{where} does not see the folders of this machine",
+        f"docker is refused, because its daemon{where} does not see the folders of this machine",
         why=why,
-        fix=f"name a daemon of this machine (DOCKER_HOST, `docker context`), or let it share them; or {_INSTEAD}",
+        fix=f"choose a daemon that sees them (DOCKER_HOST, `docker context`), or share them with it; or {_INSTEAD}",
     )

@@ -27,7 +27,6 @@ def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], 
 
     Args:
         processes: returns the number of the container's processes.
-        kill: ends the container.
     """
     found, stop, usage = Watched(), threading.Event(), Usage(limits)
 

@@ -97,7 +97,7 @@ def tiny_root(folder: Path) -> Path:
     if not program.exists():
         raise EngineError(
             "isolation-untested",
-            "the isolation of builds cannot be tried: there is no /bin/sh",
+            "the isolation of builds cannot be tested, because there is no /bin/sh",
             fix="apt-get install dash",
         )
     (folder / "bin").mkdir(parents=True)
@@ -127,11 +127,7 @@ def run_command(
     network: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
-    """Return the command line that runs `argv` in a working container.
-
-    Args:
-        folder: the folder of the invocation.
-    """
+    """Return the command line that runs `argv` in a working container; `folder` is the folder of the invocation."""
     words = ["run", *arguments("run", network=network), *options]
     pipes = relay.make(folder)
     words += [*relay.options(), "--", container, *relay.inside(argv)]
@@ -151,7 +147,6 @@ class NetworkProbe:
         self.number: int | None = None
 
     def line(self, text: str) -> None:
-        """Process one line of the build's output."""
         number = answer(text)
         if number is not None:
             self.number = number if self.number is None else max(self.number, number, key=abs)
@@ -164,14 +159,14 @@ class NetworkProbe:
     def check(self, *, finished: bool) -> None:
         """Raise EngineError if a step saw a network, or if the network could not be probed.
 
-        The probe must have answered only if the build has finished and has run a step.
+        A missing answer is an error only if the build has finished and has run a step.
         """
         number = -1 if self.number is None and self._ran and finished else self.number
         if number:
             seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
             raise EngineError(
                 "build-not-isolated",
-                "a build without network is not isolated",
-                why=f"inside it, {seen}",
+                "a build that must have no network is not isolated",
+                why=f"inside the build, {seen}",
                 fix="try another buildah or kernel, or run the build as root",
             )

@@ -20,12 +20,7 @@ _SHOWN, _ENDING = 12, 6  # numbers of lines: from the first error on, and from t
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Raise HostileInputError if a tree contains a device, pipe or socket, or a link whose target is not below it.
-
-    Args:
-        tree: the tree that a build made.
-        name: the name of the recipe, for the message.
-    """
+    """Raise HostileInputError if a built tree contains a device, pipe or socket, or a link that leads out of it."""
     top = os.path.realpath(tree)
     for folder, names, files in os.walk(tree):
         for entry in (*names, *files):
@@ -34,21 +29,20 @@ def require_inside(tree: Path, name: str) -> None:
             if stat.S_ISLNK(mode):
                 if os.path.realpath(path).startswith(f"{top}/"):
                     continue
-                why = f"/{os.path.relpath(path, tree)} leads to {os.readlink(path)}"  # noqa: PTH115
+                why = f"the link /{os.path.relpath(path, tree)} leads to {os.readlink(path)}"  # noqa: PTH115
             elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
                 continue
             else:
-                why = f"/{os.path.relpath(path, tree)} is neither file, link nor folder"
+                why = f"/{os.path.relpath(path, tree)} is not a file, link or folder"
             raise HostileInputError(
                 "build-tree-hostile",
-                f"the build of {name} made a tree that is refused",
+                f"the build of {name} wrote a file that is refused",
                 why=why,
-                fix="look at the source's install rules",
+                fix="check the install rules of the source",
             )
 
 
 def build_error(name: str, error: process.CommandError) -> BuildError:
-    """Return the error for a failed build of the recipe `name`; its `why` is the result of `first_error`."""
     lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {name} failed"
     # A recipe's script prints `toolchain: …` when it knows the cause.

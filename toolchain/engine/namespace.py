@@ -61,7 +61,7 @@ def require() -> None:
                 f"{user} has {count or 'no'} subordinate ids in {file}, and containers need {ENOUGH}",
                 why="the files of a base belong to many users",
                 fix=_FIX_IDS.format(first=100000, last=100000 + ENOUGH - 1, user=user)
-                + "; a range that no other user has; or run this as root",
+                + " (choose a range that no other user has); or run this as root",
             )
     tried = process.run([*_UNSHARE, "true"], capture=True, check=False, timeout=30)
     if tried.returncode != 0:
@@ -69,8 +69,8 @@ def require() -> None:
             "user-namespace-refused",
             "this user cannot create a user namespace",
             why=" ".join(tried.tail[-3:]),
-            fix="run this as root; on Ubuntu 23.10 and later an AppArmor profile for unshare allows it, or"
-            " sysctl kernel.apparmor_restrict_unprivileged_userns=0; util-linux must be 2.38 or newer",
+            fix="install util-linux 2.38 or newer; on Ubuntu 23.10 and later, add an AppArmor profile for unshare or"
+            " run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`; or run this as root",
         )
 
 
@@ -83,10 +83,9 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """Return the size of a user's largest range of ids in `file`; 0 if there is none. `unshare` maps only one range.
+    """Return the size of a user's largest range of ids in `/etc/subuid` or `/etc/subgid`; 0 if there is none.
 
-    Args:
-        file: `/etc/subuid` or `/etc/subgid`.
+    The other ranges are not added, because `unshare` maps only one.
     """
     try:
         rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]

@@ -69,11 +69,7 @@ def measures() -> str:
 
 
 def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
-    """Run the attack in a build whose image contains only this machine's programs, and return the result.
-
-    Args:
-        folder: the folder of the invocation.
-    """
+    """Run the attack in a build whose image contains only this machine's programs, and return the result."""
     context = folder / "context"
     tree = context / "tree"
     tree.mkdir(parents=True)
@@ -129,7 +125,7 @@ def judge(result: process.Result) -> None:
     if out:
         raise EngineError(
             "build-not-isolated",
-            "builds are not isolated here",
+            "builds are not isolated on this machine",
             why="\n".join(out),
-            fix="try a newer buildah or kernel, then run `toolchain doctor`; the tool builds nothing until then",
+            fix="try a newer buildah or kernel, and run `toolchain doctor`; the tool builds nothing until this works",
         )

@@ -83,7 +83,6 @@ class Progress:
     """Reads the output of a stage's build and shows its progress.
 
     Args:
-        stage: the name of the stage, for display.
         index, total: the number of the stage in this invocation, counted from 1, and the number of stages.
         console: where the progress is shown; by default standard error.
         clock: returns the time of a monotonic clock in seconds.

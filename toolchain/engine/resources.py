@@ -131,8 +131,8 @@ def require_disk(path: Path, needed: int) -> None:
         raise ResourceError(
             "disk-too-small",
             f"too little disk space at {path}",
-            why=f"{console.size(free)} free, {console.size(needed)} needed",
-            fix="free some, or name another folder with --cache",
+            why=f"{console.size(needed)} are needed, and {console.size(free)} are free",
+            fix="free disk space, or choose another folder with --cache",
         )
 
 

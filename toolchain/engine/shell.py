@@ -50,7 +50,7 @@ def require_terminal(argv: Sequence[str]) -> None:
         raise ConfigError(
             "shell-needs-terminal",
             "a shell needs a terminal",
-            why="standard input or output is not one",
+            why="standard input or output is not a terminal",
             fix="give a command: -- COMMAND...",
         )
 
@@ -62,7 +62,6 @@ class Step:
     Args:
         before: the lines of the Containerfile before this RUN.
         options: the options of this RUN without its cache mounts.
-        command: the command that this RUN runs.
         caches: the target of each cache mount, by the id of the mount.
     """
 
@@ -82,7 +81,9 @@ def step_of(containerfile: str) -> Step:
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:
-        raise EngineError("stage-without-container", "this stage's Containerfile runs nothing", fix="read its log")
+        raise EngineError(
+            "stage-without-container", "this stage runs nothing in a container", fix="choose another stage"
+        )
     end = begins[-1]
     while lines[end].rstrip().endswith("\\"):
         end += 1
@@ -122,7 +123,7 @@ class Shell:
                     inside = f"{view.WORK}/{place.relative_to(engine.cache.mounts)}"
                     overlays += ["--volume", f"{inside}:{target}:O"]
             if not overlays:
-                self.tell("no build of this stage has left a tree: its folder is empty")
+                self.tell("no build of this stage has left a build tree, so the folder for it is empty")
             self.tell(f"the step runs: {step.command}")
             self.tell(
                 f"sources and recipes: {', '.join(step.sources)}; kept folders: {', '.join(step.caches.values())}"
@@ -195,7 +196,7 @@ class Shell:
                 "container-not-started",
                 "the container did not start",
                 why="\n".join(self._last[-10:]),
-                fix="toolchain doctor",
+                fix="run `toolchain doctor`",
             )
         return 1 if self._code is None else self._code
 

@@ -16,11 +16,7 @@ from toolchain.oci.manifest import CONFIG_KEYS, parse_object
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
-    """Make and return a layout in `into` with one image, which has the tag `image` and links to the blobs of `layout`.
-
-    Args:
-        digest: the digest of the image's manifest, `sha256:…`.
-    """
+    """Make and return a layout in `into` with one image, tagged `image`, whose blobs are links into `layout`."""
     content = _content(layout, digest)
     single = into / f"layout-{into.name}"
     single.mkdir()

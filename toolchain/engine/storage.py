@@ -63,7 +63,6 @@ def build_tag(folder: Path) -> str:
 
 
 def ccache_mount(key: str) -> str:
-    """Return the id of the cache mount for the compiler cache with this key."""
     return f"{CCACHE_MOUNT}-{key}"
 
 
@@ -136,7 +135,6 @@ class Storage:
             driver: the storage driver; by default the one that works here.
             pipes: the folder with the container's pipes (see `engine.relay`).
             show: the folders and files of this machine that buildah sees in addition to its storage.
-            limits: the limits for the container (see `engine.container_limits`).
         """
         process.which("buildah", fix=INSTALL)
         namespace.enter()
@@ -214,7 +212,7 @@ class Storage:
             "storage-unusable",
             "buildah cannot use its storage",
             why="\n".join(tails),
-            fix=f"name a folder on another file system with --cache; it is {self.root} now",
+            fix=f"choose a folder on another file system with --cache; {self.root} cannot be used",
         )
 
     def version(self) -> str:
@@ -358,7 +356,7 @@ class Storage:
                 self.call("rmi", f"localhost/{single.name}", check=False)
             remove_tree(folder)
         for item in done:
-            LOG.info("removed %s of an invocation that was killed", item)
+            LOG.info("removed %s, which a killed invocation left", item)
         return done
 
 
@@ -370,7 +368,7 @@ def remove_tree(path: Path) -> None:
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape.group(1), 8)), line.split()[4])
         if f"{point}/".startswith(inside):
-            LOG.warning("%s stays: something is mounted at %s", path, point)
+            LOG.warning("%s is not removed, because something is mounted at %s", path, point)
             return
 
     def unlock(function: Callable[[str], object], name: str, _: object) -> None:

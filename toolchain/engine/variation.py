@@ -1,8 +1,8 @@
 """Change the conditions that a build must not depend on, for `reproduce --vary`.
 
-The list of conditions comes from reprotest. Containerfile instructions change variables and the umask. Programs and
-libraries of this machine (setarch, taskset, libfaketime, disorderfs) change the other conditions, except for the heap,
-for which `data/vary/heap.c` is compiled in the base.
+The list of conditions comes from reprotest. Containerfile instructions change environment variables and the umask.
+Programs and libraries of this machine (setarch, taskset, libfaketime, disorderfs) change the other conditions, except
+for the heap, for which `data/vary/heap.c` is compiled in the base.
 """
 
 from __future__ import annotations
@@ -117,7 +117,6 @@ class Variation:
         """Return a build's mounts with the changes, the additional options, and the source trees for `wrap`.
 
         Args:
-            mounts: the mounts of a build without changed conditions.
             preloaded: the mounts of the preloaded libraries; see `take`.
             folder: the invocation's folder, where the reordered trees are mounted.
         """
@@ -146,7 +145,7 @@ class Variation:
             place.mkdir()
             words = self.wrap(["test", "-d", os.fspath(place / "entry")], [(tree, place)])
             if process.run(words, check=False, timeout=60).returncode != 0:
-                self.fixed["file-order"] = "disorderfs cannot mount here: it needs FUSE and the rights of root"
+                self.fixed["file-order"] = "disorderfs cannot mount a folder; it needs FUSE and root privileges"
                 return False
         self.conditions["file-order"] = "sorted backwards" if self._reverse else "sorted"
         return True
@@ -170,7 +169,7 @@ class Variation:
         return words
 
     def instructions(self, *, relayed: bool) -> list[str]:
-        """Return the instructions that change variables and the umask, to be put before the first RUN of a stage.
+        """Return the instructions that change environment variables and the umask, for the start of a stage.
 
         Args:
             relayed: whether RUN steps write to pipes; see `engine.relay`.
@@ -186,7 +185,6 @@ class Variation:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The changed environment variables, for a container."""
         return self._variables
 
     def prepare(self, place: Path) -> tuple[list[str], Mount]:
@@ -218,9 +216,9 @@ class Variation:
         libraries = []
         if "heap" in works:
             libraries.append("heap.so")
-            self.conditions["heap"] = f"blocks in an order of seed {self._heap}"
+            self.conditions["heap"] = f"blocks in a random order (seed {self._heap})"
         else:
-            self.fixed["heap"] = "no C compiler of the base makes a library that can be preloaded"
+            self.fixed["heap"] = "no C compiler of the base built a library that can be preloaded"
         if "clock" in works:
             libraries.append("clock.so")
             self.conditions["time"] = f"{self._days} days ahead"
@@ -231,7 +229,7 @@ class Variation:
             self.fixed["time"] = "libfaketime is not installed (apt-get install libfaketime)"
         self.static = sorted({*self.static, *(line[1] for line in words if line[0] == "static" and len(line) > 1)})
         if "unknown" in works:
-            self.fixed["static-programs"] = "the base has no python3 to look for them"
+            self.fixed["static-programs"] = "the base has no python3, which the search for them needs"
         (place / "preload").write_text("".join(f"{TARGET}/{name}\n" for name in libraries), encoding="ascii")
         shown = [Mount(place, TARGET), Mount(place / "preload", _PRELOAD)]
         if "clock" in works:

@@ -50,7 +50,6 @@ class Authorizer:
     """Makes the Authorization header for requests to a registry, and renews tokens before they expire.
 
     Args:
-        secure: whether the registry is reached over https.
         login: the login in the form that `logins.credentials` returns; None for an anonymous client.
         timeout: the timeouts for connecting and for reading, in seconds.
     """
@@ -155,7 +154,7 @@ class Authorizer:
                 "the token service rejected the login" if self._login else "the token service needs a login"
             )
         if status != 200:
-            raise self.refused(f"the token service answered {status}")
+            raise self.refused(f"the token service answered with HTTP {status}")
         if content is None:
             raise self.refused(f"the token service sent more than {_ANSWER} bytes")
         try:
@@ -176,11 +175,7 @@ class Authorizer:
         return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
-        """Return the error to raise if the registry or its token service refuses access.
-
-        Args:
-            why: the reason.
-        """
+        """Return the error to raise if the registry or its token service refuses access."""
         return RegistryError(
             "login-refused", f"access to {self._host} was refused", why=why, fix=f"log in: {login_command(self._host)}"
         )

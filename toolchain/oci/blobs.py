@@ -39,7 +39,7 @@ class Blobs:
                     "blobs-link-escapes",
                     f"{folder} is a link that points out of {self.root}",
                     why="blobs would be read and written outside of the layout",
-                    fix="replace the link by a folder, or give the folder that it points to",
+                    fix="replace the link with a folder, or give the folder that it points to",
                 )
         return self._blobs
 
@@ -74,7 +74,7 @@ class Blobs:
         return self._path(digest)
 
     def open(self, digest: str) -> BinaryIO:
-        """Open a blob for reading."""
+        """Open a blob for reading; raise RegistryError if it is missing or cannot be read."""
         path = self.blob(digest)
         try:
             return open_regular(path)

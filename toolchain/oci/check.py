@@ -70,14 +70,13 @@ class _Check:
             yield from self._layers(item, children[0], children[1:])
 
     def _blob(self, item: Descriptor) -> Fault | None:
-        """Return the fault of a single blob; None if the blob has none."""
         if not self._layout.has(item.digest):
             return Fault("content-missing", f"{item.digest} is missing")
         path = self._layout.blob(item.digest)
         if (size := path.stat().st_size) != item.size:
-            return Fault("content-size", f"{item.digest} has {size} bytes, {item.size} expected")
+            return Fault("content-size", f"{item.digest} has {size} bytes instead of {item.size}")
         if item.digest not in self._hashed and (actual := self._layout.digest_of(item.digest)) != item.digest:
-            return Fault("content-changed", f"{item.digest} has other content: its digest is {actual}")
+            return Fault("content-changed", f"{item.digest} was changed: the digest of its content is {actual}")
         self._hashed.add(item.digest)
         return None
 
@@ -108,7 +107,7 @@ class _Check:
             if key not in self._diff_ids:
                 self._diff_ids[key] = self._diff_id(self._layout.blob(layer.digest), layer)
             if (actual := self._diff_ids[key]).text != diff_id:
-                yield Fault(actual.id, f"{layer.digest} unpacks to {actual.text}, expected {diff_id}")
+                yield Fault(actual.id, f"{layer.digest} has another diff id than {diff_id}: {actual.text}")
 
     def _diff_id(self, path: Path, layer: Descriptor) -> Fault:
         """Return the fault to report if the layer's diff id is not the expected one.
@@ -127,11 +126,11 @@ class _Check:
                         raise BombError("image-bomb", "the layers of this image unpack to too many bytes")
                     sha256.update(piece)
         except BombError as error:
-            return Fault(error.id, f"nothing ({error.what})")
+            return Fault(error.id, f"none, because {error.what}")
         except UntrustedError as error:
-            return Fault(error.id, f"nothing (the media type {layer.media_type} is unknown)")
+            return Fault(error.id, f"none, because the media type {layer.media_type} is unknown")
         except process.CommandError as error:
-            return Fault("content-unreadable", f"nothing (zstd: {error.tail[-1] if error.tail else 'it failed'})")
+            return Fault("content-unreadable", f"none, because zstd failed: {error.tail[-1] if error.tail else '?'}")
         except DAMAGED:
-            return Fault("content-unreadable", "nothing (it is damaged)")
+            return Fault("content-unreadable", "none, because the layer is damaged")
         return Fault("content-diff-id", f"sha256:{sha256.hexdigest()}")

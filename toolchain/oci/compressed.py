@@ -48,7 +48,6 @@ class _Gunzipped:
         self._packed = b""
 
     def read(self, count: int, /) -> bytes:
-        """Return at most `count` bytes; empty at the end of the stream."""
         while True:
             self._packed = self._packed or self._stream.read(CHUNK)
             if not self._packed and self._unpacker.eof:
@@ -72,7 +71,6 @@ class _Bounded:
         self._most = self._left = min(LARGEST, FREE + RATIO * path.stat().st_size)
 
     def read(self, count: int, /) -> bytes:
-        """Return at most `count` bytes; empty at the end of the stream."""
         piece = self._stream.read(count)
         self._left -= len(piece)
         if self._left < 0:

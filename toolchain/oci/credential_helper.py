@@ -56,8 +56,8 @@ def ask_helper(name: str, key: str) -> str | None:
         key: the name of the registry in the login file.
 
     Returns:
-        The login in the form that follows `Basic` in a header. None if the helper has no login, is missing or
-        fails; a warning is logged if it is missing or fails.
+        The login in the form that follows `Basic` in a header. None if the helper has no login, is missing or fails; a
+        warning is logged if it is missing or fails.
 
     Raises:
         RegistryError: the helper succeeded, but did not print a login in the expected form.

@@ -80,7 +80,6 @@ class Platform:
     variant: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Return the platform in the form that an index contains."""
         value = {"architecture": self.arch, "os": self.os}
         if self.variant:
             value["variant"] = self.variant
@@ -115,11 +114,9 @@ class Descriptor:
         return Descriptor(self.media_type, self.digest, self.size)
 
     def annotated(self, annotations: Mapping[str, str]) -> Descriptor:
-        """Return the descriptor with additional annotations."""
         return replace(self, annotations={**self.annotations, **annotations})
 
     def as_json(self) -> dict[str, Any]:
-        """Return the descriptor in the form that a manifest or index contains."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.platform is not None:
             value["platform"] = self.platform.as_json()

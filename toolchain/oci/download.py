@@ -33,11 +33,7 @@ class Download:
         self._retries = registry.retries()
 
     def run(self) -> str:
-        """Download the blob.
-
-        Returns:
-            The digest of the received bytes, or a description of their size if it is wrong.
-        """
+        """Download the blob; return the digest of the received bytes, or a description of their size if it is wrong."""
         return self._retries.run(self._go_on)
 
     def _go_on(self) -> str:
@@ -63,10 +59,9 @@ class Download:
         return f"sha256:{self._hasher.hexdigest()}"
 
     def _begins(self, got: requests.Response) -> str:
-        """Check the status and headers of a response before its body is read.
+        """Check the status and headers of a response; return a description of the size if it is wrong.
 
-        Return a description of the size if it is wrong, otherwise an empty string. TryAgainError is raised if the
-        response is not the requested part, and RegistryError for any other failure.
+        TryAgainError is raised if the response is not the requested part, and RegistryError for any other failure.
         """
         status = got.status_code
         if (status == 206 and not self._fits(got)) or (status == 416 and self._done):

@@ -34,7 +34,6 @@ class PlainFile:
     blob: Descriptor
 
     def as_json(self) -> dict[str, Any]:
-        """Return the file as `--json` prints it."""
         return {
             "file": self.name,
             "media_type": self.blob.media_type,
@@ -57,11 +56,7 @@ def file_media_type(name: str) -> str:
 
 
 def tag_of(tag: str = "") -> str:
-    """Return the tag for the plain files of an image.
-
-    Args:
-        tag: the tag of the image; empty for `latest`.
-    """
+    """Return the tag for the plain files of an image with this tag; an empty `tag` stands for `latest`."""
     return f"{tag}-{TAG}" if tag else TAG
 
 
@@ -73,7 +68,6 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
 
     Args:
         subject: the index of the image that the files belong to, which may be missing from `layout`.
-        title: the title annotation of the artifact.
     """
     import jsonschema  # noqa: PLC0415 - reading artifacts does not need it
     import oras.oci  # noqa: PLC0415

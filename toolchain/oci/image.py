@@ -34,7 +34,6 @@ class ImageSpec:
         layers: the layers, lowest first.
         labels: the labels of the config.
         annotations: the annotations of the manifest.
-        environment: the environment variables in the config.
     """
 
     arch: str

@@ -71,7 +71,6 @@ class HashedFile(NewFile):
         return f"sha256:{self._hasher.hexdigest()}"
 
     def write(self, data: bytes, /) -> None:
-        """Append `data` to the file, and include it in the digest and the size."""
         self._hasher.update(data)
         self.size += len(data)
         self.stream.write(data)
@@ -110,7 +109,6 @@ def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()
     The archive is deterministic like a layer: its members are sorted, and have fixed owners, modes and times.
 
     Args:
-        top: the name of the top folder.
         exclude: shell patterns of paths relative to `tree`. A matching folder is skipped with its content.
     """
     if not top or "/" in top or top in {".", ".."}:

@@ -39,7 +39,6 @@ class FileDifference:
     member: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the difference as `reproduce --json` prints it."""
         value = asdict(self)
         return value if self.member else {key: item for key, item in value.items() if key != "member"}
 

@@ -90,7 +90,6 @@ class _Watched:
         self.last = 0
 
     def read(self, count: int) -> bytes:
-        """Return at most `count` bytes; empty at the end of the stream."""
         piece = self._stream.read(count)
         if full := len(piece.rstrip(b"\0")):
             self.last = self._at + full
@@ -251,7 +250,6 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
 
 
 def _linked(member: tarfile.TarInfo) -> str:
-    """Return the path of a hard link's target."""
     return shown(member.linkname.removeprefix("./"))
 
 

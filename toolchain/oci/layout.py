@@ -58,7 +58,6 @@ class Layout(Blobs):
         return self
 
     def _require_version(self) -> None:
-        """Raise RegistryError if the layout has an unknown version."""
         content = self._small("oci-layout", _MARKER_LIMIT)
         version = parse_object(content, str(self.root / "oci-layout"), keys=_MARKER).get("imageLayoutVersion")
         if version != "1.0.0":
@@ -70,7 +69,7 @@ class Layout(Blobs):
             )
 
     def _small(self, name: str, limit: int) -> bytes:
-        """Return the content of index.json or oci-layout; raise RegistryError if it is missing or cannot be read."""
+        """Return the content of index.json or oci-layout."""
         try:
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:

@@ -44,7 +44,6 @@ def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS
     RegistryError is raised if the content is not a JSON object, and DocumentError if parsers could read it differently.
 
     Args:
-        name: the name of the content, for messages.
         keys: the known keys of the object (see `strict_json.read`).
     """
     try:

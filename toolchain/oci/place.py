@@ -37,8 +37,6 @@ class Published:
 
     Args:
         ref: the reference with a digest, `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
-        digest: the digest of the index or artifact.
-        tags: the tags that were set.
         pushed_bytes: the number of bytes that were sent or written.
         skipped_bytes: the number of bytes that the place already had.
     """
@@ -99,13 +97,9 @@ class Place(ABC):
 
     @abstractmethod
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
-        """Store an image index or artifact with everything that it refers to, and read the index or artifact back.
+        """Store an image index or artifact from `layout` with everything that it refers to, and set its tags.
 
-        Content that exists already is skipped.
-
-        Args:
-            layout: the layout that contains the index or artifact.
-            tags: the tags to set.
+        Content that exists already is skipped. The index or artifact is read back.
         """
 
     @abstractmethod
@@ -118,12 +112,9 @@ class Place(ABC):
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """Return the descriptors of the artifacts about an image.
+        """Return the descriptors of the artifacts about an image or index, which `subject` names by its digest.
 
         The list is not trusted, so the caller must check the subject of each manifest.
-
-        Args:
-            subject: the digest of the image or index.
         """
 
     @abstractmethod
@@ -135,7 +126,6 @@ class Place(ABC):
         Args:
             layout: the layout that contains the artifacts.
             subject: the digest of the image.
-            artifacts: the manifests of the artifacts.
         """
 
     @abstractmethod
@@ -178,7 +168,6 @@ class Place(ABC):
         """Copy a manifest or index, with everything that it refers to, into a layout.
 
         Args:
-            item: the descriptor of the manifest or index.
             content: the bytes of the manifest or index.
             depth: the number of indexes above the item.
             seen: the digests, media types and sizes of the content that was already copied.
@@ -212,11 +201,7 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Raise RegistryError if an item is nested in more than `media.DEEPEST` indexes.
-
-    Args:
-        depth: the number of indexes above the item.
-    """
+    """Raise RegistryError if `depth`, the number of indexes above an item, is larger than `media.DEEPEST`."""
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",

@@ -143,9 +143,6 @@ def parse_place(text: str, what: str) -> Target:
     """Parse a reference to a place for several images: a namespace of a registry, or a layout folder.
 
     ConfigError is raised if the reference is not valid, or if it names a single image by a tag or digest.
-
-    Args:
-        what: the option or argument with the reference, for messages.
     """
     place = parse(text)
     if place.tag or place.digest:

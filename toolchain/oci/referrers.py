@@ -30,7 +30,6 @@ def write_artifact(
     """Store the manifest of an artifact about an image.
 
     Args:
-        subject: the image.
         content: the only layer of the artifact, whose blob is in the layout.
 
     Returns:

@@ -110,11 +110,9 @@ class Registry(Transport):
 
         Args:
             path: the path or URL of the first page.
-            name: the name of the list, for messages.
             none: the statuses which mean that the list does not exist.
             most: the maximum number of pages; RegistryError is raised if the list has more.
             kind: the expected media type; the list does not exist if the first page has another type.
-            keys: the keys of a page (see `strict_json.read`).
         """
         for number in range(most):
             with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:

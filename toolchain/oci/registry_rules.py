@@ -23,7 +23,6 @@ class Rules:
     """The rules for a kind of registry.
 
     Args:
-        name: the name of the registry in messages.
         hosts: the patterns of its hosts, without a port; empty if users host it under their own names.
         location: a part of its upload URLs that identifies the registry; empty if there is none.
         upload: whether a blob is uploaded as a whole or in chunks.

@@ -167,8 +167,6 @@ class RepositoryPlace(Place):
         return index
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
-        """Add artifacts to the list of referrers under the fallback tag."""
-
         tag, written = fallback_tag(subject), False
 
         def read() -> dict[str, Any] | None:

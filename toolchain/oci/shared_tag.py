@@ -33,7 +33,6 @@ class SharedTag:
     """A tag, and the functions that read its content and add to it.
 
     Args:
-        media_type: the media type of the content.
         read: a function that returns the content, or None if the tag does not exist.
         change: a function that returns the content with the additions, or None if the content already has them.
     """

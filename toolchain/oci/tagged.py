@@ -42,13 +42,7 @@ def _same(wanted: Descriptor, there: Descriptor) -> bool:
 
 @dataclass(frozen=True)
 class Tagged:
-    """Layers to add to the manifest under cosign's tag for an image.
-
-    Args:
-        subject: the digest of the image or index.
-        kind: `sig` for signatures, `att` for attestations.
-        layers: the layers with their annotations.
-    """
+    """Layers, with their annotations, to add to the manifest under cosign's tag for an image (see `about_tag`)."""
 
     subject: str
     kind: Kind
@@ -56,7 +50,6 @@ class Tagged:
 
     @property
     def tag(self) -> str:
-        """Return the tag to which the layers are added."""
         return about_tag(self.subject, self.kind)
 
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:

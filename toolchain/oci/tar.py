@@ -22,8 +22,7 @@ CAPABILITY = "security.capability"
 class Sink(Protocol):
     """An object to which bytes can be written."""
 
-    def write(self, data: bytes, /) -> object:
-        """Append `data` to the content of the object."""
+    def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True, kw_only=True)

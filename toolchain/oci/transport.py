@@ -93,14 +93,13 @@ class Transport:
         host: the name or address, with an optional port. http is used for a loopback address, and https for any other.
         chunk: the size of a chunk in bytes; smaller blobs are uploaded as a whole. The default depends on the rules of
             the registry.
-        attempts: the maximum number of consecutive retries of a request. An upload that was restarted more often is
-            not retried again.
+        attempts: the maximum number of consecutive retries of a request. An upload that was restarted more often is not
+            retried again.
         backoff: the first wait between attempts in seconds. Each later wait is twice as long, up to 30 seconds.
         timeout: the timeouts in seconds for connecting and for waiting for a response. The latter is at most `QUESTION`
             for GET and HEAD.
         login: the login in the form that follows `Basic`; the default is the user's login (`logins.credentials`).
         repository: the repository for which the user's login is looked up.
-        pause: the function that waits between attempts.
     """
 
     def __init__(
@@ -142,7 +141,6 @@ class Transport:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self._session.close()
 
     def url(self, path: str) -> str:
@@ -179,7 +177,6 @@ class Transport:
             path: a path on the registry, or a URL from one of its responses.
             actions: the required access to the repository: `pull` or `pull,push`.
             body: a function that is called for each attempt and returns the body.
-            headers: additional headers.
         """
         url = self.url(path)
         scopes = (f"repository:{repository}:{actions}",)
@@ -245,12 +242,7 @@ class Transport:
         return code, " ".join(self._auth.redact(words).split())[:300]
 
     def failed(self, response: requests.Response, what: str, error: tuple[str, str] | None = None) -> RegistryError:
-        """Return the error to raise for an unexpected response.
-
-        Args:
-            what: what happened, for the title of the error.
-            error: the result of `error_of`, if the caller already has it.
-        """
+        """Return the error to raise for an unexpected response; `error` is the result of `error_of`, if known."""
         code, text = error or self.error_of(response)
         sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
@@ -306,12 +298,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """Return the advice for an error response.
-
-    Args:
-        code: the registry's code of the error, e.g. `NAME_UNKNOWN`; empty if there is none.
-        sending: whether the request was a write.
-    """
+    """Return the advice for an error response; `code` is the registry's code of the error, or empty."""
     login = auth.login_command(host)
     known = (
         (

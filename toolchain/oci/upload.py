@@ -152,10 +152,9 @@ class Upload:
             self._chunk = self._choose_chunk(got)
 
     def _choose_chunk(self, begun: requests.Response) -> int | None:
-        """Return the size of a chunk in bytes; None to send the whole blob in one request.
+        """Return the size of a chunk in bytes, or None to send the whole blob in one request.
 
-        Args:
-            begun: the response that began the upload, which may limit the size.
+        The response that began the upload may limit the size.
         """
         least, most = (header_number(begun.headers.get(f"OCI-Chunk-{which}-Length")) or 0 for which in ("Min", "Max"))
         chunk = self._largest or self._registry.chunk or (self._rules.chunk if self._rules.upload == "chunks" else most)
@@ -209,7 +208,6 @@ class Upload:
         """Return the exception to raise for a response.
 
         Args:
-            what: what the registry did, for the title of the error.
             refusals: the statuses which mean that the registry refuses requests of this kind or size.
         """
         code, text = self._registry.error_of(got)
