@@ -69,7 +69,7 @@ class Cache:
 
     @property
     def engine(self) -> Path:
-        """Return the storage folder of the container engine, which contains none of the user's own images."""
+        """Return the folder of the container engine's storage and settings."""
         return self.root / "engine"
 
     @property

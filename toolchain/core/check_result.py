@@ -59,6 +59,6 @@ def require_right(numbers: Mapping[str, Any]) -> None:
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Return a line `NAME: REASON` for each of the first 20 rows, and a last line with the number of other rows."""
+    """Return a line `NAME: REASON` for each of the first 20 rows; if there are more, a last line gives their number."""
     lines = [f"{name}: {reason}" for name, reason in rows[:_LISTED]]
     return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])

@@ -108,8 +108,8 @@ def python(*words: str) -> list[str]:
     """Return a command line that starts this Python, isolated from the caller's folder and environment.
 
     `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and makes
-    Python ignore `PYTHON*` variables. This tool starts every Python program on the host with this command line
-    (tests/unit/test_host_programs.py).
+    Python ignore `PYTHON*` variables. This tool starts every Python program on the host with this command line, except
+    itself (tests/unit/test_host_programs.py).
     """
     return [sys.executable, "-I", *words]
 

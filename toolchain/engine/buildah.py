@@ -331,7 +331,7 @@ class Buildah(Storage):
             yield (command if self._variation is None else self._variation.wrap(command)), folder
 
     def drop_cache(self, name: str, key: str) -> None:
-        """Delete the cached build tree of a recipe with a cache key, so that the recipe's next build starts anew."""
+        """Delete the cached build tree of a recipe, so that the recipe's next build starts anew."""
         for place in self._trees(name, key):
             discard(place)
 

@@ -23,11 +23,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
-    """End a container if it reaches a limit during the block, and yield the result of watching it.
-
-    Args:
-        processes: returns the number of the container's processes.
-    """
+    """End a container if it reaches a limit during the block, and yield the result of watching it."""
     found, stop, usage = Watched(), threading.Event(), Usage(limits)
 
     def watch() -> None:

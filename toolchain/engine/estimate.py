@@ -84,7 +84,7 @@ class Pace:
         self._rate.add(self._done, now)
 
     def left(self, now: float) -> float | None:
-        """Return the seconds to the end of the run; None while there is no estimate."""
+        """Return the estimated seconds to the end of the run; None if there is no estimate."""
         steps = self._total - self._left
         if self._rate.first is None or now - self._rate.first[0] < _FIRST or not steps:
             return None

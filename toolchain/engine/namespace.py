@@ -16,7 +16,7 @@ from toolchain.core import process
 from toolchain.core.environment import search_path
 from toolchain.core.errors import EngineError
 
-# Inside the namespace, this variable holds the id that the user has outside of it.
+# Inside the namespace, this environment variable holds the id that the user has outside of it.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"
 _TOP = Path(__file__).resolve().parents[2]
 # This many ids cover the users and groups of a distribution; the last of them is `nobody`.

@@ -85,7 +85,6 @@ class Progress:
     Args:
         index, total: the number of the stage in this invocation, counted from 1, and the number of stages.
         console: where the progress is shown; by default standard error.
-        clock: returns the time of a monotonic clock in seconds.
     """
 
     def __init__(

@@ -208,7 +208,6 @@ class Variation:
         """Return the mounts of the libraries for containers of `image`, and record which conditions they change.
 
         Args:
-            place: the folder that was passed to `prepare`.
             printed: what the command of `prepare` printed in a container of `image`.
         """
         words = [line.split(" ", 1) for line in printed.splitlines()]

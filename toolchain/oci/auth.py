@@ -22,7 +22,7 @@ from toolchain.oci.manifest import parse_object
 LOG = logging.getLogger(__name__)
 _TOKEN_SECONDS = 60.0  # the lifetime that the token specification prescribes if a response states none
 _LONG = 10 * 365 * 86400  # seconds; a longer lifetime is treated as invalid
-_ANSWER = 1 << 20  # the largest response of a token service, in bytes
+_ANSWER = 1 << 20  # bytes; the largest response of a token service
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII without the space, which is safe in a header
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
@@ -84,7 +84,7 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Return a text in which the login and tokens for this registry are replaced (see the function `redact`)."""
+        """Replace the login and the tokens for this registry in a text (see the function `redact`)."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
@@ -195,7 +195,7 @@ def login_command(host: str) -> str:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text in which `secrets` and the values of all query parameters in URLs are replaced.
+    """Replace `secrets` and the values of all query parameters in URLs in a text.
 
     Secrets of fewer than four characters are not replaced, because other words could contain them.
     """

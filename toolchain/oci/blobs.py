@@ -183,8 +183,8 @@ class Blobs:
 
         Args:
             kind: the artifact type.
-            layers: the layers of the artifact, whose blobs are in the layout.
-            more: the JSON values of more keys of the manifest, such as `subject` and `annotations`.
+            layers: the layers, whose blobs are in the layout.
+            more: more keys of the manifest, such as `subject` and `annotations`.
         """
         value = {
             "schemaVersion": 2,

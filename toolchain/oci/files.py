@@ -43,10 +43,7 @@ class PlainFile:
 
 
 def is_plain_name(text: str) -> bool:
-    """Return whether a name is safe for a file.
-
-    A safe name begins with a letter or digit, and contains only letters, digits and `. _ + ~ ! -`, at most 255 in all.
-    """
+    """Return whether a file name is safe: 1 to 255 letters, digits and `. _ + ~ ! -`, and a letter or digit first."""
     return _NAME.fullmatch(text) is not None
 
 

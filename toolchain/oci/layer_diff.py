@@ -22,7 +22,6 @@ class FileDifference:
     """A file that differs between two layers.
 
     Args:
-        path: the path relative to the root of the layer.
         what: the kind of difference: `only in the first`, `only in the second`, `kind`, `size` or `content`.
         offset: the position of the first differing byte; None if the contents were not compared.
         first, second: up to 16 bytes of each file, from `offset` on, in hex. If the contents were not compared, they

@@ -146,10 +146,7 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_
 def read_members(
     path: Path, media_type: str, wanted: Callable[[str], bool], *, limit: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the path and the content of each regular file whose path `wanted` accepts.
-
-    Files of more than `limit` bytes are skipped.
-    """
+    """Yield the path and the content of each regular file of at most `limit` bytes whose path `wanted` accepts."""
     for name, member, tar in _walk(path, media_type):
         if member.isreg() and wanted(name) and member.size <= limit:
             yield name, _content(tar, member).read()

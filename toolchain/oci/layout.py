@@ -38,7 +38,7 @@ class Layout(Blobs):
         self._index = root / "index.json"
 
     def ensure(self) -> Layout:
-        """Create the layout if it does not exist, and return the object itself."""
+        """Create the layout if it does not exist, and return this object."""
         marker = self.root / "oci-layout"
         try:
             self._folder().mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,6 @@ class Layout(Blobs):
             )
 
     def _small(self, name: str, limit: int) -> bytes:
-        """Return the content of index.json or oci-layout."""
         try:
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:

@@ -39,12 +39,9 @@ def keys_of(media_type: str) -> Keys:
 
 
 def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
-    """Parse bytes as a JSON object, and return the object.
+    """Parse bytes as a JSON object; for `keys`, see `strict_json.read`.
 
     RegistryError is raised if the content is not a JSON object, and DocumentError if parsers could read it differently.
-
-    Args:
-        keys: the known keys of the object (see `strict_json.read`).
     """
     try:
         value = strict_json.read(content, name, keys=keys)

@@ -119,23 +119,16 @@ class Place(ABC):
 
     @abstractmethod
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
-        """Store artifacts about an image that this place already has, so that `referrers` lists the artifacts.
+        """Store artifacts from `layout` about the image with the digest `subject`, so that `referrers` lists them.
 
-        Artifacts that are already listed are skipped.
-
-        Args:
-            layout: the layout that contains the artifacts.
-            subject: the digest of the image.
+        The image must already be in this place. Artifacts that are already listed are skipped.
         """
 
     @abstractmethod
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
         """Add layers to the manifests under cosign's tags, and return the number of bytes sent or written.
 
-        Layers of other publishers are kept.
-
-        Args:
-            layout: the layout that contains the blobs of the layers. The new configs are stored in this layout too.
+        Layers of other publishers are kept. `layout` contains the blobs of the layers, and gets the new configs too.
         """
 
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:
@@ -168,7 +161,6 @@ class Place(ABC):
         """Copy a manifest or index, with everything that it refers to, into a layout.
 
         Args:
-            content: the bytes of the manifest or index.
             depth: the number of indexes above the item.
             seen: the digests, media types and sizes of the content that was already copied.
         """

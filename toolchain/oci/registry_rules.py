@@ -56,7 +56,6 @@ UNKNOWN = Rules(name="unknown")
 
 @lru_cache
 def known() -> tuple[Rules, ...]:
-    """Return the rules of all known registries."""
     rows = read_toml(_DATA, error=RegistryError).get("registry", [])
     return tuple(typed_row(Rules, row, f"registry.{at}", _DATA, error=RegistryError) for at, row in enumerate(rows))
 

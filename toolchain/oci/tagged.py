@@ -26,12 +26,7 @@ _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
 
 def about_tag(subject: str, kind: Kind) -> str:
-    """Return the tag under which cosign looks for the signatures or attestations of an image.
-
-    Args:
-        subject: the digest of the image or index.
-        kind: `sig` for signatures, `att` for attestations.
-    """
+    """Return the tag under which cosign looks for the signatures (`sig`) or attestations (`att`) of an image."""
     return f"{check_digest(subject).replace(':', '-')}.{kind}"
 
 
