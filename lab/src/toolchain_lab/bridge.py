@@ -60,10 +60,7 @@ def translation() -> Iterator[None]:
 
 
 def run_program(command: Sequence[str | Path], timeout: float) -> str:
-    """Run a program for the emulator and return its output.
-
-    Args:
-        timeout: the time limit in seconds.
+    """Run a program for the emulator, with a time limit in seconds, and return its output.
 
     Raises:
         ProgramError: the program failed or exceeded the time limit.
@@ -77,11 +74,7 @@ def run_program(command: Sequence[str | Path], timeout: float) -> str:
 
 @translation()
 def disassembler(given: Path | None = None) -> Disassembler:
-    """Find llvm-objdump; see `find_disassembler`.
-
-    Raises:
-        EngineError: llvm-objdump is not found, does not run, or is too old.
-    """
+    """Find llvm-objdump; see `find_disassembler`."""
     return find_disassembler(run_program, given)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.memory import Views
 
-# An access consists of byte offsets, the number of bytes at each offset, and the wave that accesses each offset, or a
-# single wave for all of them.
+# An access consists of byte offsets, the number of bytes at each offset, and the number of the wave for each offset, or
+# one number for all of them.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
@@ -27,7 +27,6 @@ class Accesses:
     """The accesses to global memory or to LDS since the last barrier.
 
     Args:
-        views: the memory that is accessed.
         undo: whether to keep the values that are overwritten, so that `restore` can write them back.
     """
 
@@ -40,17 +39,10 @@ class Accesses:
 
     @property
     def too_many(self) -> bool:
-        """Whether more accesses are recorded than the limit allows."""
         return len(self._loads) + len(self._stores) > _MOST
 
     def load(self, place: Array, size: int, owners: Array) -> None:
-        """Record a load by several lanes.
-
-        Args:
-            place: the byte offset of each lane.
-            size: the number of bytes that each lane loads.
-            owners: the number of the wave that each lane belongs to, or one number for all lanes.
-        """
+        """Record a load, which is given by the parts of an `Access`."""
         self._loads.append((place, size, owners))
 
     def load_for_all(self, place: int, size: int, waves: Array) -> None:
@@ -75,10 +67,10 @@ class Accesses:
             self._undo.append((place, size, self._views.load(place, size)))
 
     def meet(self) -> bool:
-        """Return whether the order of the waves since the last barrier affects the result, and forget their accesses.
+        """Return whether the result may depend on the order of the waves, and forget the accesses.
 
-        The order affects the result if one wave writes to a unit of two bytes that another wave accesses, unless the
-        waves only store to the unit and all store the same value.
+        The result may depend on the order if, since the last barrier, one wave has written to a unit of two bytes that
+        another wave has accessed, unless the waves only stored to the unit and all stored the same value.
         """
         stores, values, loads = self._stores, self._values, self._loads
         self._loads, self._stores, self._values = [], [], []
@@ -117,7 +109,7 @@ class Accesses:
         return np.array_equal(self._views.load(place[lanes], size), values[:, lanes] & kept)
 
     def restore(self) -> None:
-        """Undo all stores and atomic accesses, including those before the last barrier; only possible with `undo`."""
+        """Undo all stores and atomic accesses, including those before the last barrier."""
         for place, size, old in reversed(self._undo or []):
             self._views.store(place, size, old)
 

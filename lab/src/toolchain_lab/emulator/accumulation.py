@@ -6,8 +6,8 @@ described in Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties
 (arXiv:2403.00232). The papers do not specify the payload of a NaN, so the bits of a NaN result may differ from those on
 hardware.
 
-Each rule splits k into groups. For each group in turn, the products are added to the accumulator, and the sum is
-rounded to float32:
+Each rule splits the products that are summed into groups. For each group in turn, the products are added to the
+accumulator, and the sum is rounded to float32:
 
 - `chain`, for float32 on CDNA1 to CDNA3: each product is added by a fused multiply-add.
 - `exact`, for CDNA1: the products of a group and the accumulator are added exactly, and the sum is rounded once.
@@ -15,7 +15,8 @@ rounded to float32:
 - `aligned`, for CDNA3: the products are truncated at 24 bits below the largest exponent of the group, and added. The
   sum is rounded down at 32 bits, and the accumulator at 24 bits, below the larger of their two exponents. The total is
   rounded down to 32 significant bits before it is converted to float32.
-- `interleaved`, for fp8 and bf8 on CDNA3: like `aligned`, but even and odd products are truncated separately.
+- `interleaved`, for fp8 and bf8 on CDNA3: like `aligned`, but the even and the odd products are truncated separately,
+  and the accumulator is ignored if its exponent is more than 25 below that of the products.
 """
 
 from __future__ import annotations
@@ -75,12 +76,7 @@ class Rule:
     group: int
 
     def factor(self, matrix: Array, kind: str) -> Factor:
-        """Return a matrix as a factor for `add`.
-
-        Args:
-            matrix: the factor's numbers, `float64[row, k]`.
-            kind: the type of the matrix's elements, a key of `_SMALLEST`.
-        """
+        """Prepare a matrix, `float64[row, k]`, whose elements have the type `kind`, as a factor for `add`."""
         values = np.ascontiguousarray(matrix.T)
         smallest = _SMALLEST[kind]
         if self.name == "flushed":
@@ -100,8 +96,7 @@ class Rule:
     def add(self, left: Factor, right: Factor, addend: Array) -> Array:
         """Return the matrix product of two factors plus an addend, `float32[rows of left, rows of right]`.
 
-        Args:
-            addend: an array of the result's shape, or one number.
+        The addend is an array of the same shape, or one number.
         """
         depth, rows = left.values.shape
         total = np.broadcast_to(np.asarray(addend, np.float32), (rows, right.values.shape[1]))
@@ -212,7 +207,7 @@ def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -
 
     Args:
         dot, powers: the sums and the powers of two that `_cut` returns.
-        total: the accumulator, `float32[row, column]`.
+        total: the accumulator.
         near: the accumulator is ignored if its power of two is less than this fraction of the larger of both powers.
     """
     own = np.maximum((total.view(np.uint32) & _EXPONENT_32).view(np.float32), _TINY)
@@ -263,12 +258,9 @@ _RULES = {
 
 
 def rule_of(target: Target, kind: str) -> Rule | None:
-    """Return the rounding rule for a GPU's matrix instructions on a type.
+    """Return the rule for matrix instructions on a type; None if none is published, or if `target.exact` is false.
 
     Args:
         kind: the type in the instruction's name: `f16`, `bf16`, `bf16_1k`, `xf32`, `f32`, `fp8` or `bf8`.
-
-    Returns:
-        The rule; None if none is published for the GPU and the type, or if `target.exact` is false.
     """
     return _RULES.get(target.gpu, {}).get(kind) if target.exact else None

@@ -68,10 +68,7 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
 
 
 def _returns(operands: Operands) -> bool:
-    """Return whether the modifiers of an atomic instruction ask for the old value.
-
-    The modifier is `sc0`, `glc` or `th`, depending on the GPU.
-    """
+    """Return whether an instruction returns the old value, which the modifier `sc0`, `glc` or `th` determines."""
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")
@@ -79,12 +76,7 @@ def _returns(operands: Operands) -> bool:
 
 
 def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | None) -> Array:
-    """Return vector registers as numbers of a type, one for each lane.
-
-    Args:
-        first: the number of the first vector register.
-        lanes: a mask of the lanes to read; the active lanes by default.
-    """
+    """Return the numbers that vector registers hold, one for each lane in the mask `lanes`, or for each active lane."""
     rows = [row if lanes is None else row[lanes] for row in wave.u[first : first + kind.itemsize // 4]]
     if lanes is None:
         rows = [active(wave, row) for row in rows]
@@ -96,13 +88,7 @@ def _compare_and_swap(old: Any, new: Any, wanted: Any) -> Any:
 
 
 def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
-    """Apply an atomic operation to memory, lane by lane, and return the old values.
-
-    Args:
-        data: the bytes of the memory, `uint8`.
-        place: the byte offset of each lane.
-        values: an array for each data operand, all of the same type.
-    """
+    """Apply an atomic operation to memory at the byte offsets `place`, lane by lane, and return the old values."""
     kind = values[0].dtype
     memory, old = data[: len(data) // kind.itemsize * kind.itemsize].view(kind), np.zeros_like(values[0])
     for lane, number in enumerate(place // kind.itemsize):
@@ -126,7 +112,6 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
     """Return the decoder for an atomic instruction on memory.
 
     Args:
-        form: the form of addressing: `global`, `flat` or `buffer`.
         operands_of_lane: the number of data operands: 2 for a compare-and-swap, and otherwise 1.
     """
 

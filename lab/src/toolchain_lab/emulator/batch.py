@@ -1,8 +1,4 @@
-"""All waves of a workgroup as one wave, which has the lanes of all the waves.
-
-The array `s` holds the scalar registers that have the same value in all waves. The other scalar registers, and EXEC in
-any case, are in `rows`, which contains a row for each wave.
-"""
+"""All waves of a workgroup as one wave, which has the lanes of all the waves."""
 
 from __future__ import annotations
 
@@ -22,7 +18,9 @@ if TYPE_CHECKING:
 class Batch(Wave):
     """All waves of a workgroup as one wave.
 
-    `join` takes over the state of the waves, and `part` gives it back to them.
+    `join` takes over the state of the waves, and `part` gives it back to them. The array `s` holds the scalar registers
+    that have the same value in all waves. The other scalar registers, and EXEC in any case, are in `rows`, which
+    contains a row for each wave.
     """
 
     def __init__(self, group: Workgroup) -> None:
@@ -52,7 +50,6 @@ class Batch(Wave):
         self.exec_changed()
 
     def part(self) -> None:
-        """Give the state back to the waves."""
         same = [register for register in range(SCALARS) if register not in self.varying]
         self.rows[:, same] = self.s[same]
         if SCC not in self.varying:
@@ -69,7 +66,7 @@ class Batch(Wave):
         self.rows[:, same] = self.s[same]
 
     def push_scc(self) -> None:
-        """Copy SCC to each wave, for the case in which it is the same in all waves."""
+        """Copy SCC, which must be the same in all waves, to each wave."""
         for wave in self.waves:
             wave.scc = self.scc
 
@@ -88,7 +85,7 @@ class Batch(Wave):
         self._lent = True
 
     def settle(self, registers: Registers) -> None:
-        """Remove the registers from `varying` whose values are in fact the same in all waves."""
+        """Remove those of the given registers from `varying` that are in fact the same in all waves."""
         for register in registers:
             column = self.rows[:, register]
             if (column == column[0]).all():

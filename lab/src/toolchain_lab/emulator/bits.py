@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# An array contains an element for each lane, or is 0-dimensional if all lanes have the same value.
+# Most arrays contain an element for each lane, or are 0-dimensional if all lanes have the same value.
 Array: TypeAlias = NDArray[Any]
 
 WORD = 0xFFFFFFFF

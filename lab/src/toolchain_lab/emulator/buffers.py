@@ -107,16 +107,13 @@ class BufferAddress:
         resource: the four scalar registers with the buffer descriptor.
         scalar: the scalar operand with an offset for all lanes.
         size: the number of bytes that each lane accesses.
-
-    Raises:
-        NotEmulatedError: the instruction uses a form of addressing that is not emulated.
     """
 
     def __init__(self, operands: Operands, vector: str, resource: str, scalar: str, size: int) -> None:
         instruction = operands.instruction
         modifiers = instruction.modifiers
         if modifiers.flag("idxen") or modifiers.flag("lds") or modifiers.flag("tfe"):
-            raise instruction.unknown("idxen, lds or tfe")
+            raise instruction.unknown("the modifier idxen, lds or tfe")
         register = operands.register(resource)
         if register is None or register.vector or register.count != 4:
             raise instruction.unknown(f"{resource} as a buffer resource")
@@ -134,11 +131,7 @@ class BufferAddress:
         self._instruction = instruction
 
     def of(self, wave: Wave) -> tuple[Array, Array]:
-        """Return the addresses, `uint64[lanes]`, and a mask of the lanes that are active and in bounds.
-
-        Raises:
-            NotEmulatedError: the descriptor does not describe a raw buffer, or an access is only partly in bounds.
-        """
+        """Return the addresses, `uint64[lanes]`, and a mask of the lanes that are active and in bounds."""
         first = self._resource
         base = int(wave.s[first]) | signed(int(wave.s[first + 1]), 16) << 32
         if int(wave.s[first + 1]) >> 16 & 0x3FFF:
@@ -178,7 +171,7 @@ def _buffer(access: Access) -> Handler:
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
     """Decode a buffer instruction of gfx90a, which accesses scratch memory if its descriptor is swizzled.
 
-    When a kernel starts, the descriptor for scratch memory is in s[0:3]; all swizzled descriptors are taken for it.
+    Any swizzled descriptor is assumed to be the one that s[0:3] contains when the kernel starts.
     """
     texts, pc = operands.instruction.operands, operands.instruction.address
     resource = operands.register(texts[2])

@@ -1,4 +1,4 @@
-"""A reader for AMD code objects, which returns the loaded image, the kernel descriptor and the metadata note."""
+"""A reader for AMD code objects."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ class Descriptor:
     """A kernel descriptor of the AMDGPU ABI, for code object version 3 and later.
 
     Args:
-        lds: the size of a workgroup's LDS in bytes.
-        scratch: the size of a lane's scratch memory in bytes.
-        kernarg: the size of the argument block in bytes.
+        lds, scratch, kernarg: the sizes in bytes of a workgroup's LDS, a lane's scratch memory and the argument block.
         rsrc1, rsrc2, rsrc3: the values of the registers COMPUTE_PGM_RSRC1 to COMPUTE_PGM_RSRC3.
         properties: the field `kernel_code_properties`.
         preload_length: the number of 32-bit words of the arguments that are loaded into SGPRs before the kernel starts.
@@ -71,10 +69,9 @@ class Argument:
     """An argument in the metadata of a code object.
 
     Args:
-        offset: the byte offset of the argument in the argument block.
-        size: the size of the argument in bytes.
+        offset, size: the offset in the argument block, and the size, in bytes.
         kind: the metadata's `.value_kind`, such as `by_value`, `global_buffer` or `hidden_group_size_x`.
-        name: the argument's name; empty if the metadata gives none.
+        name: empty if the metadata gives none.
     """
 
     offset: int
@@ -88,9 +85,7 @@ class CodeObject:
     """A kernel in a code object.
 
     Args:
-        path: the code object's file.
         gpu: LLVM's name for the GPU, such as `gfx942`.
-        kernel: the kernel's name.
         entry: the address of the first instruction.
         image: the contents of memory from address 0, after the segments are loaded.
         arguments: all arguments, in order, including hidden ones.
@@ -134,7 +129,9 @@ def load(
         with opened(path) as stream:
             elf = ELFFile(stream)
             if elf.elfclass != 64 or elf["e_machine"] not in (224, "EM_AMDGPU"):
-                raise ValueError(f"an ELF{elf.elfclass} for machine {elf['e_machine']}, not an AMDGPU ELF64")
+                raise ValueError(
+                    f"it is an ELF{elf.elfclass} file for machine {elf['e_machine']}, not an AMDGPU ELF64 file"
+                )
             mach = int(elf["e_flags"]) & _MACH_MASK
             gpu = gpu_of_flag(mach)
             if gpu is None:
@@ -167,7 +164,7 @@ def load(
             )
     except OSError as error:
         raise CodeObjectError(
-            "object-unreadable", f"cannot read {path}", why=str(error.strerror), fix="check the path"
+            "object-unreadable", f"{path} cannot be read", why=str(error.strerror), fix="check the path"
         ) from error
     except (
         ELFError,
@@ -179,7 +176,7 @@ def load(
         ArithmeticError,
         struct.error,
     ) as error:
-        why = str(error) if type(error) is ValueError else "a table or the metadata in it is damaged"
+        why = str(error) if type(error) is ValueError else "one of its tables or its metadata is damaged"
         raise CodeObjectError(
             "object-damaged", f"{path} is not a complete code object", why=why, fix="compile it again"
         ) from error
@@ -189,7 +186,7 @@ def _require_segments(elf: Any, size: int) -> None:
     """Raise ValueError if a segment extends beyond the file, because reading it would allocate its claimed size."""
     for segment in elf.iter_segments():
         if segment["p_offset"] + segment["p_filesz"] > size:
-            raise ValueError(f"the file has {size} bytes, and a segment ends beyond them")
+            raise ValueError(f"a segment extends beyond the end of the file, which has {size} bytes")
 
 
 def _symbols(elf: Any) -> Iterable[Any]:
@@ -244,7 +241,10 @@ def _choose(path: Path, names: list[str], kernel: str | None) -> str:
         )
     if kernel is None and len(names) > 1:
         raise NotEmulatedError(
-            "several-kernels", f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="choose one of these"
+            "several-kernels",
+            f"{path.name} has {len(names)} kernels",
+            why=f"its kernels: {', '.join(names)}",
+            fix="choose one: toolchain emulate --kernel NAME",
         )
     if not names:
         raise ValueError("it has no kernel descriptor")

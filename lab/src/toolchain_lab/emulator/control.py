@@ -40,9 +40,7 @@ class Branch:
     """The branch at the end of a block.
 
     Args:
-        condition: whether a wave takes the branch.
-        target: the address at which a wave continues if it takes the branch.
-        following: the address at which a wave continues if it does not take the branch.
+        target, following: the addresses at which a wave continues if it takes the branch, and if it does not.
         reads: the registers on which the condition depends.
     """
 
@@ -53,7 +51,7 @@ class Branch:
 
 
 def has_no_effect(instruction: Instruction) -> bool:
-    """Return whether an instruction changes neither a register nor memory, because it only waits or gives a hint."""
+    """Return whether an instruction only waits or gives a hint, and changes neither registers nor memory."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
     return _without_effect(instruction.name)
@@ -79,11 +77,7 @@ def ends_block(instruction: Instruction) -> bool:
 
 
 def branch(instruction: Instruction) -> Branch | None:
-    """Return the branch that an instruction makes; None if the instruction is not a branch.
-
-    Raises:
-        NotEmulatedError: the condition of the branch is unknown.
-    """
+    """Return the branch that an instruction makes; None if the instruction is not a branch."""
     if instruction.name in _CONDITIONS:
         words = signed(instruction.line.words[0], 16)
         following = instruction.address + 4
@@ -97,11 +91,7 @@ def branch(instruction: Instruction) -> Branch | None:
 def wait(instruction: Instruction) -> Mapping[str, int]:
     """Return the counters that an instruction waits for, each with the number of accesses that may stay outstanding.
 
-    Returns:
-        The numbers by counter; an empty mapping if the instruction does not wait for a counter.
-
-    Raises:
-        NotEmulatedError: the form of the wait is unknown.
+    The result is empty if the instruction does not wait for a counter.
     """
     name, text = instruction.name, " ".join(instruction.operands)
     counts: dict[str, int] | None = {}

@@ -85,9 +85,10 @@ class Operation:
     """A decoded instruction.
 
     Args:
-        run: the function that executes the instruction for a wave; None if there is nothing to execute.
-        reads, writes: the registers that are read and written, numbered as in the module `operands`.
-        names: the mnemonic, or both mnemonics of a dual-issue instruction.
+        run: the function that executes the instruction for a wave; None for a wait, a hint, a branch, a barrier and
+            the end of the program.
+        reads, writes: the registers that are read and written, numbered as in the module `registers`.
+        names: the mnemonic; for a dual-issue instruction, both mnemonics.
         spared: the halves of `reads` and `writes` that are not accessed, numbered as in `Operands.half_reads`.
         kept: the halves of `writes` that are not written.
         how: how the instruction can run for several waves: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
@@ -113,12 +114,11 @@ class Operation:
 
     @property
     def scalar_reads(self) -> frozenset[int]:
-        """All scalar registers that are read."""
         return self.masks | self.numbers
 
 
 def decode(line: Line, target: Target) -> Operation:
-    """Decode an instruction. `run` is None for a wait, a hint, a branch, a barrier and the end of the program.
+    """Decode an instruction.
 
     Raises:
         NotEmulatedError: the instruction, an operand or a modifier is unknown.
@@ -157,7 +157,6 @@ def _reads_exec(name: str) -> bool:
 
 @cache
 def _how(name: str, suffix: str) -> str:
-    """Return how an instruction can run for several waves: `SCALAR`, `LANES`, `WAVE` or `ORDERED`."""
     if name.startswith(("s_setreg", "s_setpc", "s_swappc")):
         return ORDERED
     if name.startswith(("s_", "v_s_")):

@@ -25,7 +25,7 @@ _OLDEST_RDNA = 22
 _HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
-_LIMIT = 300.0
+_LIMIT = 300.0  # seconds
 # A function that runs a command with a timeout in seconds, and returns its output. It raises ProgramError if the
 # command fails.
 Run = Callable[[Sequence[str | Path], float], str]
@@ -33,12 +33,7 @@ Run = Callable[[Sequence[str | Path], float], str]
 
 @dataclass(frozen=True)
 class Disassembler:
-    """An installed llvm-objdump.
-
-    Args:
-        version: the version as three numbers, such as (22, 1, 8).
-        run: a function that runs the program.
-    """
+    """An installed llvm-objdump."""
 
     path: Path
     version: tuple[int, int, int]
@@ -60,14 +55,10 @@ class Line:
 
 
 def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
-    """Find llvm-objdump, and return it as a disassembler.
+    """Find llvm-objdump.
 
-    The environment variable TOOLCHAIN_LLVM_OBJDUMP can give its path. Otherwise, the newest `llvm-objdump-VERSION` on
-    PATH or below /usr/lib is used, or `llvm-objdump` on PATH if there is none.
-
-    Args:
-        run: a function that runs the program.
-        given: the path that the user gave, which takes precedence; None if there is none.
+    The path `given` takes precedence over the environment variable TOOLCHAIN_LLVM_OBJDUMP. Without both, the newest
+    `llvm-objdump-VERSION` on PATH or below /usr/lib is used, or `llvm-objdump` on PATH if there is none.
 
     Raises:
         DisassemblerError: llvm-objdump is not found, does not run, or is too old.
@@ -86,7 +77,7 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
         "disassembler-missing",
         "llvm-objdump is not installed",
         why="the emulator disassembles code objects with it",
-        fix=f"apt-get install llvm-22, or give its path by --objdump or {VARIABLE}",
+        fix=f"run apt-get install llvm-22, or give the path of an llvm-objdump with --objdump or {VARIABLE}",
     )
 
 
@@ -119,7 +110,7 @@ def _disassembler(path: str, run: Run) -> Disassembler:
             "disassembler-too-old",
             f"{path} is too old",
             why=f"it is LLVM {'.'.join(map(str, version))}, and the oldest supported version is {_OLDEST}",
-            fix="apt-get install llvm-22, or give the path of a newer one: --objdump PATH",
+            fix="run apt-get install llvm-22, or give the path of a newer one: --objdump PATH",
         )
     return Disassembler(Path(path), version, run)
 
@@ -135,8 +126,8 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
     if disassembler.version[0] < oldest:
         raise NotEmulatedError(
             "disassembler-lacks-gpu",
-            f"{disassembler.label} does not decode {gpu}",
-            why=f"LLVM {oldest} is the first version that does",
+            f"{disassembler.label} is too old for {gpu}",
+            why=f"the oldest supported version for this GPU is LLVM {oldest}",
             fix="give the path of a newer one: --objdump PATH",
         )
     try:

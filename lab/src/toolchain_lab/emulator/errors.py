@@ -22,10 +22,7 @@ class EmulatorError(Exception):
 
 
 class NotEmulatedError(EmulatorError):
-    """The emulator cannot run the kernel, because part of it is not supported or its metadata is unusable.
-
-    The unsupported part may be an instruction, a modifier, a mode, a register or the GPU, for example.
-    """
+    """The emulator cannot run the kernel, because part of it is not supported or its metadata is unusable."""
 
 
 class FaultyKernelError(EmulatorError):
@@ -41,7 +38,7 @@ class CodeObjectError(EmulatorError):
 
 
 class LaunchError(EmulatorError):
-    """An argument, the grid or the signature of a launch is invalid, or a file of arguments or expected values is."""
+    """A launch has an invalid argument, grid or signature, or a file of expected values is invalid."""
 
 
 class DisassemblerError(EmulatorError):

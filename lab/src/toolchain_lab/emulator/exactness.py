@@ -15,12 +15,12 @@ from toolchain_lab.emulator.wave import Target
 EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported")
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
-_ULP = "1 unit in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"
+_ULP = "1 unit in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"
 # The bounds for all instructions except matrix instructions and dot products.
 _BOUNDS = (
     (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
-    (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals of CDNA4 and RDNA3.5 state"),
-    (re.compile(r"v_(s_)?(exp|log|rcp_iflag|rcp|rsq|sqrt|sin|cos|tanh)_"), "unknown: AMD's manuals state none"),
+    (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"),
+    (re.compile(r"v_(s_)?(exp|log|rcp_iflag|rcp|rsq|sqrt|sin|cos|tanh)_"), "unknown, because AMD's manuals state none"),
     (re.compile(r"v_div_fmas"), "1 unit in the last place, where a result is scaled"),
     (re.compile(r"v_fma_mix(lo|hi)"), "1 unit in the last place, because the sum is rounded to float32 first"),
 )
@@ -30,14 +30,13 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
     """Return the bound on the error of an instruction, as text; empty if the instruction is exact.
 
     Args:
-        name: the mnemonic.
         magnitude: the largest sum of magnitudes that was added in any execution of the instruction. For an instruction
             with a published rule, any value other than 0 means that a result was infinite or NaN in a way that the rule
             does not specify.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:
-            return "unknown: no rule is published for bf8 products with infinity or NaN" if magnitude else ""
+            return "unknown, because no rule is published for bf8 products with infinity or NaN" if magnitude else ""
         return _of_sum(int(match[1]), match[2], magnitude)
     if match := _DOT.match(name):
         return _of_sum(int(match[1]), "f16", magnitude)
@@ -47,7 +46,7 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
     """Return the bound on the error of a sum of products.
 
-    The emulator rounds the sum once. Hardware may add the terms in any order, and may lose one unit in the last place
+    The emulator adds the terms in float64. Hardware may add them in any order, and may lose one unit in the last place
     of float32, or of float64, for each term. It may also truncate xf32 factors that the emulator rounds.
     """
     units = terms + 2 + (1 << 14 if kind == "xf32" else 0)

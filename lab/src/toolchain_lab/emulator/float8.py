@@ -15,8 +15,6 @@ class Float8:
     """An 8-bit type with a sign bit, an exponent and a mantissa.
 
     Args:
-        mantissa: the number of bits in the mantissa.
-        bias: the bias that is added to the exponent.
         largest: the bits of the largest finite number.
         infinite: whether the type has infinities, as E5M2 does; the FNUZ types and E4M3FN have only NaN.
         nan: the bits of NaN. In the FNUZ types they are 0x80, and there is no negative zero.

@@ -1,7 +1,6 @@
 """The floating-point functions that instructions compute, as AMD's instruction set manuals describe them.
 
-Each argument is an array with an element for each lane. The functions accept `float32`, and also `float64` if an
-instruction for that type exists.
+Each argument is an array with an element for each lane, or one number for all lanes.
 """
 
 from __future__ import annotations
@@ -239,7 +238,6 @@ class Scaling:
         power: the power of 2 by which an operand is scaled.
         both_small: the power of 2 that is used if both the quotient and the reciprocal of the denominator are denormal.
         small: a numerator with this exponent or a smaller one needs scaling.
-        tiny: the smallest normal number of the type.
     """
 
     distance: int
@@ -264,7 +262,6 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
 
     Args:
         value: the operand to scale, which is either the denominator or the numerator.
-        by: the parameters for the type of the operands.
 
     Returns:
         The scaled operand, and a mask of the lanes whose quotient V_DIV_FMAS must scale back.

@@ -34,7 +34,6 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
     """Return the value of an argument, and its parameter with the element type that the text or the file gives.
 
     Args:
-        text: the argument that the user gave, such as `300`, `null`, `x.npy` or `zeros:4096`.
         seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
 
     Raises:
@@ -51,7 +50,7 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
         return _file(parameter, text)
     if made[3]:
         if parameter.element not in {"", made[3]}:
-            raise _wrong(parameter, text, "it names another type")
+            raise _wrong(parameter, text, "the value names a different type")
         parameter = replace(parameter, type=f"*{made[3]}")
     kind = _storage(parameter, text)
     count = int(made[2])
@@ -60,7 +59,7 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
     if made[1] == "zeros":
         return parameter, np.zeros(count, kind)
     if parameter.element not in _FLOATS:
-        raise _wrong(parameter, text, "normal numbers are for floating-point types")
+        raise _wrong(parameter, text, "normal numbers need a floating-point type")
     name_seed = int.from_bytes(parameter.name.encode(), "little") % (1 << 63)
     return parameter, _encoded(parameter.element, np.random.default_rng([seed, name_seed]).standard_normal(count))
 
@@ -106,7 +105,7 @@ def _load(parameter: Parameter, text: str) -> Array:
     except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise _wrong(parameter, text, "the file is not an array that numpy.save wrote") from error
     if not isinstance(loaded, np.ndarray):
-        raise _wrong(parameter, text, "the file holds several arrays")
+        raise _wrong(parameter, text, "the file contains several arrays")
     return loaded
 
 
@@ -121,7 +120,7 @@ def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
     # numpy saves arrays with a type from the package ml_dtypes as untyped bytes.
     raw = (element in _AS_BITS and loaded.dtype.kind in "Viu") or (element == "i1" and loaded.dtype.kind in "biu")
     if loaded.dtype != kind and not (loaded.dtype.itemsize == kind.itemsize and (integers or raw)):
-        raise _wrong(parameter, text, f"the file holds {loaded.dtype}, but {kind} is expected")
+        raise _wrong(parameter, text, f"the file contains elements of type {loaded.dtype}, but {kind} is expected")
     return parameter, np.ascontiguousarray(loaded).view(loaded.dtype if integers else kind)
 
 
@@ -142,7 +141,8 @@ class Comparison:
     Args:
         differing: the number of elements whose difference exceeds the tolerance.
         first: the flat index of the first element that differs; None if none does.
-        largest: the largest absolute difference; infinite if an element is NaN or infinite and its counterpart is not.
+        largest: the largest absolute difference; infinite if an element that is NaN or infinite differs from the
+            expected one.
     """
 
     differing: int
@@ -166,13 +166,9 @@ def decoded(element: str, stored: Array) -> Array:
 
 
 def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float, rtol: float) -> Comparison:
-    """Compare a buffer with the array in a file; NaN is equal to NaN.
+    """Compare a buffer with the array in a file that `numpy.save` wrote; NaN is equal to NaN.
 
     An element differs unless |result - expected| <= atol + rtol * |expected|.
-
-    Args:
-        parameter: the kernel's parameter for the buffer, which gives the element type.
-        path: a file that `numpy.save` wrote.
 
     Raises:
         LaunchError: the file does not contain an array with as many numbers as the buffer.

@@ -47,7 +47,6 @@ _CDNA3 = (
     ("valu vector", "lane vector", 1),
 )
 _CDNA4 = (*_CDNA3, ("valu vector", "permlane vector", 2), ("valu exec", "permlane exec", 4))
-# The distances on RDNA are numbers of vector instructions.
 _RDNA = (("transcendental", "valu source", 6), ("wmma result", "wmma factor", 1))
 _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
 _SLOW = r"(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f\d+ "
@@ -120,7 +119,6 @@ class Kind:
 
 @cache
 def _kind(name: str, form: str, gpu: str) -> Kind:
-    """Return the properties that do not depend on an instruction's registers; `form` is the result of `_form`."""
     groups = {key: group for key, group, pattern in _SETS if pattern.match(f"{name} {form}")}
     matrix, generation = _MATRIX.match(name), int(gpu[3:-2])
     single = matrix is not None and matrix[4] is not None and not matrix[3]
@@ -144,7 +142,6 @@ class Facts:
     """The properties of an instruction that the rules use.
 
     Attributes:
-        kind: the properties that do not depend on the registers.
         states: the number of wait states that the instruction takes.
         settles: whether the results of all earlier vector instructions are available after the instruction.
         reach: the largest distance that a later instruction may have to keep; 0 if there is none.
@@ -166,7 +163,7 @@ class Facts:
                 self.reach = need
 
     def part(self, group: str) -> Registers:
-        """Return the instruction's registers that belong to a group."""
+        """Return those registers of the instruction that belong to a group."""
         known = self._parts.get(group)
         if known is None:
             known = self._parts[group] = frozenset(self._find(group))

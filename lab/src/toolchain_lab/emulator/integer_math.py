@@ -1,6 +1,6 @@
 """The functions on integers and bits that vector instructions compute, as AMD's instruction set manuals describe them.
 
-Each argument is an array with an element for each lane.
+Each argument is an array with an element for each lane, or one number for all lanes.
 """
 
 from __future__ import annotations

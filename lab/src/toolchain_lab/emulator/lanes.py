@@ -24,13 +24,7 @@ _WITH_NUMBER = (
 
 @lru_cache(maxsize=256)
 def source_lanes(control: str, value: int, lanes: int) -> Array:
-    """Return the lane that each lane reads, `int64[lanes]`; -1 if there is no such lane.
-
-    Args:
-        control: the name of a DPP control, such as `row_shl`.
-        value: the number that follows the control's name.
-        lanes: the number of lanes in a wave.
-    """
+    """Return the lane that each lane reads with a DPP control such as `row_shl:1`; -1 if there is no such lane."""
     lane = np.arange(lanes)
     row, place = lane & ~15, lane & 15
     tables: dict[str, Callable[[], Array]] = {
@@ -70,11 +64,7 @@ def _control(instruction: Instruction, lanes: int) -> Array:
 
 
 def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
-    """Decode an instruction with DPP, in which lanes read the first source from other lanes.
-
-    Args:
-        build: a function that decodes the instruction without DPP.
-    """
+    """Decode an instruction with DPP, in which lanes read the first source from other lanes."""
     instruction, lanes = operands.instruction, operands.target.lanes
     modifiers = instruction.modifiers
     eight = "dpp8" in modifiers.names()
@@ -190,7 +180,6 @@ def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
 
     Args:
         choices: for each lane of a row, four bits that select the lane in the row that is read.
-        other_row: whether lanes read from the neighbouring row instead of their own.
     """
     lane = np.arange(lanes)
     chosen = np.array([choices >> 4 * k & 15 for k in range(16)])
@@ -222,12 +211,9 @@ def _permute_rows(*, other_row: bool) -> Handler:
 
 
 def _swap_rows(width: int) -> Handler:
-    """Return the decoder for V_PERMLANE16_SWAP_B32 or V_PERMLANE32_SWAP_B32.
+    """Return the decoder for V_PERMLANE16_SWAP_B32 or V_PERMLANE32_SWAP_B32, whose rows have `width` lanes.
 
     The odd rows of the first register are exchanged with the even rows of the second one.
-
-    Args:
-        width: the number of lanes in a row, 16 or 32.
     """
 
     def build(operands: Operands) -> Run:

@@ -20,10 +20,9 @@ Handler = Callable[[Operands], Run]
 class LaneOp:
     """The operand types and the numpy function of an instruction that computes each lane independently.
 
+    The fields `result` and `sources` contain a letter for the type of the destination and of each source.
+
     Args:
-        result: the letter of the destination's type.
-        sources: a letter for the type of each source, in order.
-        compute: a function that takes an array for each source, and returns the result.
         keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other 16-bit
             instructions set that half to 0. Later GPUs always preserve it.
 
@@ -112,10 +111,9 @@ def _has_halves(row: LaneOp) -> bool:
 
 
 def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
-    """Return the function that reads one source of an instruction.
+    """Return the function that reads one source, whose type `letter` gives as in `LaneOp`.
 
     Args:
-        letter: the letter of the source's type, see `LaneOp`.
         high: for a 16-bit type, 1 to read the upper half of a register, and otherwise 0.
     """
     if letter in _SOURCES:

@@ -56,11 +56,7 @@ class Parameter:
 
     @property
     def format(self) -> str:
-        """The `struct` format of the argument.
-
-        Raises:
-            NotEmulatedError: the type is not supported.
-        """
+        """The `struct` format of the argument."""
         if self.pointer:
             return "Q"
         if self.type not in _FORMATS:
@@ -96,11 +92,10 @@ class Launch:
     """The parameters of a launch.
 
     Args:
-        parameters: the kernel's parameters, in order.
         values: the argument for each parameter, by name: an array for a pointer, None for a null pointer, or a number.
         grid: the number of workgroups along x, y and z.
         waves: the number of waves in a workgroup.
-        lds: the size of each workgroup's LDS in bytes.
+        lds: the minimum size of each workgroup's LDS in bytes; the code object may require more.
         only: the ids of the workgroups that run; by default, all workgroups of the grid run.
     """
 
@@ -112,15 +107,11 @@ class Launch:
     only: Sequence[Place] | None = None
 
     def places(self) -> Iterable[Place]:
-        """Return the ids of the workgroups that run.
-
-        Raises:
-            LaunchError: the grid is empty or too large, or a workgroup in `only` is outside of the grid.
-        """
+        """Return the ids of the workgroups that run."""
         x, y, z = self.grid
         if min(self.grid) < 1:
             raise LaunchError(
-                "grid-invalid", f"a grid of {x} x {y} x {z} has no workgroup", fix="give numbers of at least 1"
+                "grid-invalid", f"a grid of {x} x {y} x {z} has no workgroup", fix="give numbers that are at least 1"
             )
         if self.only is not None:
             for place in self.only:
@@ -137,7 +128,7 @@ class Launch:
                 "grid-invalid",
                 f"a grid of {x} x {y} x {z} is too large",
                 why=f"one launch runs at most {MOST_WORKGROUPS} workgroups",
-                fix="select the workgroups that should run",
+                fix="select the workgroups that should run: --workgroup X,Y,Z",
             )
         return [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
 
@@ -148,16 +139,12 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
     Args:
         values: the number for each parameter; for a pointer, its address.
         size: the size of the block in bytes; unused bytes are 0.
-
-    Raises:
-        LaunchError: an argument is missing, or is outside the range of its type.
-        NotEmulatedError: the arguments need more than `size` bytes, or an argument's type is not supported.
     """
     block = bytearray()
     for parameter in parameters:
         if parameter.name not in values:
             raise LaunchError(
-                "arguments-missing", f"argument {parameter.name} has no value", fix="give one for each argument"
+                "arguments-missing", f"argument {parameter.name} has no value", fix="give a value for each argument"
             )
         block += b"\0" * (-len(block) % struct.calcsize("<" + parameter.format))
         value = values[parameter.name]
@@ -206,7 +193,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         name = parameters[odd].name if odd < len(parameters) else "its end"
         raise NotEmulatedError(
             "kernel-signature-mismatch",
-            f"the signature is not that of {code.kernel}",
+            f"the signature does not match {code.kernel}",
             why=f"it has {len(expected)} arguments, and the object has {len(arguments)}; they differ at {name}",
             fix="use the JSON file that was written with the object",
         )
@@ -245,8 +232,6 @@ def run(
         reverse: whether the waves of a workgroup run in descending order if they run one after the other. The order
             does not change the results of a correct kernel. Data races in LDS are only detected in ascending order.
         seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers.
-        limits: the limits that apply to each workgroup.
-        placement: the addresses of buffers and code.
 
     Raises:
         LaunchError: an argument or the grid is invalid.

@@ -34,7 +34,6 @@ class Access:
         known: whether the mnemonic is that of a load or a store; if not, the other attributes are not set.
         size: the number of bytes that each lane accesses.
         sign: whether a loaded value of less than 32 bits is sign-extended.
-        load: whether the instruction is a load.
         half: 0 or 1 if the instruction has a D16 form, which accesses only the lower or only the upper half of a
             register; otherwise None.
     """
@@ -122,7 +121,7 @@ def gather(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes
 
     Args:
         addresses: the address for each of the n lanes, `uint64[n]`.
-        size: the number of bytes that each lane accesses.
+        size: the number of bytes that each lane loads.
         what, pc: the kind of access and the address of the instruction, for error messages.
         lanes: a mask of the n lanes; the active lanes by default.
     """
@@ -136,7 +135,7 @@ def gather(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes
 def scatter(
     wave: Wave, addresses: Array, size: int, what: str, pc: int, *, values: Array, lanes: Array | None = None
 ) -> None:
-    """Store the active lanes of `values`, `uint32[words, lanes]`; the other arguments are the same as for `gather`."""
+    """Store those of `values`, `uint32[words, lanes]`, that are in n lanes; the other arguments are as in `gather`."""
     memory, accesses = wave.group.memory, wave.group.accesses
     place = memory.places(addresses, size, what, pc, write=True)
     if lanes is not None:

@@ -17,11 +17,7 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 
 
 def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
-    """Return the offset in LDS, in bytes, for each active lane, and the bitwise OR of all offsets.
-
-    Raises:
-        FaultyKernelError: a lane accesses bytes beyond the LDS of the workgroup.
-    """
+    """Return the offset in LDS, in bytes, for each active lane, and the bitwise OR of all offsets."""
     place = active(wave, address).astype(np.int64)
     if offset:
         place += offset
@@ -184,7 +180,7 @@ def transposed_read(operands: Operands) -> Run:
 
     Each group of 16 lanes reads rows of 16 elements, 8 bytes per lane, and each lane receives one column. With 16-bit
     elements, lane 4r + c reads the elements 4c to 4c+3 of row r; with 8-bit elements, lane 2r + c reads the elements 8c
-    to 8c+7 of row r. This order is derived from Triton's layouts, because we found no manual that documents these
+    to 8c+7 of row r. This order is derived from Triton's layouts, because no manual that we found documents these
     instructions.
     """
     result, base = operands.instruction.operands

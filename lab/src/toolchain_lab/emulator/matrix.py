@@ -1,8 +1,8 @@
 """Matrix instructions on 16-bit and 32-bit floats: MFMA on CDNA, and WMMA on RDNA.
 
 Sums are rounded by the rule that is published for the GPU and the type; see `accumulation`. If no rule is published, or
-with `--fast`, products are summed in float64 and rounded once. In that case, the largest sum of magnitudes is recorded,
-from which `exactness` computes a bound on the error.
+with `--fast`, products are summed in float64, and the sum is rounded to float32. In that case, the largest sum of
+magnitudes is recorded, from which `exactness` computes a bound on the error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
-# The values of k for which instructions exist, by the number of rows and the type.
+# The values of k, the number of products in a sum, for which instructions exist, by the number of rows and the type.
 _DEPTHS = {
     (32, "f16"): {8, 16},
     (16, "f16"): {16, 32},
@@ -149,8 +149,7 @@ def mfma(
             l % size, and the part l // size of k.
         c: the registers of the addend, `float32[r, waves * 64]`, or one number.
         size: the number of rows, and of columns, in the result: 16 or 32.
-        kind: the type of the elements of a and b.
-        rule: the rule by which sums are rounded; None to round each sum once.
+        rule: the rule by which sums are rounded; None to sum in float64.
 
     Returns:
         The registers of the result, `float32[r, waves * 64]`, and the magnitude for the bound on the error, which is 0

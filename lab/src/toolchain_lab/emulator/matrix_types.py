@@ -1,11 +1,10 @@
 """Matrix instructions on integers, on 8-bit and 4-bit floats, and on float64.
 
 Results are exact for integers, and for 8-bit floats on gfx942, for which a rule is published; see `accumulation`. Other
-products are summed in float64 and rounded once.
+products are summed in float64, and the sum is rounded to the type of the result.
 
-The order of the elements along k is not reproduced, because it is the same in both factors, and a sum that is rounded
-once does not depend on it. It is reproduced only for instructions with scales, because each scale applies to 32
-consecutive elements.
+Both factors have their elements along k in the order in which the registers hold them. The order of the hardware is
+reproduced only for F8F6F4 instructions, because each of their scales applies to 32 consecutive elements.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MFMA = re.compile(
     r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
 )
 _WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
-# The values of k for which instructions exist, by the number of rows and the type.
+# The values of k, the number of products in a sum, for which instructions exist, by the number of rows and the type.
 _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},

@@ -71,7 +71,6 @@ class Lds(Views):
     For each unit of 2 bytes, it records which waves have accessed the unit since the last barrier.
 
     Args:
-        watch: whether to detect data races.
         limit: the number of bytes that the views in `numbers` cover; by default, they cover all.
     """
 
@@ -108,8 +107,6 @@ class Lds(Views):
 
         Args:
             place: the byte offset of each active lane.
-            size: the number of bytes that each lane accesses.
-            pc: the address of the instruction, for the error message.
             values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store that writes the
                 values that are already in LDS is not a race.
 
@@ -131,11 +128,7 @@ class Lds(Views):
         self._written[halves] |= self.wave
 
     def note_atomic(self, place: Array, size: int, pc: int) -> None:
-        """Record an atomic access, which races with other waves' loads and stores but not with their atomic accesses.
-
-        Raises:
-            FaultyKernelError: another wave has loaded or stored the same bytes since the last barrier.
-        """
+        """Record an atomic access, which races with other waves' loads and stores, not with their atomic accesses."""
         if not self.watch or not len(place):
             return
         self._note_loads()
@@ -168,7 +161,7 @@ def _meeting(pc: int) -> FaultyKernelError:
     return FaultyKernelError(
         "lds-race",
         f"the LDS access at {pc:#x} is a data race",
-        why="another wave accessed the same bytes without a barrier in between, and one of the two accesses is a write",
+        why="another wave accessed the same bytes without a barrier in between, and at least one access is a write",
     )
 
 
@@ -176,11 +169,9 @@ class Memory:
     """The global memory of a launch: buffers with gaps between them, so that out-of-bounds accesses are detected.
 
     Args:
-        buffers: the initial contents of each buffer.
         random: the generator for the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
         names: the names of the buffers, for error messages; the last buffers may lack one.
-        placement: the placement that determines the addresses of the buffers.
 
     Attributes:
         addresses: the address of each buffer, as an unsigned number.
@@ -216,12 +207,12 @@ class Memory:
         self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
-        """Write bytes to the beginning of the buffer that has the index `number`."""
+        """Write bytes to the beginning of the buffer with the index `number`."""
         start = self._places[number]
         self.views.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def content(self, number: int) -> bytes:
-        """Return the bytes of the buffer that has the index `number`."""
+        """Return the bytes of the buffer with the index `number`."""
         start = self._places[number]
         return self.views.bytes[start : start + self._ends[number] - self._starts[number]].tobytes()
 
@@ -231,8 +222,7 @@ class Memory:
         Args:
             addresses: the addresses, `uint64[n]`.
             size: the number of bytes that are accessed at each address.
-            what: the kind of access, for error messages.
-            pc: the address of the instruction, for error messages.
+            what, pc: the kind of access and the address of the instruction, for error messages.
 
         Raises:
             OutsideError: an access is not completely inside a buffer.
@@ -264,12 +254,8 @@ class Memory:
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place & QUAD:#x}"
         name = self._names[number] if number < len(self._names) else "the argument block"
-        return f"{name} ends {place - self._ends[number]} bytes below"
+        return f"{name} ends {place - self._ends[number]} bytes below the address"
 
     def place(self, address: int, size: int, pc: int) -> int:
-        """Return the offset in `views` for the address of a scalar load.
-
-        Raises:
-            OutsideError: the load is not completely inside a buffer.
-        """
+        """Return the offset in `views` for the address of a scalar load."""
         return int(self.places(np.array([address], np.uint64), size, "a scalar load", pc)[0])

@@ -40,16 +40,16 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         taken = self._data[self._place : self._place + size]
         if len(taken) != size:
-            raise ValueError("the metadata ends early")
+            raise ValueError("the metadata is truncated")
         self._place += size
         return taken
 
     def value(self, depth: int) -> Any:
         if not depth:
-            raise ValueError("the metadata nests too deep")
+            raise ValueError("the metadata is nested too deeply")
         self._left -= 1
         if self._left < 0:
-            raise ValueError("the metadata has too many values")
+            raise ValueError("the metadata contains too many values")
         first = self._take(1)[0]
         if first < 0x80:
             return first
@@ -70,7 +70,7 @@ class _Reader:
             form, kind = _LENGTHS[first]
             length = struct.unpack(form, self._take(struct.calcsize(form)))[0]
         else:
-            raise ValueError(f"the metadata has a value of type {first:#x}")
+            raise ValueError(f"the metadata contains a value of the unsupported type {first:#x}")
         return self._of(kind, length, depth)
 
     def _of(self, kind: str, length: int, depth: int) -> Any:

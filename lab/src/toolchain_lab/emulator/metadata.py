@@ -29,11 +29,9 @@ class Metadata:
     """The metadata of a kernel.
 
     Args:
-        kernel: the kernel's name.
-        gpu: LLVM's name for the GPU.
         parameters: the parameters that get their values at run time, in order.
         waves: the number of waves in a workgroup.
-        lds: the size of each workgroup's LDS in bytes.
+        lds: the size of a workgroup's LDS in bytes.
         lds_known: whether `lds` comes from a JSON file; otherwise it is the size of all the LDS of the GPU.
         scratch: the size of Triton's scratch memory for each workgroup in bytes.
         source: the path of the kernel's source file, relative to the root of the source; empty if it is unknown.
@@ -57,7 +55,6 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
     """Read the JSON file that this tool writes next to a code object.
 
     Args:
-        path: the code object.
         read: a function that reads a JSON file. It raises ValueError if the file is not JSON, and OSError if the file
             cannot be read.
 
@@ -73,7 +70,7 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
 
 
 def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the content of the JSON file next to a code object; None if there is none.
+    """Return the content of the JSON file next to a code object; None if the file does not exist.
 
     Raises:
         NotEmulatedError: the file cannot be read, or is not JSON.
@@ -97,10 +94,7 @@ def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def metadata_of(content: Any, where: str) -> Metadata:
-    """Return the metadata in the content of a JSON file that this tool wrote.
-
-    Args:
-        where: the name of the file, for error messages.
+    """Return the metadata in the content of the JSON file `where`, which this tool wrote.
 
     Raises:
         NotEmulatedError: the content is incomplete, or its kernel is marked as known bad.
@@ -153,7 +147,7 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
         LaunchError: the signature does not match the object.
     """
     if isinstance(beside, Mapping) and "signature" in beside and not signature:
-        metadata = metadata_of(beside, f"the JSON beside {code.path.name}")
+        metadata = metadata_of(beside, f"the JSON file next to {code.path.name}")
         check_metadata(code, metadata)
         return metadata
     parameters = parse_signature(signature) if signature else _fitting(code, _of_ir(ir, code.kernel))

@@ -27,7 +27,8 @@ class Operands:
     """A factory for functions that read and write the operands of an instruction, which records the accessed registers.
 
     The set `masks` contains the scalar registers that are read as lane masks, `half_reads` contains the halves of
-    registers that are read without the other half, and `reads` contains all other registers that are read.
+    registers that are read without the other half, and `reads` contains all other registers that are read. The sets
+    `half_writes` and `writes` contain those that are written.
 
     Args:
         raw: functions that replace the sources that DPP or SDWA modifies, by the text of the source; they return
@@ -42,8 +43,7 @@ class Operands:
         self.reads: set[int] = set()
         self.masks: set[int] = set()
         self.writes: set[int] = set()
-        # The halves of registers that are accessed without the other half. Half h of register r has the number 2 * r +
-        # h.
+        # Half h of register r has the number 2 * r + h.
         self.half_reads: set[int] = set()
         self.half_writes: set[int] = set()
 
@@ -56,22 +56,14 @@ class Operands:
         return signs_of(text)
 
     def plain(self, text: str) -> str:
-        """Return the text of an operand that must not have modifiers.
-
-        Raises:
-            NotEmulatedError: the operand has the modifier `neg` or `abs`.
-        """
+        """Return the text of an operand; raise NotEmulatedError if it has the modifier `neg` or `abs`."""
         operand = self.signs(text)
         if operand.negate or operand.absolute:
             raise self.instruction.unknown(f"a modifier on {text}")
         return text
 
     def constant(self, text: str, bits: int = 32) -> int:
-        """Return the bits of a constant in an operand that has `bits` bits.
-
-        Raises:
-            NotEmulatedError: the text is not a constant, or is a literal with an unknown meaning.
-        """
+        """Return the bits of a constant in an operand that has `bits` bits."""
         if text.startswith(("lit(", "lit64(")) and text.endswith(")"):
             text = text[text.index("(") + 1 : -1]
         if _NUMBER.match(text):
@@ -120,11 +112,7 @@ class Operands:
         return frozenset(self.reads.union(self.masks, reads)), frozenset(self.writes.union(writes)), spared, kept
 
     def vector(self, text: str) -> Register:
-        """Return the vector registers that an operand names, without recording an access.
-
-        Raises:
-            NotEmulatedError: the operand is not a vector register.
-        """
+        """Return the vector registers that an operand names, without recording an access."""
         register = self.register(text)
         if register is None or not register.vector:
             raise self.instruction.unknown(f"{text} where a vector register is expected")
@@ -275,10 +263,9 @@ class Operands:
         return lambda wave, value: put(wave, value.view(np.uint32))
 
     def put_f32(self, text: str, offset: int = 0, *, clamp: bool = False) -> Put:
-        """Return the function that writes `float32` to the active lanes of a register.
+        """Return the function that writes `float32` to the active lanes of a register; `offset` is as in `u32`.
 
         Args:
-            offset: as in `u32`.
             clamp: whether values are clamped to the range from 0 to 1, which turns NaN into 0.
         """
         index = self.vector(text).index + offset

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# units of 4 GiB from one buffer to the next, so that an access beyond the end of a buffer hits no other buffer
+# The distance from one buffer to the next in units of 4 GiB. It is large, so that an access slightly beyond the end of
+# a buffer does not hit the next buffer.
 _STEP = 3
 
 
@@ -13,7 +14,7 @@ class Placement:
     """The addresses of buffers and code, and the initial values of scalar registers.
 
     Args:
-        page: the upper 32 bits of the first buffer's address, before `low` is added.
+        page: the upper 32 bits of the first buffer's address, before `low` is added to it.
         low: the offset of the first buffer from a multiple of 4 GiB, in bytes.
         step: the number of bytes by which this offset increases from one buffer to the next.
         code: the offset of the kernel's first instruction from a multiple of 4 GiB, in bytes.

@@ -24,7 +24,6 @@ class Plan:
     """The plan for a part of a block.
 
     Args:
-        steps: the functions to call with the batch, in order.
         stop: the index of the first instruction after the part.
         after: the registers that may differ between the waves after the part.
         unsettled: the registers in `after` whose values should be compared, because they are often the same in all
@@ -41,7 +40,6 @@ def plan(operations: Sequence[Operation], start: int, varying: Registers, target
     """Return a plan up to the end of a block, or up to an instruction whose result must be compared between the waves.
 
     Args:
-        operations: the instructions of the block.
         start: the index of the first instruction to plan.
         varying: the scalar registers that may differ between the waves.
 

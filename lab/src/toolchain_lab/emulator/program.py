@@ -27,12 +27,9 @@ class Block:
     """The instructions up to a branch, a barrier or the end of the program.
 
     Args:
-        address: the address of the first instruction.
         steps: the functions that execute the instructions, except for instructions that change nothing.
-        operations: all instructions of the block.
         branch: the branch at the end; None if the last instruction is not a branch, or jumps to an address in a
             register.
-        barrier: whether the last instruction is a barrier.
         jumps: whether the last instruction jumps to an address in a register.
         following: the address after the last instruction.
         executions: the number of times that waves executed the block.
@@ -58,7 +55,7 @@ class Block:
 
 
 def names(line: Line) -> tuple[str, ...]:
-    """Return the mnemonics in a line of the disassembly: two for a dual-issue instruction, and otherwise one."""
+    """Return the mnemonics in a line of the disassembly: two for a dual-issue instruction, and one otherwise."""
     return tuple(
         "v_" + name.removeprefix("v_dual_") if "::" in line.text else name
         for name in (parse(line, text).name for text in line.text.split("::"))
@@ -101,22 +98,12 @@ class Program:
         return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
 
     def operation(self, place: int) -> Operation:
-        """Return the decoded instruction of the line at the index `place`.
-
-        Raises:
-            NotEmulatedError: the instruction is unknown.
-        """
+        """Return the decoded instruction of the line at the index `place`."""
         if place not in self._operations:
             self._operations[place] = decode(self.lines[place], self.target)
         return self._operations[place]
 
     def block(self, address: int) -> Block:
-        """Return the block that begins at an address.
-
-        Raises:
-            NotEmulatedError: an instruction in the block is unknown.
-            FaultyKernelError: no instruction begins at the address, or the code ends before the end of the block.
-        """
         known = self._blocks.get(address)
         if known is None:
             known = self._blocks[address] = self._decode(address)
@@ -196,5 +183,5 @@ class Program:
         }
 
     def blocks(self) -> list[Block]:
-        """Return the blocks that have been executed."""
+        """Return the executed blocks."""
         return [block for block in self._blocks.values() if block.executions]

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from toolchain_lab.emulator.wave import EXEC, NULL, TTMP, VCC
 
-Registers = frozenset[int]
 # In sets of registers, a scalar register is represented by the number that encodes it, vector register n by VECTOR + n,
 # and SCC by a number that stands for no other register.
+Registers = frozenset[int]
 VECTOR = 1000
 SCC = 999
 _SINGLE = re.compile(r"([vas]|ttmp)(\d+)(\.[lh])?$")
@@ -28,7 +28,6 @@ class Register:
     Args:
         vector: whether these are vector registers. AGPRs are the vector registers from number 256.
         index: the number of the first register.
-        count: the number of registers.
         half: 0 or 1 if the text names only the lower or only the upper half of a register, as in `v1.h`; otherwise
             None.
     """

@@ -19,13 +19,9 @@ _I32 = range(-(1 << 31), 1 << 31)
 def _binary(
     compute: Callable[[int, int], Pair | int], width: int = 32, *, sign: bool = False, flags: bool = True
 ) -> Handler:
-    """Return the decoder for an instruction with two sources.
+    """Return the decoder for an instruction with two sources, which writes SCC if `flags` is set.
 
-    Args:
-        compute: a function that takes both sources, and returns a `Pair` if `flags` is set, and otherwise the result.
-        width: the number of bits in the sources and in the result, 32 or 64.
-        sign: whether the sources are signed.
-        flags: whether the instruction writes SCC.
+    The function `compute` returns a `Pair` if `flags` is set, and otherwise only the result.
     """
 
     def build(operands: Operands) -> Run:
@@ -94,7 +90,7 @@ def _logic(compute: Callable[[int, int], int], width: int) -> Handler:
     return _binary(lambda a, b: _flagged(compute(a, b), width), width)
 
 
-# The functions also work on arrays, for the module `rows`.
+# These functions also accept arrays, which the module `rows` passes.
 LOGIC: dict[str, Callable[[Any, Any], Any]] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
@@ -116,7 +112,6 @@ def _save_exec(compute: Callable[[int, int], int], width: int, *, new_one: bool 
 
     Args:
         compute: a function that takes the source and the old EXEC, and returns the new EXEC.
-        width: the number of bits in EXEC, 32 or 64.
         new_one: whether the destination gets the new EXEC, as in S_ANDN1_WREXEC; otherwise it gets the old EXEC.
     """
 
@@ -186,7 +181,7 @@ def _compare(
         if short:
             value = int(second, 0)
             value = signed(value, 16) if sign else value & 0xFFFF
-            right = lambda _: value  # noqa: E731 - the two ways stand side by side
+            right = lambda _: value  # noqa: E731 - shorter than a function
         else:
             right = read(second)
         operands.writes.add(SCC)

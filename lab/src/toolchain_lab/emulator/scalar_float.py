@@ -16,10 +16,9 @@ from toolchain_lab.emulator.wave import Wave
 
 
 def _float(compute: Callable[..., Any], count: int, *, accumulate: bool = False) -> Handler:
-    """Return the decoder for a scalar instruction on float32.
+    """Return the decoder for an instruction with `count` sources.
 
     Args:
-        count: the number of sources.
         accumulate: whether the destination's old value is an additional source.
     """
 

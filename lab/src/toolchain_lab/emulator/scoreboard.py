@@ -42,7 +42,6 @@ class Effects(Facts):
 
     Attributes:
         waits: the number of accesses that may stay outstanding, by counter; None if the instruction is not a wait.
-        barrier: whether the instruction is a barrier.
         counters: the counters that the instruction increments.
         loaded: the registers that the instruction's access will write.
         ordered: whether accesses with the same counter complete in order.
@@ -91,11 +90,7 @@ class Scoreboard:
         return state.following.get(block.address) or self.after(state, block.address, block.operations)
 
     def after(self, state: State, address: int, operations: tuple[Operation, ...]) -> State:
-        """Compute the state after a block with the given address and instructions.
-
-        Raises:
-            FaultyKernelError: a wait or a distance is missing.
-        """
+        """Compute the state after a block with the given address and instructions."""
         accesses, recent = list(state.accesses), list(state.recent)
         states = valus = slow = 0
         for operation in operations:
@@ -138,11 +133,7 @@ def _wait(waits: Mapping[str, int], accesses: list[Access]) -> None:
 
 
 def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> None:
-    """Check that an instruction does not use a register that an outstanding access will write.
-
-    Raises:
-        FaultyKernelError: the instruction uses such a register, or is a barrier with an outstanding store to LDS.
-    """
+    """Raise FaultyKernelError if an instruction should have waited for one of the outstanding accesses."""
     if effects.barrier:
         for _, earlier, _, _ in accesses:
             # A load may be outstanding at a barrier, because LDS processes accesses in order. Stores may not, because

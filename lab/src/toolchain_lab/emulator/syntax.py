@@ -68,7 +68,6 @@ class Instruction:
     """A parsed instruction.
 
     Args:
-        line: the line of the disassembly that contains the instruction.
         name: the mnemonic without the suffix for its encoding.
         suffix: the suffix for the encoding: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa`, or empty.
         operands: the texts of the operands, with destinations first.
@@ -99,11 +98,7 @@ class Instruction:
 
 
 def parse(line: Line, text: str | None = None) -> Instruction:
-    """Parse a line of the disassembly, and return the instruction.
-
-    Args:
-        text: the part of the line to parse, for a dual-issue instruction; by default, the whole line.
-    """
+    """Parse a line of the disassembly, or only `text`, which is one part of a line with a dual-issue instruction."""
     name, suffix, operands, values = _parts(line.text if text is None else text)
     return Instruction(line, name, suffix, operands, Modifiers(values))
 

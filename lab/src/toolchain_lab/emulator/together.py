@@ -1,8 +1,9 @@
 """Execution of all waves of a workgroup at once, as long as they have the same program counter.
 
 The results are the same as if the waves ran one after the other, unless two waves access the same memory between two
-barriers and at least one of them writes to it. In that case, after an error, and if a limit is exceeded, the workgroup
-is reset to its initial state, so that its waves can run one after the other.
+barriers and at least one of them writes to it. In that case, and also after an error, if a limit is exceeded, or if an
+instruction cannot run for all waves at once, the workgroup is reset to its initial state, so that its waves can run one
+after the other.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ if TYPE_CHECKING:
 
 
 def run_together(group: Workgroup, limits: Limits) -> bool:
-    """Run all waves of a workgroup together to their end.
+    """Run all waves of a workgroup together to their end, and return whether this was possible.
 
-    Returns:
-        True if the waves have ended; False if they must run one after the other, in which case the workgroup has its
-        initial state.
+    If it was not, the workgroup has its initial state again, and its waves must run one after the other.
     """
     arrays = [group.vectors, group.scalars, group.scratch, group.lds.bytes]
     kept = [array.copy() for array in arrays]
@@ -60,12 +59,6 @@ class _Together:
         self.batch = Batch(group)
 
     def run(self) -> None:
-        """Run all waves to their end.
-
-        Raises:
-            ApartError: the waves must run one after the other.
-            EmulatorError: an error occurred. It may be a different one if the waves run one after the other.
-        """
         while not all(wave.done for wave in self.waves):
             self._to_barrier()
             self._barrier(sum(wave.count for wave in self.waves))

@@ -30,7 +30,7 @@ def _packed(low: Array, high: Array) -> Array:
 
 
 def _dot2(a: Array, b: Array, add: Array) -> Array:
-    """Compute the sum of two products of float16 numbers and a float32, rounded once."""
+    """Compute the sum of two products of float16 numbers and a float32 in float64, and round it to float32."""
     a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
     left = np.ascontiguousarray(a).view(np.float16).astype(np.float64).reshape(*a.shape, 2)
     right = np.ascontiguousarray(b).view(np.float16).astype(np.float64).reshape(*b.shape, 2)
@@ -154,7 +154,7 @@ def div_scale(operands: Operands) -> Run:
 
 
 def _mixed(operands: Operands) -> list[Get]:
-    """Return the functions that read the three sources, each of which is a float16 or a float32 as `op_sel_hi` says."""
+    """Return the functions that read the three sources; `op_sel_hi` says which are float16 instead of float32."""
     modifiers = operands.instruction.modifiers
     high, is_half = modifiers.vector("op_sel", [0, 0, 0]), modifiers.vector("op_sel_hi", [0, 0, 0])
     gets: list[Get] = []

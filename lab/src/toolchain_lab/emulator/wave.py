@@ -1,4 +1,4 @@
-"""The registers and the state of a wave."""
+"""Waves, and the GPU for which they are emulated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class Wave:
     """The registers and the state of a wave.
 
     Args:
-        group: the workgroup to which the wave belongs.
         number: the wave's number in its workgroup, from 0.
         vectors: the vector registers, `uint32[512, lanes]`.
         scalars: the scalar registers, `uint32[128]`, indexed by the numbers that encode them in instructions.
@@ -108,11 +107,7 @@ class Wave:
         return np.array([self.number], np.uint8)
 
     def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - used by Batch, a subclass
-        """Return the number of the wave that each active lane belongs to, or one number if there is only one wave.
-
-        Args:
-            lanes: a mask of lanes; the active lanes by default.
-        """
+        """Return the number of this wave, to which all lanes belong."""
         return self.members
 
     def quad(self, index: int) -> int:

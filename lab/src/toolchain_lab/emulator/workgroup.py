@@ -50,19 +50,13 @@ class Workgroup:
     """A workgroup of a launch.
 
     Args:
-        program: the decoded kernel.
-        memory: the global memory of the launch.
         arguments: the bytes of the argument block, which memory holds at `argument_address`.
-        waves: the number of waves in the workgroup.
         lds: the size of the workgroup's LDS in bytes.
         place: the workgroup's ids x, y and z.
         random: the generator for the initial contents of registers, LDS and scratch memory.
         watch: whether to detect data races in LDS when the waves run one after the other.
         code_address: the address of the code object.
         cleared: whether scalar registers are initially 0 instead of random.
-
-    Raises:
-        NotEmulatedError: the kernel needs a feature that is not emulated.
     """
 
     def __init__(
@@ -116,15 +110,7 @@ class Workgroup:
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:
-        """Run all waves to their end, and return the number of executed instructions.
-
-        Args:
-            reverse: whether the waves run in descending order if they run one after the other.
-
-        Raises:
-            NotEmulatedError: an instruction is not emulated.
-            FaultyKernelError: the kernel has a fault or exceeds the limits.
-        """
+        """Run all waves to their end, and return the number of executed instructions."""
         with np.errstate(all="ignore"):
             try:
                 if len(self.waves) > 1 and self.program.together:
@@ -151,7 +137,6 @@ class Workgroup:
                 )
 
     def _to_barrier(self, wave: Wave, limits: Limits) -> None:
-        """Run a wave up to the next barrier or its end."""
         address = wave.pc
         while not self.step(wave):
             if wave.count > limits.instructions:
@@ -190,7 +175,7 @@ def refuse(code: CodeObject) -> None:
     if descriptor.dynamic_stack:
         why = "it needs a dynamic stack"
     if descriptor.rsrc2 >> 10 & 1:
-        why = "it needs the workgroup's info in an SGPR"
+        why = "it needs the workgroup info in an SGPR"
     if why:
         raise NotEmulatedError(
             "kernel-not-emulated",
