@@ -14,8 +14,8 @@ from toolchain_lab.emulator.memory import Views
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
-# If more accesses than this are recorded, the waves run one after the other instead, because the records of a loop
-# without a barrier would exhaust the memory.
+# If more accesses than this are recorded, the waves run one after the other instead, because the records of a long loop
+# without a barrier could exhaust the memory.
 _MOST = 20_000
 
 

@@ -69,7 +69,7 @@ class _Together:
             raise ApartError
 
     def _to_barrier(self) -> None:
-        """Run all waves up to a barrier or their ends.
+        """Run all waves up to a barrier or their ends; waves that run as a batch continue after barriers.
 
         Waves with different program counters run one block at a time, beginning with the wave with the lowest program
         counter, so that the waves can meet again.

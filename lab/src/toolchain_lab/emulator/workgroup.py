@@ -211,5 +211,5 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
             # The kernel adds this offset of the wave's scratch memory to the base address in the descriptor.
             wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
             wave.scratch_address = _SCRATCH + place_of_wave
-    # The register holds the id x of each lane in its low bits, and above it the ids y and z, which are always 0.
+    # v0 holds the id x of each lane in its low bits, and above it the ids y and z, which are always 0.
     wave.u[0][:] = np.arange(wave.number * wave.lanes, (wave.number + 1) * wave.lanes)
