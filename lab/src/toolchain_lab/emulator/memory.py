@@ -53,7 +53,7 @@ class Views:
         return value
 
     def store(self, place: Array, size: int, values: Array) -> None:
-        """Store `size` bytes for each lane from `uint32[words, lanes]`; the highest lane with an offset wins."""
+        """Store `size` bytes for each lane from `uint32[words, lanes]`; of lanes with equal offsets, the last wins."""
         if size == 1:
             self.bytes[place] = values[0].astype(np.uint8)
         elif size == 2 and not int(np.bitwise_or.reduce(place)) & 1:
