@@ -170,10 +170,10 @@ def test_packages_that_moved_stop_the_build(
 @pytest.mark.parametrize(
     ("bases", "says"),
     [
-        ((base(), base()), "base debian13 (amd64) is there twice"),
-        ((base(stage="sysroot"), base(stage="sysroot")), "sysroot debian13 (amd64) is there twice"),
-        ((base(stage="sysroot", state="image"),), "only a base can be one"),
-        ((base(image=""),), "has no image"),
+        ((base(), base()), "base debian13 (amd64) is listed twice"),
+        ((base(stage="sysroot"), base(stage="sysroot")), "sysroot debian13 (amd64) is listed twice"),
+        ((base(stage="sysroot", state="image"),), "which only a base can have"),
+        ((base(image=""),), "but no image"),
     ],
 )
 def test_what_no_lock_holds(bases: tuple[Any, ...], says: str) -> None:

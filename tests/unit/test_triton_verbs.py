@@ -115,16 +115,16 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     (COMMIT, at(COMMIT), ""),
     (COMMIT.upper(), at(COMMIT), ""),
     ("../checkout", lambda source: source.ref == "local:checkout" and source.repository == "local", ""),
-    ("../llvm-hash.txt", 4, "names no Triton"),
+    ("../llvm-hash.txt", 4, "does not name a Triton"),
     ("../empty", 4, "not a checkout of Triton"),
     ("3.6.7", 7, "the nearest known: 3.6.0 and 3.7.0"),
     ("4.0", 7, "the nearest known: 3.9.0"),
     ("3.99.0", 7, "second LLVM"),
     ("2.2.0", 4, "its LLVM is unknown"),
     (NOWHERE, at(NOWHERE), ""),
-    (COMMIT[:12], 4, "no commit of 40 digits"),
+    (COMMIT[:12], 4, "nor a commit of 40 digits"),
     ("junk", 4, "junk"),
-    ("", 4, "names no Triton"),
+    ("", 4, "does not name a Triton"),
 ]
 
 

@@ -39,7 +39,6 @@ class Item:
     """An entry of the cache.
 
     Args:
-        name: the name of the entry, for display.
         bytes: the size on disk. For an image it is the size of the image's own layer; for an image without a record,
             that of all its blobs; and for an image whose record cannot be read, 0.
         used: the Unix time of the last use; 0 for an entry that can no longer be used.
@@ -105,7 +104,7 @@ def prune(
         raise ConfigError(
             "not-our-cache",
             f"{cache.root} is not a cache of this tool alone",
-            why=f"it holds no {cache.mark.name}, which this tool writes into a folder that it made or found empty",
+            why=f"it contains no {cache.mark.name}, which this tool writes into a folder that it made or found empty",
             fix="name another cache with --cache, or delete the contents of this one by hand",
         )
     cutoff = (time.time() if now is None else now) - unused_for
@@ -141,9 +140,9 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
     if standing:
         raise ConfigError(
             "images-in-use",
-            f"{len(standing)} images are built on the named ones",
+            f"other finished images ({len(standing)}) are built on the named images",
             why="\n".join(standing[:20]),
-            fix="name them too, or remove those first: their SBOM and provenance describe the stages below",
+            fix="name them too, or remove them first, because their SBOM and provenance describe the stages below",
         )
     paths = {cache.record(digest) for digest in digests}
     return [item for item in _images(cache) if paths & set(item.paths)]
@@ -182,10 +181,7 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return the Unix time at which a finished image was last used.
-
-    It is the modification time of the image's record or of the mark beside the record, whichever is later.
-    """
+    """Return the Unix time of an image's last use: the later modification time of its record and of its mark."""
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 
@@ -245,15 +241,10 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
 def _entry(
     path: Path, name: str = "", used: float | None = None, *, notes: Sequence[Path] = (), unfinished: bool = False
 ) -> Item:
-    """Return the entry for a file or folder.
+    """Return the entry for a file or folder. If `used` is None, the last use is the result of `_touched`.
 
-    Its `used` is 0 if an interrupted removal left it, or if it is unfinished and has the name of a temporary file,
-    which no invocation continues.
-
-    Args:
-        name: the name of the entry; if it is empty, the name of the path.
-        used: the Unix time of the last use; if it is None, the result of `_touched`.
-        notes: the files that describe the entry, which are removed before it.
+    `used` is set to 0 if an interrupted removal left the path, or if it is unfinished and has the name of a temporary
+    file, which no invocation continues. `notes` are files that describe the entry; they are removed before it.
     """
     if path.name.endswith(DELETED) or (unfinished and SCRATCH.fullmatch(path.name)):
         used = 0.0
@@ -298,7 +289,6 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images in the engine's storage that match no finished image, and the remains of killed invocations.
 
     Return one entry that names the removed images and the freed space, or an empty list if no image was removed.
-    Nothing is removed if buildah is not installed.
     """
     storage = Storage(cache)
     if not storage.root.is_dir() or process.find("buildah") is None:

@@ -34,7 +34,6 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
 
     Args:
         stage: the stage whose kernels are compiled: `kernels`, `aotriton` or `triton-cache`.
-        address: the address of the scheduler.
         name: the name by which the scheduler knows this worker; if it is empty, this machine's host name.
         reuse: see `run.build`.
     """

@@ -33,7 +33,6 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
 
     Args:
         patched: whether to apply the request's patches.
-        verify: whether to check a tree in the store file by file before it is used.
     """
     return fetch_source(
         source,
@@ -123,8 +122,7 @@ class Prefetch:
     def check(self) -> None:
         """Raise the first error of the thread after which another fetch would fail too; do nothing if there is none.
 
-        These errors are the ones in `_FINAL`, or in `_FINAL_LOCAL` for the user's own file or folder. Raising the error
-        here ends the build early, because the stage that needs the source may be hours away.
+        The build then ends early, although the stage that needs the source may be hours away.
         """
         if self._failed is not None:
             raise self._failed

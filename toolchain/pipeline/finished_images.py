@@ -58,10 +58,7 @@ class Publication:
 
 
 def full_name(record: Record) -> str:
-    """Return the full name of an image, which ends with the first 12 digits of its input digest.
-
-    An example is `llvm-triton-22.1.8.0123456789ab`.
-    """
+    """Return the name of an image with 12 digits of its input digest, such as `llvm-triton-22.1.8.0123456789ab`."""
     return image_tag(record.image, record.input_digest)
 
 
@@ -94,9 +91,6 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
     Raise SourceError if the name matches no image, and ConfigError if it stands for several images and `arch` does not
     select one of them.
-
-    Args:
-        arch: the OCI architecture of the image to select if the name stands for several; empty to select none.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]
@@ -151,7 +145,10 @@ def _named(finished: Sequence[Record], text: str) -> list[Record]:
 def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
     why = "\n".join(_lines(matching))
     return ConfigError(
-        "image-ambiguous", f"{text!r} means {len(matching)} images", why=why, fix="give the whole name of one of them"
+        "image-ambiguous",
+        f"{text!r} stands for {len(matching)} images",
+        why=why,
+        fix="give the whole name of one of them",
     )
 
 
@@ -174,9 +171,9 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
             if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
                 raise SourceError(
                     "record-missing",
-                    f"the record of the {row.name} below {full_name(made)} is missing",
-                    why=f"its SBOM and provenance name that {row.name}, with the input digest {digest}",
-                    fix=f"build it again with the same options: toolchain build {row.name}",
+                    f"the record of the stage {row.name} below {full_name(made)} is missing",
+                    why=f"its SBOM and provenance describe that stage, whose input digest is {digest}",
+                    fix=f"build the stage again with the same options: toolchain build {row.name}",
                 )
 
 

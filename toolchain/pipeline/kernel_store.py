@@ -35,7 +35,6 @@ class ResultKey:
 
     @property
     def id(self) -> str:
-        """The id of the public half."""
         return self.public.id
 
     def sign(self, statement: bytes) -> bytes | None:
@@ -71,7 +70,6 @@ def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any]
     """Return access to the kernel stores of a request; None if the request names no store.
 
     Args:
-        naming: determines the names of the campaign's results in the stores.
         about: the facts that the workers of an earlier run reported.
     """
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
@@ -90,6 +88,6 @@ def check_stores(request: Request) -> None:
             raise ConfigError(
                 "kernel-store-missing",
                 f"there is no kernel store at {place}",
-                why="a shard makes one there with its first result",
+                why="a campaign creates its kernel store with the first result",
                 fix="name the folder that was the shard's --kernel-store",
             )

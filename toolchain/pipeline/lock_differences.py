@@ -12,11 +12,9 @@ _LISTED = 20  # the largest number of differing packages that are listed by name
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
-    """Return a line for display about each difference between a lock and the current inputs; empty if they match.
+    """Return a line for display about each difference between a lock and a lock of the current inputs.
 
     Args:
-        locked: the lock to compare with.
-        now: a lock of the current inputs.
         whole: whether the two locks must be the same. Otherwise only the inputs in `now` are compared, so that `locked`
             may be for another request and contain more inputs, and licenses are not compared. The packages of a base
             are then compared only if both locks contain them.
@@ -117,7 +115,7 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         # store contains under this digest must also be the locked one.
         seen = [of_part] if now.parts else [now.digest, now.tree]
         if wrong := next((tree for tree in seen if tree and tree != expected), ""):
-            yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {wrong} is in {now.ref}"
+            yield f"{_what(now)}: the locked tree is {expected or 'unknown'}, the tree in {now.ref} is {wrong}"
         keys: tuple[str, ...] = ()
     else:
         keys = ("kind", "repository", "digest", "file", "parts", *(("license",) if whole else ()))

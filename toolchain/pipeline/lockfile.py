@@ -74,7 +74,6 @@ class LockedSource:
 
     @property
     def wheel(self) -> bool:
-        """Whether the source is a Python wheel."""
         return self.file.endswith(".whl")
 
     @property
@@ -185,7 +184,7 @@ def render(lock: Lock) -> bytes:
     what changed.
     """
     lines = [
-        "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
+        "# The inputs that a build may use, by digest. Written by `toolchain lock`; do not edit.",
         f"# Again: {_command(lock)}",
     ]
     if not lock.complete:
@@ -214,11 +213,14 @@ def render(lock: Lock) -> bytes:
     except UnicodeEncodeError as error:
         name = ascii(error.object[max(error.start - 20, 0) : error.end + 20])
         raise ConfigError(
-            "name-not-utf8", "a lock cannot hold a name that is not UTF-8", why=f"near {name}", fix="rename that file"
+            "name-not-utf8",
+            "a lock cannot contain a name that is not UTF-8",
+            why=f"near {name}",
+            fix="rename that file",
         ) from error
 
 
-_LIMIT = 16 << 20  # bytes; a lock of all stages is some 10 kB
+_LIMIT = 16 << 20  # bytes; much more than a lock of all stages
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
@@ -277,7 +279,7 @@ def read(path: Path, *, option: str = "--lock-file") -> Lock:
             "lock-unreadable",
             f"cannot read {path}",
             why=str(error.strerror),
-            fix=f"make it: toolchain lock, or name it: {option} FILE",
+            fix=f"make a lock: toolchain lock, or name another file: {option} FILE",
         ) from error
 
 
@@ -302,7 +304,7 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
         raise ConfigError(
             "lock-schema",
             f"{name} is a lock of schema {schema!r}",
-            why=f"this version reads {SCHEMA}",
+            why=f"this version of the tool reads schema {SCHEMA}",
             fix=f"make it again: {again}",
         )
     value.pop("complete", None)
@@ -320,7 +322,10 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
         lock = typed(Lock, value)
     except TypedError as error:
         raise ConfigError(
-            "lock-malformed", f"{name}: bad value for {error.where!r}", why=error.why, fix="make it again"
+            "lock-malformed",
+            f"{name}: invalid value for {error.where!r}",
+            why=error.why,
+            fix="make it again: toolchain lock",
         ) from error
     for wrong in _malformed(lock):
         raise ConfigError("lock-malformed", f"{name}: {wrong}", fix="make it again: toolchain lock")
@@ -336,21 +341,21 @@ def _malformed(lock: Lock) -> Iterator[str]:
     names = Counter(source.name for source in lock.sources)
     for source in lock.sources:
         if not _NAME.fullmatch(source.name) or names[source.name] > 1:
-            yield f"the source {source.name!r} is named twice or has no proper name"
+            yield f"the source {source.name!r} is listed twice, or its name is invalid"
         yield from _malformed_source(source)
     owners = Counter(base.owner for base in lock.bases)
     for base in lock.bases:
         if owners[base.owner] > 1:
-            yield f"{base} is there twice"
+            yield f"{base} is listed twice"
         if not _NAME.fullmatch(base.name) or not _NAME.fullmatch(base.arch):
-            yield f"a base has no proper name: {base.name!r} ({base.arch!r})"
+            yield f"a base has an invalid name or architecture: {base.name!r} ({base.arch!r})"
         for digest in (base.recipe, base.image, base.packages_digest):
             if digest and not _SHA256.fullmatch(digest):
                 yield f"{base} has a malformed digest: {digest!r}"
         if base.stage != "base" and base.state == "image":
-            yield f"{base} is called a local image, and only a base can be one"
+            yield f"{base} has the state 'image', which only a base can have"
         if base.state == "resolved" and not (base.packages_digest and base.image):
-            yield f"{base} is called resolved and has no {'packages' if base.image else 'image'}"
+            yield f"{base} has the state 'resolved', but no {'packages' if base.image else 'image'}"
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
@@ -362,9 +367,9 @@ def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")
         if not _fits(kind, value):
-            yield f"the request's {key!r} is nothing that can be asked for"
+            yield f"the option {key!r} of the request is unknown, or its value is invalid"
     if not re.fullmatch(r"([a-z]+(-[a-z]+)*)?", str(request.get("stage", ""))):
-        yield f"the request is for no stage: {request['stage']!r}"
+        yield f"the request names no valid stage: {request['stage']!r}"
 
 
 def _fits(kind: str, value: Any) -> bool:
@@ -385,17 +390,17 @@ def _fits(kind: str, value: Any) -> bool:
 
 def _malformed_source(source: LockedSource) -> Iterator[str]:
     if not _DIGEST.fullmatch(source.digest):
-        yield f"the source {source.name} has no digest: {source.digest!r}"
+        yield f"the source {source.name} has an invalid digest: {source.digest!r}"
     elif (source.kind == "git") != source.digest.startswith("git:"):
-        yield f"the source {source.name} has the digest of another kind: {source.digest!r}"
+        yield f"the source {source.name} has the digest of another kind of source: {source.digest!r}"
     if not _REFS[source.kind].fullmatch(source.ref):
-        yield f"the source {source.name} is named as no {source.kind} source is: {source.ref[:120]!r}"
+        yield f"the source {source.name} has an invalid ref for the kind {source.kind}: {source.ref[:120]!r}"
     if source.tag and (source.kind != "git" or not _NAME.fullmatch(source.tag)):
-        yield f"the source {source.name} has no proper tag: {source.tag[:120]!r}"
+        yield f"the source {source.name} has an invalid tag: {source.tag[:120]!r}"
     if source.file and not _FILE.fullmatch(source.file):
-        yield f"the source {source.name} has no proper file name: {source.file!r}"
+        yield f"the source {source.name} has an invalid file name: {source.file!r}"
     if any("/" in part or part in {"", ".", ".."} for part in source.parts):
-        yield f"the parts of {source.name} are no names"
+        yield f"the parts of {source.name} are not valid names"
     for digest in (source.tree, *(patch.digest for patch in source.patches)):
         if digest and not _SHA256.fullmatch(digest):
             yield f"the source {source.name} has a malformed digest: {digest!r}"

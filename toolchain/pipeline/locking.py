@@ -45,7 +45,6 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 
     Args:
         planned: the stages of `target`, lowest first.
-        target: the requested stage.
         open_base: whether the lock leaves it to the mirrors which packages the base and the unpacked systems contain.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
@@ -126,7 +125,7 @@ def _made(lock: Lock) -> Lock:
 
 def lock_of(request: Request) -> Lock | None:
     """Return the lock that a request must match; None without `--locked`."""
-    assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - there is no other
+    assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - no other class is used
     return request.lock
 
 
@@ -150,17 +149,13 @@ def check_tree(request: Request, source: Source) -> None:
 
 
 def refused(differing: Sequence[str], what: str) -> LockedError:
-    """Return a LockedError that lists the first differences and the number of the remaining ones.
-
-    Args:
-        what: the first sentence of the message.
-    """
+    """Return a LockedError that lists the first differences and the number of the remaining ones."""
     more = [f"… and {len(differing) - _LISTED} more"] if len(differing) > _LISTED else []
     return LockedError(
         "lock-differs",
         what,
         why="\n".join([*differing[:_LISTED], *more]),
-        fix="if the change is wanted, make the lock again: toolchain lock, with the same options",
+        fix="if you want the change, make the lock again: toolchain lock, with the same options",
     )
 
 
@@ -219,11 +214,7 @@ def safe_name(text: str) -> str:
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """Yield the base for this machine, and the unpacked systems for each requested architecture.
-
-    Args:
-        stages: the names of the planned stages; a base or system of another stage is not yielded.
-    """
+    """Yield the base for this machine and the unpacked systems for each requested architecture, as far as planned."""
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)

@@ -45,17 +45,11 @@ class Original:
 
     @property
     def stage(self) -> str:
-        """The stage that made the image."""
         return str(self.parameters["stage"])
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache, and the request in its record.
-
-    Args:
-        name: a name of the image; see `finished_images.named_images`.
-        arch: the OCI architecture of the image to select if the name stands for several.
-    """
+    """Return a finished image of the cache, and the request in its record; see `one_image` for the arguments."""
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
 
@@ -80,7 +74,6 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
 
     Args:
         arch: the architecture of the image to select if the index contains several.
-        key: the key that must have signed the image; None to use a record of this cache.
         scratch: a folder for fetched blobs, which must exist until the comparison ends.
     """
     with open_place(parse(ref)) as place:
@@ -94,7 +87,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         if len(chosen) != 1:
             raise UnsupportedError(
                 "original-ambiguous",
-                f"{ref} holds {len(images)} images, {len(chosen)} for {arch or 'no architecture'}",
+                f"{ref} contains {len(images)} images, {len(chosen)} for {arch or 'no architecture'}",
                 fix="name one: --arch",
             )
         ((manifest, content),) = chosen
@@ -103,7 +96,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         if not layers or len(layers) != len(diff_ids):
             raise UnsupportedError(
                 "not-our-image",
-                f"{ref} holds no image of this tool",
+                f"{ref} is not an image of this tool",
                 why=f"it has {len(layers)} layers, and its config names {len(diff_ids)}",
                 fix="name an image that `toolchain publish` or `toolchain build` made",
             )
@@ -173,7 +166,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
     Raise ConfigError if one of the user's patches is not in the store.
     """
     values = dict(original.parameters)
-    values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
+    values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM depends on no base
     if str(values.get("base", "")).startswith("oci:DIR@"):
         values["base"] = f"oci:{cache.images}@{str(values['base']).removeprefix('oci:DIR@')}"
     store = Store(cache.store)

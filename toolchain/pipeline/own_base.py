@@ -45,11 +45,7 @@ class Way:
     exact: str = ""
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why this tool does not meet the need, because it is missing or has another version; empty if it does.
-
-        Args:
-            tools: the versions of the base's tools, by name.
-        """
+        """Return why this tool does not meet the need, given the base's tools and their versions; empty if it does."""
         if self.tool not in tools:
             return f"no {self.tool}"
         have = tools[self.tool]
@@ -57,7 +53,7 @@ class Way:
             wanted = "" if f"{have}.".startswith(f"{self.exact}.") else self.exact
         else:
             wanted = f"{self.least} or newer" if self.least and numbers(have) < numbers(self.least) else ""
-        return f"{self.tool} is {have or 'of an unknown version'}, {wanted} is needed" if wanted else ""
+        return f"{self.tool} is {have or 'of an unknown version'}, but {wanted} is needed" if wanted else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +75,7 @@ class Need:
     why: str
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why no tool meets the need; empty if one does.
-
-        Args:
-            tools: the versions of the base's tools, by name.
-        """
+        """Return why no tool meets the need, given the base's tools and their versions; empty if one does."""
         faults = [way.fault(tools) for way in self.ways]
         if not all(faults):
             return ""
@@ -123,9 +115,9 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     ]
     raise UnsupportedError(
         "base-incomplete",
-        f"the base {request.base} lacks: {names}",
+        f"the base {request.base} lacks {names}",
         why="\n".join(lines),
-        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {page(DOCS)}"]),
+        fix="\n".join([*_install(lacking, tools), f"{page(DOCS)} lists what a base must contain"]),
     )
 
 
@@ -165,7 +157,7 @@ def _replaced() -> list[Known]:
 
 
 def _bitcode(row: Known) -> Need:
-    why = f"takes the place of {row.path}; or decide on that one: --allow-binary {row.name}, --drop-binary {row.name}"
+    why = f"it replaces {row.path}; or use --allow-binary {row.name} or --drop-binary {row.name}"
     ways = (Way(tool=f"{row.name}.bc"),)
     return Need(name=f"AMD's {row.name}.bc", users=("triton",), ways=ways, debian="hipcc", el="", why=why)
 
@@ -181,14 +173,16 @@ def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Ne
     file = pypi_row(spec.where, spec.version).file
     version, later = python_of_wheel(file)
     way = Way(tool="python3", least=version) if later else Way(tool="python3", exact=version)
-    return replace(need, ways=(way,), why=f"the name of {file}")
+    return replace(need, ways=(way,), why=f"required by {file}")
 
 
 def _python(version: str, what: str, tool: str) -> Need:
     ways = (Way(tool=tool),)
     package = f"python{version}"
     debian, el = (f"{package}-dev", f"{package}-devel") if what else (package, package)
-    return Need(name=f"Python {version}{what}", users=("triton",), ways=ways, debian=debian, el=el, why="--python")
+    return Need(
+        name=f"Python {version}{what}", users=("triton",), ways=ways, debian=debian, el=el, why="requested by --python"
+    )
 
 
 def _tools_of(request: Request) -> dict[str, str]:
@@ -203,7 +197,7 @@ def _tools_of(request: Request) -> dict[str, str]:
     except (OSError, ValueError, AttributeError):
         pass
     _require_intact(request, image)
-    console.note(f"base {request.base}: looking for what the builds need in it")
+    console.note(f"base {request.base}: looking for the tools that builds need")
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a known base starts no engine
 
     engine = Buildah(request.cache)
@@ -220,9 +214,9 @@ def _require_intact(request: Request, image: LocalImage) -> None:
     if faults := verify_layout(layout, top):
         raise UntrustedError(
             faults[0].id,
-            f"the base {request.base} is not what its digests say",
+            f"the base {request.base} does not match its digests",
             why=faults[0].text,
-            fix="fetch or make it again",
+            fix="fetch the image or make it again",
         )
 
 
@@ -232,7 +226,6 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
     The version is empty if it is unknown. UnsupportedError is raised if the image cannot run the script.
 
     Args:
-        runner: the engine that runs the container.
         image: the engine's name for the image.
         words: the arguments of the script.
         text: the content of the script.
@@ -247,9 +240,9 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
     if "probed" not in lines:
         raise UnsupportedError(
             "base-without-shell",
-            "the base does not run a shell",
+            "the base cannot run a shell",
             why="\n".join(done.tail[-5:]),
-            fix=f"builds are shell scripts: see {page(DOCS)} for what a base must hold",
+            fix=f"builds are shell scripts; {page(DOCS)} lists what a base must contain",
         )
     rows = [line.removeprefix("found ").partition(" ") for line in lines if line.startswith("found ")]
     return {name: version.strip() for name, _, version in rows}

@@ -50,7 +50,6 @@ class PlanRow:
 
     @property
     def to_build(self) -> bool:
-        """Whether the stage is not finished here."""
         return self.built is None
 
     def as_json(self) -> dict[str, Any]:
@@ -141,8 +140,7 @@ def with_tree(
         rows: the plan so far.
         fetch: whether to fetch the tree whenever a stage to build reads it. Otherwise it is fetched only if one of
             these stages is not `triton` itself, because the input digests of the other stages depend on its content.
-        ask: see `ask_tags`.
-        proved: see `find`.
+        ask, proved: see `ask_tags` and `find`.
     """
     changed = ask_tags(request, rows, ask=ask)
     trees = tritons(rows)
@@ -158,9 +156,6 @@ def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) ->
     """Resolve the tags in a plan whose commits are unknown; with `ask`, ask again for the known commits of tags.
 
     Return whether there was such a tag, because the plan may then change.
-
-    Args:
-        ask: whether to ask the repositories again for the commits of tags whose commits are known.
     """
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
@@ -238,7 +233,6 @@ def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: boo
     Raise PinError if the full commit of a source of a stage to build is still unknown then.
 
     Args:
-        rows: the plan so far.
         proved: see `find`.
     """
     for source in awaited_in(rows, request):

@@ -185,7 +185,7 @@ def tell_unread(cache: Cache) -> None:
     """Print the number of images that are not used, because their records cannot be read, if there are any."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
-        console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
+        console.note(f"ignoring {count} with records that this version cannot read; remove them: toolchain cache prune")
 
 
 def used_mark(record: Path) -> Path:

@@ -94,8 +94,8 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     if digest != expected["input_digest"]:
         raise UnsupportedError(
             "other-inputs",
-            f"these options build {top.planned.image} from other inputs than those of the image",
-            why=f"input digest {digest}, the image says {expected['input_digest']}",
+            f"these options build {top.planned.image} from other inputs than the image was built from",
+            why=f"the input digest is {digest}, but the image says {expected['input_digest']}",
             fix="use the options, the sources and the version of the tool that built it",
         )
     seed = request.variation.seed if request.variation is not None else None
@@ -149,7 +149,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
     )
     if result.equal:
         return result
-    console.note("the layers differ; looking for the first difference")
+    console.note("the layers differ; looking for the files that differ")
     old, new = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
     return replace(result, differing=tuple(differences(old, new)))
 
@@ -164,8 +164,6 @@ def clean_cache(
     the same inputs continues there, because LLVM takes hours.
 
     Args:
-        cache: the cache that contains the sources and the stages.
-        dependencies: the finished stages below.
         digest: the input digest of the stage to reproduce.
         seed: the seed of `--vary`; None without it. Each seed has a folder of its own, because a build must not
             continue what was built under other conditions.

@@ -63,7 +63,6 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     Args:
         where: the value of `--reuse-from`.
         key: the file with the publisher's public key.
-        only: whether `--reuse-only` is given.
     """
     if key is None:
         raise ConfigError(
@@ -76,8 +75,8 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     if offline and place.remote:
         raise ConfigError(
             "reuse-offline",
-            "--offline does not let --reuse-from ask a registry",
-            fix="leave one of the two out, or use oci:DIR",
+            "--reuse-from cannot use a registry with --offline",
+            fix="leave one of the two options out, or use oci:DIR",
         )
     return Reuse(place=place, key=load_public(key), only=only)
 
@@ -117,7 +116,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         if reuse.only:
             raise SourceError(
                 "reuse-digest-unknown",
-                f"no publisher can be asked for {planned.image}",
+                f"{planned.image} cannot be looked up at a publisher",
                 why="one of its inputs is not locked, so its input digest is unknown",
                 fix="build it once, or bring the lock of its base",
             )
@@ -139,7 +138,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
                 error.id,
                 f"{problem}: {error.what}",
                 why=error.why,
-                fix="build it (without --reuse-only); its publisher has to publish it again",
+                fix="build it without --reuse-only, or ask its publisher to publish it again",
             ) from error
         _note(planned, problem, error.what)
     except UnreachableError as error:
@@ -209,12 +208,7 @@ def _as_proved(
     """Return a record with the facts in the signed provenance, because another machine built the image.
 
     Raise UntrustedError if the provenance is malformed, is about another stage, contains no build report, or says that
-    the image was built without a contract check that the request demands.
-
-    Args:
-        record: the record with the facts that are known here.
-        statement: the verified provenance.
-        layer: the published layer of the stage itself.
+    the image was built without a contract check that the request demands. `layer` is the stage's own layer.
     """
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
@@ -250,7 +244,7 @@ def _as_proved(
     if not proved.facts:
         raise UntrustedError(
             "provenance-without-report",
-            "provenance: it holds no build report",
+            "provenance: it contains no build report",
             fix="publish it again with this version",
         )
     if planned.has_contract_check and request.contract and proved.request.get("contract") is False:

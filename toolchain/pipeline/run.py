@@ -62,8 +62,8 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
         raise PolicyError(
             "prebuilt-not-allowed",
             f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
-            why="prebuilt files are refused by default, and the build would end so after hours of LLVM",
-            fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
+            why="prebuilt files are refused by default, so the build would fail after hours of compiling LLVM",
+            fix=f"remove it: --drop-binary {names[0]}; or accept it: --allow-binary {names[0]}",
         )
     # With `reuse` a stage may come from a registry and then needs no sources, so none are fetched in advance.
     building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
@@ -197,7 +197,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
         raise UnreachableError(
             "offline-missing",
-            f"{images} not in the cache and --offline forbids making {'it' if len(away) == 1 else 'them'}",
+            f"--offline forbids making {images}, and the cache does not contain {'it' if len(away) == 1 else 'them'}",
             fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
         )
     for row in rows:

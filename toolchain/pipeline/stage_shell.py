@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class _LeftError(Exception):
-    """Raised when the shell has ended, so that the rest of the stage is not run.
-
-    Args:
-        code: the exit code of the shell.
-    """
+    """Raised with the exit code of the shell when the shell has ended, so that the rest of the stage is not run."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -76,13 +72,14 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     UnsupportedError if the stage is made without a container.
 
     Args:
-        target: the stage.
         argv: the command; empty for a shell.
         show: called with each line of a command's output.
     """
     if len(request.arch) > 1:
         raise ConfigError(
-            "shell-several-architectures", "a shell is opened for one architecture", fix=f"--arch {request.arch[0]}"
+            "shell-several-architectures",
+            "a shell is opened for one architecture",
+            fix=f"name one: --arch {request.arch[0]}",
         )
     from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - as the engine itself
 
@@ -96,7 +93,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
         raise ConfigError(
             "shell-not-built",
             f"{name} has no container yet: {rows[missing[0]].planned.image} is not finished here",
-            fix=f"toolchain shell {missing[0]}, where that failed; or toolchain build {missing[0]}",
+            fix=f"toolchain build {missing[0]}; or, if that fails, toolchain shell {missing[0]}",
         )
     if not planned.engine or planned.input_digest is None:
         raise UnsupportedError("stage-not-in-container", f"{name} is made without a container", fix="read its log")

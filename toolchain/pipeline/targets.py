@@ -32,7 +32,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())
         raise UnsupportedError(
-            "unknown-stage", f"{target!r} is not a stage{near}", fix=f"one of {', '.join(catalog.targets())}"
+            "unknown-stage", f"{target!r} is not a stage{near}", fix=f"use one of {', '.join(catalog.targets())}"
         )
     (arch,) = request.arch
     foreign = arch != this_machine()
@@ -46,8 +46,8 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
             raise UnsupportedError(
                 "stage-not-for-architecture",
                 f"{target} is not built for {arch}",
-                why="kernels and AOTriton are only built for amd64, on amd64; Triton from source, on a portable LLVM,"
-                " for arm64 too; other architectures get their LLVM layer",
+                why="kernels and AOTriton are built only for amd64, on amd64; Triton from source, on a portable LLVM,"
+                " also for arm64; for other architectures only LLVM is built",
                 fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(row.machines)}",
             )
     made: dict[str, Stage] = {}
@@ -56,7 +56,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     if not made:
         raise UnsupportedError(
             "stage-not-for-base",
-            f"{target} is not needed for {arch}: builds are compiled against that base itself, {request.base}",
+            f"{target} is not needed for {arch}, because builds are compiled against the base {request.base} itself",
             fix="leave --base out for a portable LLVM, which is compiled against an old system",
         )
     return tuple(made.values())

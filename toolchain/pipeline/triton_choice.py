@@ -76,9 +76,9 @@ def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice
     else:
         raise PinError(
             "not-a-triton",
-            f"--triton {choice.triton!r} names no Triton",
-            why="it is not a Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
-            fix="give one of these, or the folder of a checkout",
+            f"--triton {choice.triton!r} does not name a Triton",
+            why="it is neither a version such as 3.7.1 nor a commit of 40 digits, and no file or folder has this name",
+            fix="give a version, a commit or the folder of a checkout",
         )
     _compare(choice, cache)
     # If `--source triton` is given too, a commit in `--triton` is dropped, because the source alone identifies Triton.
@@ -162,7 +162,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
         raise PinError(
             "aotriton-triton-unknown",
             f"the Triton of --source aotriton={spec} is unknown",
-            why=f"it is at no release on record, and {why}",
+            why=f"it is not at the commit of a known release, and {why}",
             fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
         )
     url = submodules_of(tree).get(AOTRITON_SUBMODULE, AMD_FORK).removesuffix(".git")
@@ -175,13 +175,10 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
 
 
 def _unnamed(choice: Choice, folder: Path) -> Choice:
-    """Return the choice, with a note if a folder contains a pin file that is not used.
+    """Return the choice, with a note if the current folder contains a pin file that is not used.
 
     A pin file is used only if the user names it or its folder. The choice is returned without a note if the target
     needs no LLVM, or if `--aotriton`, `--source triton` or, for the target `llvm`, `--source llvm` is given.
-
-    Args:
-        folder: the current folder.
     """
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
     found = pin_files(folder)
@@ -191,7 +188,7 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
     if not checkout and choice.target != "llvm":
         return choice.noting(f"./{pin} names an LLVM and no Triton; it is not used")
     return choice.noting(
-        f"./{pin} is not used, because nobody named it; to use it: --triton {'.' if checkout else pin}"
+        f"./{pin} is not used, because no option names it; to use it: --triton {'.' if checkout else pin}"
     )
 
 
@@ -217,7 +214,7 @@ def _as_version(choice: Choice, text: str) -> Choice:
     if involves(choice.target, "llvm") and "llvm" not in choice.sources:
         triton_release(row.version)  # this raises an error if the release's LLVM is unknown
     if row.version != text.removeprefix("v"):
-        return choice.noting(f"Triton {text} is {row.version}, the newest patch release on record", triton=row.version)
+        return choice.noting(f"Triton {text} is {row.version}, the newest known patch release", triton=row.version)
     return replace(choice, triton=row.version)
 
 
@@ -236,7 +233,7 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
     if choice.target not in {"llvm", "base"} and path.exists():
         raise PinError(
             "not-a-triton",
-            f"--triton {path} names no Triton",
+            f"--triton {path} does not name a Triton",
             why="a file is the pin of an LLVM, which does not determine a Triton",
             fix="give a version, a commit or the folder of a checkout; a pin file is only for `llvm`",
         )
@@ -270,7 +267,7 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
         raise PinError(
             "not-a-triton",
             f"--triton {path} is not a checkout of Triton",
-            why="it holds neither Triton's files nor an LLVM pin",
+            why="it contains neither Triton's files nor an LLVM pin",
             fix="name the top folder of a checkout, a version or a commit",
         )
     source = choice.sources.get("triton")
@@ -310,12 +307,8 @@ def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) 
 def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
     """Raise PinError if the data show that a commit of Triton is not the wanted Triton.
 
-    The tree of the commit is compared later, after it is fetched.
-
-    Args:
-        wanted: the value of `--triton`.
-        row: the release that `wanted` names; None if it is unknown.
-        name: the option that names the commit, for the message.
+    The tree of the commit is compared later, after it is fetched. `row` is the release that `wanted` names; None if
+    the release is unknown.
     """
     if row is None or commit in {row.commit, *row.candidates}:
         return
@@ -363,6 +356,6 @@ def _two(first: str, second: str, first_value: str, second_value: str, also: str
     return PinError(
         "options-differ",
         f"{first} and {second} differ",
-        why=f"the first is {first_value}, the second {second_value}",
+        why=f"the first is {first_value}, and the second is {second_value}",
         fix=f"leave one of them out{also}",
     )

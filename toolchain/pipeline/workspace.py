@@ -79,12 +79,10 @@ class BuildWorkspace:
 
     @property
     def cache(self) -> Cache:
-        """The cache folder of the request."""
         return self.request.cache
 
     @property
     def engine(self) -> Buildah:
-        """The engine that runs buildah; it is created when it is first needed."""
         if self._engine is None:
             from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a no-op build starts no engine
 
@@ -222,7 +220,7 @@ class BuildWorkspace:
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
         manifest = self._write(layout, planned, (*lower, top), replace(image, labels=labels), arch=self.request.arch[0])
         digest = planned.input_digest
-        assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
+        assert digest is not None  # noqa: S101 - a base sets it after it has resolved its packages
         self.progress.step("done")
         measured = LayerFacts(
             unpacked_bytes=layer.size,

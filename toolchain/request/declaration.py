@@ -33,11 +33,9 @@ class Option:
     """The declaration of an option.
 
     Args:
-        name: the name without the two dashes. It is also the key in toolchain.toml, and determines the environment
-            variable.
+        name: the name without the two dashes, which is also the key in toolchain.toml.
         kind: the kind of its value; `commas` is one comma-separated text, `names` and `pairs` can be repeated.
         help: the help text, one or two sentences.
-        panel: the panel of the help that lists the option.
         short: the letter of its short form; empty if it has none.
         least, most: the smallest and the largest valid number.
         explicit: whether giving the default value requests something other than giving no value.
@@ -60,7 +58,6 @@ class Option:
         closed: whether values other than the known ones are refused.
         read: a function that converts a value from the command line to the value of the field.
         field: the field of the request that the option sets; empty for an option of a single verb.
-        default: the value of that field if the option is not given.
     """
 
     name: str
@@ -96,12 +93,10 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """Return the name of the option's environment variable."""
         return f"TOOLCHAIN_{self.parameter.upper()}"
 
     @property
     def flag(self) -> str:
-        """Return the option as users write it on the command line, such as `--base`."""
         return f"--{self.name}"
 
     @property
@@ -191,7 +186,7 @@ def declared(kind: Any) -> tuple[Option, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Return a field's value as types that JSON and TOML support; values of other types become text."""
+    """Convert the value of a field to types that JSON supports; values of other types become text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):

@@ -36,7 +36,7 @@ class HeldSource(Protocol):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the source's bytes."""
+        """Return the digest, in the form of `sources.tree.Source.digest`."""
 
     @property
     def tag(self) -> str:
@@ -44,7 +44,7 @@ class HeldSource(Protocol):
 
     @property
     def repository(self) -> str:
-        """Return the repository that the source was fetched from."""
+        """Return the URL of the source's repository or archive, or `debian`, `pypi` or `local`."""
 
 
 class HeldLock(Protocol):
@@ -72,12 +72,9 @@ class Request:
         patches: the patch files of each source, in the order in which they are applied.
         gpus: LLVM's names for the GPUs (such as `gfx942`), sorted.
         rocm: the major versions of ROCm, in the order of data/hip.toml; empty for the default ones.
-        allow_binary: the names or paths of prebuilt inputs that are accepted.
-        drop_binary: the names or paths of prebuilt inputs that are removed.
-        wheels: the stages of the wheels to build on Triton, in the order of data/wheels.toml; empty for all.
+        wheels: the stages of the wheels, in the order of data/wheels.toml; empty for the default of the target.
         calls: the user's calls for a Triton cache, as JSON; None for the built-in calls.
         pythons: the Python versions (such as `3.13`) to build wheels for; empty for the Python of the base.
-        jobs: the number of compile jobs; 0 for as many as cores and memory allow.
         runner: the program that starts containers for checks and kernels. It is not part of the input digest, because
             it does not affect the built bytes.
         mirrors: pairs of a URL prefix and its replacement. They are not part of the input digest, because sources are
@@ -86,7 +83,6 @@ class Request:
         lock: the lock of `--locked` or `--lock-file`; inputs that it does not contain are refused.
         check: the number of kernels whose results are checked: 0 for all, None for none. It is not part of the input
             digest.
-        kernel_key: the key that must have signed reused results of the kernel store; a private key also signs new ones.
         shards: the kernel stores to take all kernels from, without compiling any; empty for a normal build.
         variation: changed build conditions that the built bytes must not depend on (`reproduce --vary`).
         looked_up: the sources that the current plan has already looked up; None if they are not remembered.
@@ -152,12 +148,12 @@ class Request:
     limit: int | None = option(
         "limit", default=None, campaign=True, found=True, panel="Kernels",
         kind="count", least=1, is_input=True, lock="changed",
-        help="Limit the number of kernels; rounded up to whole clusters.",
+        help="Limit the number of kernels, which is rounded up to whole clusters.",
     )  # fmt: skip
     keep_going: bool = option(
         "keep-going", default=False, campaign=True, panel="Kernels",
         kind="flag", is_input=True, lock="changed",
-        help="Continue when kernels fail, and mark them as known bad; exits with 12.",
+        help="Continue when kernels fail, mark them as known bad, and exit with 12.",
     )  # fmt: skip
     check: int | None = option(
         "check", default=None, panel="Kernels",
@@ -209,7 +205,7 @@ class Request:
     wheels: tuple[str, ...] = option(
         "wheel", default=(), found=True, kind="commas", is_input=True, lock="changed", closed=True,
         known=lambda: [row.name for row in wheel_rows()],
-        help="Wheels to build on Triton, for `all` and `wheels`. \\[default: all of them]",
+        help="Wheels to build on Triton. \\[default: all for `wheels`, flash-attn for `triton-cache`, none for `all`]",
     )  # fmt: skip
     calls: str | None = option(
         "calls", default=None, panel="Kernels",
@@ -235,7 +231,11 @@ class Request:
         " buildah.",
     )  # fmt: skip
     fresh: bool = option(
-        "fresh", default=False, panel="Machine", kind="flag", help="Build without compiler cache, in a new build tree."
+        "fresh",
+        default=False,
+        panel="Machine",
+        kind="flag",
+        help="Build without the compiler cache, in a new build tree.",
     )
     offline: bool = option("offline", default=False, panel="Machine", kind="flag", help="Do not use the network.")
     contract: bool = option(

@@ -1,4 +1,4 @@
-"""Conversion and checks of option values that have a structure, such as lists, pairs or paths."""
+"""Convert and check the values of options that have a structure, such as lists, pairs or paths."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ def is_calls_file(text: str) -> bool:
 def calls(text: str) -> str:
     """Return the list of calls as JSON, so that records, locks and `reproduce` do not need the user's file.
 
+    ConfigError is raised if the list is invalid.
+
     Args:
-        text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier. If it is
-            invalid, a ConfigError is raised.
+        text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier.
     """
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
@@ -99,7 +100,7 @@ def kernel_store(given: Path) -> Path:
     """Return the folder of a kernel store; raise a ConfigError if the value is an `oci:` reference."""
     if str(given).startswith("oci:"):
         raise ConfigError(
-            "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="give a folder"
+            "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="name a folder"
         )
     return given
 

@@ -27,7 +27,10 @@ _PIECE = 1 << 16  # bytes read at once; a broken connection loses at most this m
 
 
 def archive_name(url: str) -> str:
-    """Return the last part of a URL's path as a valid file name."""
+    """Return the last part of a URL's path as a valid file name, or `file` if the URL has none.
+
+    For a URL of the forms `…/tar.gz/REF` and `…/tarball/REF`, the name ends with `.tar.gz`.
+    """
     path = PurePosixPath(unquote(urlsplit(url).path))
     name = re.sub(r"[\x00-\x1f\x7f]", "_", path.name)
     if path.parent.name in {"tar.gz", "tarball"}:  # GitHub's URLs of this form end with a commit or tag
@@ -52,7 +55,6 @@ def fetch_archive(
         url: an https URL; http is accepted only for a loopback address.
         sha256: the expected digest, with or without the prefix `sha256:`.
         name: the file's name in the store; the default is the last part of the URL.
-        limit_bytes: the largest accepted size in bytes.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -96,7 +98,6 @@ class _Download:
         self.etag = ""
 
     def run(self) -> None:
-        """Download the file over at most `ATTEMPTS` connections; each one resumes the download if possible."""
         with session() as client:
             Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 
@@ -166,7 +167,7 @@ class _Download:
             "download-too-large",
             f"{self.name} is too large",
             why=f"{count} bytes; at most {self.limit} are allowed",
-            fix="check that the URL is that of a source archive",
+            fix="check that the URL names a source archive",
         )
 
     def _refused(self, answer: requests.Response) -> ToolchainError:

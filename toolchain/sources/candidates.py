@@ -19,7 +19,7 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
     """Return the URL of the repository from which a commit was fetched before; empty if no such repository is known.
 
     Args:
-        repositories: the URLs of the repositories that may have the commit.
+        repositories: the URLs to choose from.
         parts: the names (`Part.name`) of the parts of the tree to look for in the store.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -43,7 +43,6 @@ def first_holder(
     if one of the repositories did not answer, because that repository may have the commit.
 
     Args:
-        name: the name of the source, for messages.
         fetch: a function that fetches the tree from a URL and returns the tree's folder.
     """
     silent: UnreachableError | None = None

@@ -20,7 +20,6 @@ class CommitArchive:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the archive, `sha256:<hex>`."""
         return f"sha256:{self.sha256}"
 
 

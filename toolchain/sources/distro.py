@@ -57,7 +57,6 @@ def known_distro(
     such a suite.
 
     Args:
-        name: the name of the source, such as `llvm`.
         version: the upstream version. If it is empty, the default in data/distro.toml is used, or the version in the
             first suite that has the package.
         suite: the only suite to look in; empty for all suites.
@@ -93,10 +92,9 @@ def known_distro(
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """Return the upstream tarball of a source package from the store, from apt, or from a mirror in data/distro.toml.
+    """Return a source package with its version and digest, and the path of its upstream tarball in the store.
 
-    Returns:
-        The source with its version and digest, and the path of the tarball in the store.
+    If the store lacks the tarball, it is fetched with apt or from a mirror in data/distro.toml.
     """
     package, version = source.where, source.version
     known = known_package(package, version, cache)
@@ -145,10 +143,7 @@ def _first(
 ) -> tuple[Package, Path]:
     """Download a package from the first suite that has it; return its row in the index and the tarball's path.
 
-    Args:
-        version: the upstream version; empty for the newest version in the first suite that has the package.
-        digest: the digest that the index must list; None if it is not known.
-        bound: whether the digest is known and trusted, so that an expired index is accepted (see `Suite.update`).
+    If `version` is empty, any version matches. `digest` is None if it is not known. See `Suite.update` for `bound`.
     """
     listed: list[str] = []
     failures: dict[str, SourceError | UnreachableError] = {}

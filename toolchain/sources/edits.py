@@ -46,11 +46,9 @@ class EditFile:
     """A parsed edit file.
 
     Args:
-        path: the path of the edit file.
         source: the name of the source, e.g. `triton`.
         commit: the commit of the source that the edits apply to.
         llvm: the prefix of the LLVM releases that need the edits: `22.1` stands for all releases of 22.1.
-        edits: the edits, in the order of the file.
     """
 
     path: Path
@@ -68,7 +66,7 @@ class EditFile:
         return not self._others(tree)
 
     def check(self, tree: Path) -> None:
-        """Raise PatchError if an edited file is missing from a tree or has another digest."""
+        """Raise PatchError unless every edited file in a tree has the expected digest."""
         for file, expected, actual in self._others(tree):
             raise PatchError(
                 "edit-tree-mismatch",
@@ -78,10 +76,7 @@ class EditFile:
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:
-        """Return the path, the expected digest and the actual digest of each file that differs.
-
-        The actual digest is empty if the file is missing or is a link.
-        """
+        """Return the path, the expected digest and the actual digest (see `_digest`) of each file that differs."""
         wanted = {edit.file: edit.sha256 for edit in self.edits}
         here = {file: _digest(tree / file) for file in wanted}
         return [(file, digest, here[file]) for file, digest in wanted.items() if here[file] != f"sha256:{digest}"]
@@ -141,7 +136,7 @@ def _edited(path: Path, edits: Sequence[Edit], name: str) -> bytes:
         if max(edit.last, edit.first - 1) > len(lines):
             raise PatchError(
                 "edit-line-missing",
-                f"{name} names line {edit.last} of {edit.file}, which has {len(lines)}",
+                f"{name} names line {edit.last} of {edit.file}, which has {len(lines)} lines",
                 fix="correct the edit file",
             )
         lines[edit.first - 1 : edit.last] = [edit.text.encode()]

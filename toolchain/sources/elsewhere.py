@@ -19,7 +19,6 @@ class Wanted:
 
     Args:
         source: the name of the source, such as `llvm`.
-        file: the name of the file.
         sha256: the digest, with or without the prefix `sha256:`.
         size: the size in bytes.
         first: the name of the origin in messages, such as `apt`.
@@ -35,7 +34,6 @@ class Wanted:
 
     @property
     def description(self) -> str:
-        """Return the name, the size and the digest of the file, for messages."""
         return f"expected: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
@@ -44,7 +42,7 @@ class Wanted:
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
         if self.source.startswith("wheel-"):  # --source does not accept these names
             return bundle
-        return f"get the file in another way and give it by --source {self.source}=PATH/{self.file}\nor {bundle}"
+        return f"get the file in another way and give it with --source {self.source}=PATH/{self.file}\nor {bundle}"
 
 
 def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, *, offline: bool) -> Path:

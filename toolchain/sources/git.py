@@ -52,7 +52,6 @@ def fetch_git(
     Args:
         repository_url: an https or ssh URL, or file:// or an absolute path for a local repository.
         sha: the commit, as 40 hexadecimal digits.
-        part: the part of the tree to take.
         verify: read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes. The tree's digest still names `repository_url`.
     """
@@ -77,7 +76,7 @@ def fetch_git(
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
-    """Ask a repository to which commit a tag, which may be an annotated tag, points; return the commit's hash."""
+    """Return the commit to which a tag in a repository points; the tag may be annotated."""
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)

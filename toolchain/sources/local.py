@@ -46,7 +46,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
 
 
 def check_tree_form(source: Source, what: str) -> None:
-    """Raise SourceError for a source that is neither a tree nor a tar archive.
+    """Raise SourceError for a source from the Python index, and for a file that is not a tar archive.
 
     Args:
         what: the name of the expected project for the message, such as `LLVM`.
@@ -71,7 +71,7 @@ def _not_a_source(path: Path) -> str:
     if path.name.endswith(".sqlite3"):  # an empty file is accepted, because the reader of the database refuses it
         return "" if head in {b"", _SQLITE} else "it has the name of an SQLite database, but is not one"
     if not TAR.search(path.name):
-        return "its name does not end like that of a tar archive or a wheel"
+        return "its name has neither the ending of a tar archive nor that of a wheel"
     if head == _ZSTD:
         return ""  # the content is not checked, because Python's tarfile reads zstd only since Python 3.14
     import tarfile  # noqa: PLC0415 - few invocations have a local file as a source

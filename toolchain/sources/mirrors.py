@@ -86,12 +86,9 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """Return the `Signed-By` value of a mirror from its entry in apt's sources; empty if there is none.
+    """Return the `Signed-By` value of the mirror at `entry`, which is `FILE:NUMBER`; empty if it has none.
 
-    The files are read because apt does not print this value.
-
-    Args:
-        entry: `FILE:NUMBER`, the file and the line or stanza that configures the mirror.
+    The file is read because apt does not print this value.
     """
     name, _, number = entry.rpartition(":")
     path = Path(name)
@@ -121,7 +118,6 @@ def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]
 
     Args:
         mirrors: the configured suites.
-        hints: the suites to search first.
         known: Debian's suites, in the order of the search.
     """
     security = next((mirror for mirror in mirrors if mirror.security), None)

@@ -21,11 +21,7 @@ _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|ses
 
 
 def refuse_offline(what: str, *, offline: bool) -> None:
-    """Raise UnreachableError if `offline` is set.
-
-    Args:
-        what: the name of the missing file or commit, for the message.
-    """
+    """Raise UnreachableError if `offline` is set; its message says that `what` is not in the store."""
     if offline:
         raise UnreachableError(
             "offline-missing",
@@ -38,8 +34,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     """Return a URL with its scheme in lower case; raise SourceError unless it is https, or http to a loopback address.
 
     Args:
-        plain_allowed: whether http is accepted; False for a redirect from https, because https must not redirect to
-            http.
+        plain_allowed: whether http to a loopback address is accepted; False after a redirect from https.
     """
     refuse_credentials(url)
     url = check_address(url)
@@ -48,7 +43,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
         raise SourceError(
             "insecure-url",
             f"{parts.scheme}:// is not allowed for {parts.hostname}",
-            why="without TLS the file can be changed on its way",
+            why="without TLS, somebody can change the file during the transfer",
             fix="use https",
         )
     return url
@@ -74,7 +69,7 @@ def git_protocol(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """Return a URL with its scheme in lower case; raise SourceError for an invalid host or port, or for a space."""
+    """Return a URL with its scheme in lower case; raise SourceError if it has an invalid host or port, or a space."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")

@@ -75,7 +75,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     except HostileInputError as error:
         raise PatchError(
             "patch-link-escapes",
-            f"the patches create a link that points out of the tree: {error.what}",
+            f"the patches create a link that is not allowed: {error.what}",
             why=error.why,
             fix="do not use this patch",
         ) from error
@@ -122,7 +122,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Return every path that a patch names, with the prefix that it has there (`a/sub/file`)."""
+    """Return every path that a patch names, with its prefix, such as `a/sub/file`."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]

@@ -88,7 +88,7 @@ def _wheel_name(file: str) -> re.Match[str]:
         raise SourceError(
             "not-a-wheel-name",
             f"{file} is not the name of a wheel",
-            fix="give the whole name of the file: NAME-VERSION-…-PLATFORM.whl",
+            fix="give the full name of the file: NAME-VERSION-…-PLATFORM.whl",
         )
     return match
 
@@ -202,7 +202,7 @@ def _address(project: str, filename: str) -> str:
         raise UnreachableError(
             "index-unreachable",
             "the Python index does not answer",
-            why=f"the page of {project} could not be read",
+            why=f"the page for {project} could not be read",
             fix="check the network and `pip config list`",
         ) from error
     if status >= 500:
@@ -217,7 +217,7 @@ def _address(project: str, filename: str) -> str:
     raise SourceError(
         "not-in-index",
         f"the index has no {filename}",
-        why=f"its page of {project} answered {status} and does not list the file",
+        why=f"its page for {project} answered {status} and does not list the file",
         fix="check which index `pip config list` names",
     )
 

@@ -167,8 +167,6 @@ def fetch_source(
     The returned digest does not cover the patches, because patches are separate inputs of a build.
 
     Args:
-        source: the source from `locate`.
-        patches: the patch files, in the order in which they are applied.
         verify: read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes, for git and archives.
         tests: whether to include the folders that only the source's own tests read; patches always include them.

@@ -156,7 +156,7 @@ def _look(path: Path) -> Iterator[tuple[str, str]]:
                 "scan-incomplete",
                 f"{path} cannot be scanned for binaries",
                 why=f"it is damaged, has a password, or unpacks to more than {_LIMIT >> 30} GiB",
-                fix="remove it by a patch",
+                fix="remove the file with a patch",
             ) from error
 
 

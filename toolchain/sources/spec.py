@@ -216,7 +216,7 @@ def _parse_url(text: str) -> SourceSpec:
 
 
 def check_sha256(text: str) -> str:
-    """Return a digest in the form `sha256:<64 hex>`; the argument may lack the prefix."""
+    """Return a SHA-256, which may lack its prefix, as `sha256:<64 hex>`; raise DigestError for any other text."""
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise DigestError(

@@ -45,7 +45,6 @@ class Store:
 
         Args:
             path: the file, which must be on the same file system as the store (e.g. in `partial`).
-            digest: the expected digest.
             name: the name in the store; the default is the current name.
         """
         if not _is_plain(path):
@@ -109,6 +108,8 @@ class Store:
     ) -> Path:
         """Return the folder of a source's tree, after unpacking the tree if it is missing or was changed.
 
+        The files have the mode 0644 or 0755, and the fixed timestamp that files in all layers have.
+
         Args:
             digest: the digest of the source (see `Source`).
             unpack: a function that writes the tree into an empty folder.
@@ -118,9 +119,6 @@ class Store:
             brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
                 compared with the hash of its commit, or with the digest of the whole source if it is a part.
             take_brought: accept a stored tree that came from a bundle; otherwise the tree is unpacked again.
-
-        Returns:
-            The folder. Its files have the mode 0644 or 0755, and the fixed timestamp that files in all layers have.
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key

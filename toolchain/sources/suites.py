@@ -36,19 +36,17 @@ _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """The upstream tarball of a source package, from data/distro.toml or the signed Sources index.
+    """The upstream tarball of a source package, or the file of a binary package in data/distro.toml.
 
     Args:
-        name: the name of the source package.
         version: the upstream version.
-        file: the name of the tarball.
-        sha256: the digest of the tarball, as hexadecimal digits.
-        size: the size of the tarball in bytes.
-        suites: the suites that have the package.
-        mirrors: URLs of copies of the tarball.
+        file: the name of the file.
+        sha256: the digest of the file, as hexadecimal digits.
+        size: the size of the file in bytes.
+        mirrors: URLs of copies of the file.
         package_version: the version of the package, with the Debian revision.
         brought: whether the row came from a bundle. Such a row is replaced when the index can be read.
-        pool: the folder of the file on the mirror, for a binary package in data/distro.toml; otherwise empty.
+        pool: the folder of a binary package's file on the mirror; empty for a source package.
     """
 
     name: str
@@ -92,7 +90,6 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """Return the name of the suite, such as `trixie`."""
         return self.mirror.suite
 
     def update(self, *, bound: bool) -> None:
@@ -147,7 +144,7 @@ class Suite:
         )
 
     def versions(self, names: Collection[str]) -> list[Package]:
-        """Return every version of the named packages that the index lists, newest first."""
+        """Return the versions of the named packages whose upstream tarball the index lists, newest first."""
         try:
             text = self._run("apt-cache", "-q", "showsrc", "--only-source", *sorted(names))
         except CommandError:
@@ -241,7 +238,6 @@ class Suite:
 
 
 def _newest_first(packages: Collection[Package]) -> list[Package]:
-    """Return packages sorted by Debian version, newest first; dpkg compares the versions."""
     return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
 

@@ -57,11 +57,10 @@ def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
 def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
     """Ask the repository again for the commit of a source's tag; return the source with that commit.
 
+    If the repository does not answer, a note is printed, and the source is returned unchanged.
+
     Args:
         locked: raise LockedError if the tag moved. Otherwise the new commit is used, and a note is printed.
-
-    Returns:
-        The source; unchanged if the repository does not answer.
     """
     try:
         now = commit_of_tag(source.where, source.tag, Store(cache.store), offline=False, mirrors=mirrors)

@@ -37,7 +37,6 @@ class Source:
 
     Args:
         name: the name that stages use, such as `llvm`.
-        kind: the kind of origin.
         where: the URL of a repository or archive, a package, a project, or the name of a user's folder or file.
         version: the commit, `sha256:<hex>` of an archive, or the upstream version; empty for a user's folder or file,
             and while the version is unknown because nothing was fetched yet.
@@ -159,7 +158,6 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     pipe or a device.
 
     Args:
-        path: the top folder of the tree.
         stat_cache: a file that caches hashes of files by path, size, times and inode; it is created if missing.
         trust_cache: False reads every file again, and writes a new cache.
         expected: the expected size in bytes, for the progress; 0 if unknown.
@@ -330,7 +328,6 @@ def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
 
     Args:
         what: the name of the tree for the message; the default is its path.
-        fix: the advice for the user.
     """
     links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
     check_link_map(links, what=what or str(tree), fix=fix)
@@ -342,7 +339,6 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
     Args:
         links: the target of each link, by the link's path relative to the top.
         what: the name of the tree for the message.
-        fix: the advice for the user.
     """
     for path, target in links.items():
         if reason := _escape(path, target, links):

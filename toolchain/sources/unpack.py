@@ -294,12 +294,7 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield a stream of the decompressed archive; the first bytes of the archive select the decompressor.
-
-    Args:
-        archive: the path of the archive.
-        packed: the open archive.
-    """
+    """Yield the decompressed content of an archive, as its first bytes require; `packed` is the open archive."""
     magic = packed.read(6)
     packed.seek(0)
     known = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
