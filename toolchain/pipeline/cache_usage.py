@@ -39,8 +39,8 @@ class Item:
     """An entry of the cache.
 
     Args:
-        bytes: the size on disk. For an image it is the size of the image's own layer; for an image without a record,
-            that of all its blobs; and for an image whose record cannot be read, 0.
+        bytes: the size on disk. For an image, it is the size of the image's own layer; for an image without a record,
+            the size of all its blobs; and for an image whose record cannot be read, 0.
         used: the Unix time of the last use; 0 for an entry that can no longer be used.
         paths: the files and folders to remove, in this order.
         tag: the image's name in the cache's layout; empty if the entry is not an image.
@@ -130,7 +130,7 @@ def prune(
 
 
 def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
-    """Return the entries of these images; raise ConfigError if an image that is not among them is built on one."""
+    """Return the entries of these images; raise ConfigError if any other image is built on one of them."""
     digests = {record.input_digest for record in images}
     standing = [
         image_tag(record.image, record.input_digest)
@@ -243,8 +243,8 @@ def _entry(
 ) -> Item:
     """Return the entry for a file or folder. If `used` is None, the last use is the result of `_touched`.
 
-    `used` is set to 0 if an interrupted removal left the path, or if it is unfinished and has the name of a temporary
-    file, which no invocation continues. `notes` are files that describe the entry; they are removed before it.
+    `used` is set to 0 if an interrupted removal left the path, or if the entry is unfinished and has the name of a
+    temporary file, which no invocation continues. `notes` are files that describe the entry and are removed before it.
     """
     if path.name.endswith(DELETED) or (unfinished and SCRATCH.fullmatch(path.name)):
         used = 0.0

@@ -1,7 +1,7 @@
 """Keep a compiler cache for each set of sources, so that a build never reads what a build of other sources wrote.
 
 The code of a source can write anything into the compiler cache of its build. So the key of a cache is made from the
-trees, their patches, whether they are locked, and the stages below. Only builds with the same key share a cache.
+trees, their patches, whether the trees are locked, and the stages below. Only builds with the same key share a cache.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
     """Copy the user's patches, and yield a request that names the copies instead; remove the copies at the end.
 
     A build reads a patch several times: for the inputs, the tree and the record of a stage. The copies stay the same
-    even if the user edits a patch during the build. A request without patches of the user is yielded unchanged.
+    even if the user edits a patch during the build. A request with no patches but the tool's own is yielded unchanged.
     """
     own = {edits.path for edits in shipped()}
     if own.issuperset(path for paths in request.patches.values() for path in paths):

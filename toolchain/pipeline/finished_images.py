@@ -199,7 +199,7 @@ def note_publication(cache: Cache, record: Record, publication: Publication) -> 
 def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
     """Return where and when an image was published from this cache, the latest publication last.
 
-    The result is empty if no publication is recorded, or if the file with them is damaged.
+    The result is empty if the file that lists the publications is missing or damaged.
     """
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
@@ -251,8 +251,7 @@ class _Files:
 def checked(request: Request, built: Built) -> Built:
     """Check kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
-    The value of `--check` is the number of kernels to check; 0 means all of them. The stage is returned unchanged if
-    the request asks for no check, or if enough of its kernels were checked before.
+    The stage is returned unchanged if the request asks for no check, or if enough of its kernels were checked before.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built

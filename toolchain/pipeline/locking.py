@@ -205,7 +205,7 @@ def _file(source: Source, request: Request) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Convert a string to a file name that a lock accepts, and return it.
+    """Return a string as a file name that a lock accepts.
 
     `_` replaces each character that is not accepted. Punctuation at the beginning and characters after the 255th are
     removed. If nothing is left, the result is `file`.

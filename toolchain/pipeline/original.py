@@ -161,7 +161,7 @@ def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
-    """Return the values of the command line that repeat the request of an original, by the name of the parameter.
+    """Return the command-line values that repeat the request of an original, by the name of the parameter.
 
     Raise ConfigError if one of the user's patches is not in the store.
     """

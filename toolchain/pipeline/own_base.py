@@ -98,8 +98,8 @@ def needs() -> tuple[Need, ...]:
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
-    The first check of an image runs data/probe-base.sh in a container of it. The cache keeps the result for the image's
-    digest, the script and its arguments.
+    The first check of an image runs data/probe-base.sh in it. The cache keeps the result for the image's digest, the
+    script and its arguments.
     """
     users = users_of(planned)
     if not users:
@@ -249,10 +249,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """Return lines that tell the user how to install the missing tools.
-
-    If the base's distribution is unknown, there is a line for each distribution with known package names.
-    """
+    """Return the commands that install the missing packages, for each distribution that the base may be."""
     system = {tools.get("os", ""), *tools.get("like", "").split()}
     debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))
     el = " ".join(dict.fromkeys(need.el for need in lacking if need.el))

@@ -82,7 +82,7 @@ def _tool() -> dict[str, str]:
 
 
 def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
-    """Return the request that decides a stage, in the form in which the stage's record contains it."""
+    """Return the request for a stage in the form that the stage's record contains."""
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},

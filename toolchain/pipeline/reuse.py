@@ -98,17 +98,11 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     """Fetch the finished image of a stage into the cache, record it like an image that was built here, and return it.
 
     The bytes, the signature, the provenance for exactly these inputs, the SBOM and the prebuilt parts are verified
-    before anything enters the cache. The image that is compressed with gzip is tried first, then the one with zstd.
+    before anything enters the cache. An image that is compressed with gzip is preferred to an image with zstd.
 
-    Returns:
-        The stage with the fetched image, or None if the stage must be built. None is returned without a note for the
-        user's own base image, even with `reuse.only`, and for a stage whose input digest is unknown. In all other
-        cases, a note says why the image cannot be fetched or does not verify.
-
-    Raises:
-        SourceError: `reuse.only` is set, and the input digest is unknown.
-        UntrustedError: `reuse.only` is set, and the image does not verify.
-        UnreachableError, RegistryError, EngineError: `reuse.only` is set, and the image cannot be fetched.
+    Return None if the stage must be built: for the user's own base image, for a stage whose input digest is unknown,
+    and, after a note that says why, if the image cannot be fetched or does not verify. With `reuse.only`, an error is
+    raised in all these cases except the first.
     """
     if planned.name == "base" and request.base.image is not None:
         return None  # the user's own base image is already here

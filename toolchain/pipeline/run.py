@@ -157,11 +157,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _again(request: Request, planned: Planned) -> bool:
-    """Return whether a stage must be built even if it is finished.
-
-    With `--shard`, this is the case for a stage that compiles kernels, because the kernel store may lack results of
-    the shard.
-    """
+    """Return whether to run a finished campaign again, because with `--shard` the kernel store may lack its results."""
     return request.shard is not None and planned.name in CAMPAIGNS
 
 

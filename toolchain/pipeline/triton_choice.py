@@ -106,8 +106,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
     """Return the choice with the Triton, the AOTriton and the sources in the lock.
 
     A source that an option names takes precedence over the lock's. If an option names a Triton or a release of
-    AOTriton, the choice is returned unchanged, because a later check compares it with the lock. ConfigError is raised
-    if the Triton in the lock is neither a version nor a commit.
+    AOTriton, the choice is returned unchanged, because a later check compares it with the lock.
     """
     if choice.triton or choice.aotriton or "triton" in choice.sources:
         return choice
@@ -147,8 +146,8 @@ def _as_released(choice: Choice, cache: Cache) -> Choice:
 def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice:
     """Return the choice with the submodule of AOTriton as the source of Triton.
 
-    The source is the submodule's folder if it is checked out, and otherwise the submodule's commit. Raise PinError if
-    the tree of AOTriton is not here, or if git does not tell the commit.
+    The source is the submodule's folder if it is checked out, and otherwise the submodule's commit; PinError is raised
+    if the commit is unknown.
     """
     if tree is not None and (tree / AOTRITON_SUBMODULE).is_dir() and any((tree / AOTRITON_SUBMODULE).iterdir()):
         own = of_folder(tree / AOTRITON_SUBMODULE)
@@ -224,9 +223,6 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
     A folder becomes the source of Triton, as with `--source triton=FOLDER`. With a pin file, `triton` becomes the known
     Triton that pins the same LLVM, or None. Unless `--source llvm` is given, the file also decides the source of LLVM,
     and a release of AOTriton, which must pin the same LLVM, is dropped.
-
-    Raise PinError if the folder is no checkout of Triton, if a pin file is given for a target other than `llvm` and
-    `base`, if the file cannot be read as a pin file, or if another option names another Triton or LLVM.
     """
     if path.is_dir():
         return _as_folder(choice, path, cache)

@@ -52,7 +52,7 @@ class Option:
         never_empty: whether an empty environment variable is an error, because the option decides which signatures are
             accepted or made.
         campaign: whether only the verbs of kernel campaigns accept the option.
-        is_input: whether the built content depends on the option, so that records and provenance contain its value.
+        is_input: whether records and provenance contain its value.
         lock: when a lock file contains the value: never, always, or only if it differs from the default.
         known: a function that returns the values that shell completion offers.
         closed: whether values other than the known ones are refused.

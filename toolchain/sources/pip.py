@@ -18,10 +18,10 @@ from toolchain.core.process import CommandError
 
 KEPT: Mapping[str, str] = {
     "PIP_INDEX_URL": "the URL of the index",
-    "PIP_EXTRA_INDEX_URL": "further indexes",
+    "PIP_EXTRA_INDEX_URL": "additional indexes",
     "PIP_NO_INDEX": "use only PIP_FIND_LINKS",
     "PIP_FIND_LINKS": "pages and absolute folders with files",
-    "PIP_TRUSTED_HOST": "a host that is used without TLS",
+    "PIP_TRUSTED_HOST": "hosts that are used without TLS",
     "PIP_PROXY": "the proxy",
     "PIP_RETRIES": "the number of retries",
     "PIP_TIMEOUT": "the timeout in seconds",
@@ -32,7 +32,7 @@ KEPT: Mapping[str, str] = {
 
 KEPT_FILES: Mapping[str, str] = {
     "PIP_CONFIG_FILE": "the configuration file, or /dev/null",
-    "PIP_CERT": "certificates of authorities",
+    "PIP_CERT": "the file with the certificates of authorities",
     "PIP_CLIENT_CERT": "the client certificate",
     "PIP_CACHE_DIR": "the folder of cached downloads",
 }

@@ -19,7 +19,7 @@ from toolchain.sources.tree import Source
 
 
 def remembered(repository: str, tag: str, cache: Cache) -> str:
-    """Return the commit to which a tag was last resolved; empty if the tag was never resolved."""
+    """Return the commit to which a tag was last resolved; empty if no commit is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
