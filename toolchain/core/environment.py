@@ -83,9 +83,7 @@ def python_children(variables: Mapping[str, str]) -> Iterator[None]:
 
     multiprocessing starts `python -c`, which puts the current folder first in the module path. It passes this process's
     environment on and has no option to change that, so this function changes `os.environ` for the whole block.
-
-    Args:
-        variables: more environment variables for the child processes.
+    `variables` are added to it.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

@@ -21,11 +21,8 @@ PATIENCE = 2.0  # seconds until a waiting invocation prints what it waits for
 def held(path: Path, *, what: str) -> Iterator[None]:
     """Hold the lock file `path` during the block; the kernel releases it when this process dies.
 
-    If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. A note is
-    printed if the wait takes longer than two seconds.
-
-    Args:
-        what: the work that the lock protects, for messages.
+    If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. A note that
+    names the work `what` is printed if the wait takes longer than two seconds.
     """
     import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, does not need it
 
@@ -73,10 +70,8 @@ def patience() -> float:
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
     """Hold the shared lock of the cache during the block, so that `alone` fails in other invocations.
 
-    If another invocation is pruning the cache, wait until it ends.
-
-    Args:
-        make: whether to create the cache folder first; otherwise, nothing is locked if the folder is missing.
+    If another invocation is pruning the cache, wait until it ends. Without `make`, nothing is locked if the cache
+    folder is missing.
     """
     if make:
         cache.make()

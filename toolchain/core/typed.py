@@ -25,7 +25,6 @@ class TypedError(ValueError):
 
     Args:
         where: the keys that lead to the value, such as `source.3.patches`; empty for the whole document.
-        why: what is wrong with the value.
     """
 
     def __init__(self, where: str, why: str) -> None:
@@ -41,9 +40,8 @@ def typed(kind: type[Kind], value: Any, where: str = "") -> Kind:
     hyphens where the field has underscores.
 
     Args:
-        kind: a type; the fields of a dataclass can be text, numbers, flags, `Literal`, `tuple[X, ...]`,
-            `Mapping[str, X]`, `X | None`, other dataclasses, or `Any`.
-        where: the keys that lead to the value, for messages.
+        kind: a type; the fields of a dataclass can be text, numbers, flags, `Literal`, `tuple[X, ...]`, `Mapping[str,
+            X]`, `X | None`, other dataclasses, or `Any`.
     """
     read: Kind = _read(kind, value, where)
     return read

@@ -157,7 +157,6 @@ class Retries:
         attempts: the maximum number of consecutive failures without progress after which `run` tries again.
         backoff: the seconds before the second attempt; each later wait is twice as long, up to `LONGEST_BACKOFF`. A
             server's Retry-After header takes precedence.
-        name: the name of the server, for the log.
         failures: the number of consecutive failures without progress.
         furthest: the position, in bytes, at which the failures were last reset.
     """

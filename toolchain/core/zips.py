@@ -81,7 +81,6 @@ def open_zip(
 
     Args:
         source: a path, or a seekable stream.
-        kind: the expected kind of archive, for messages.
         ignore_case: whether names that differ only in case are refused.
     """
     try:

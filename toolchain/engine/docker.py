@@ -157,8 +157,8 @@ class DockerRunner:
         if self._layers(reference) != layers:
             raise EngineError(
                 "docker-other-layers",
-                f"docker's image {reference} does not have the layers that docker was given",
-                why=f"given: {', '.join(layers)}; found: {', '.join(self._layers(reference)) or 'none'}",
+                f"docker's image {reference} does not have the expected layers",
+                why=f"expected: {', '.join(layers)}; found: {', '.join(self._layers(reference)) or 'none'}",
                 fix=f"remove the image: docker image rm {reference}",
             )
         return reference

@@ -131,7 +131,6 @@ class Storage:
 
         Args:
             words: the verb, the options and the arguments, with paths inside the namespaces.
-            network: whether buildah keeps the machine's network.
             driver: the storage driver; by default the one that works here.
             pipes: the folder with the container's pipes (see `engine.relay`).
             show: the folders and files of this machine that buildah sees in addition to its storage.

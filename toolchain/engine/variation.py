@@ -163,7 +163,7 @@ class Variation:
         else:
             words += ["taskset", "--cpu-list", str(self._cpu)]
             if len(self._cpus) > 1:
-                self.conditions["cpus"] = f"only number {self._cpu}"
+                self.conditions["cpus"] = f"only processor {self._cpu}"
             else:
                 self.fixed["cpus"] = "this machine has one processor"
         return words

@@ -44,7 +44,7 @@ class _Check:
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[Fault]:
         if depth > media.DEEPEST:
-            yield Fault("content-too-deep", f"{item.digest} is below more than {media.DEEPEST} indexes")
+            yield Fault("content-too-deep", f"{item.digest} is nested in more than {media.DEEPEST} indexes")
             return
         if problem := self._blob(item):
             yield problem
@@ -107,7 +107,7 @@ class _Check:
             if key not in self._diff_ids:
                 self._diff_ids[key] = self._diff_id(self._layout.blob(layer.digest), layer)
             if (actual := self._diff_ids[key]).text != diff_id:
-                yield Fault(actual.id, f"{layer.digest} has another diff id than {diff_id}: {actual.text}")
+                yield Fault(actual.id, f"{layer.digest} does not have the diff id {diff_id}, but {actual.text}")
 
     def _diff_id(self, path: Path, layer: Descriptor) -> Fault:
         """Return the fault to report if the layer's diff id is not the expected one.

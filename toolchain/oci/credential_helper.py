@@ -49,18 +49,14 @@ A helper also gets the environment variables in `VARIABLES` and `FILES`, and tho
 
 
 def ask_helper(name: str, key: str) -> str | None:
-    """Ask a credential helper for the login to a registry.
+    """Return the login to a registry from a credential helper, in the form that follows `Basic` in a header.
+
+    The result is None if the helper has no login, is missing or fails; in the last two cases, a warning is logged.
+    RegistryError is raised if the helper succeeds but does not print a login in the expected form.
 
     Args:
-        name: the name of the helper, which is the part of its program's name after `docker-credential-`.
+        name: the part of the program's name after `docker-credential-`.
         key: the name of the registry in the login file.
-
-    Returns:
-        The login in the form that follows `Basic` in a header. None if the helper has no login, is missing or fails; a
-        warning is logged if it is missing or fails.
-
-    Raises:
-        RegistryError: the helper succeeded, but did not print a login in the expected form.
     """
     program = f"docker-credential-{name}"
     if not _NAME.fullmatch(name) or process.find(program) is None:

@@ -88,7 +88,7 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
 
     Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to the first of their
     names. All parent folders (`usr`, `usr/lib64`) are members. If one of them is a symlink in the base, such as
-    `/lib64` of a merged `/usr`, container engines would replace the symlink by a folder, so avoid such paths.
+    `/lib64` of a merged `/usr`, container engines would replace the symlink with a folder, so avoid such paths.
 
     Args:
         normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no attributes, and to refuse device nodes,

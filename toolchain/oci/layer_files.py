@@ -76,7 +76,7 @@ class LayerMember(CheckedHeader):
             )
         if member.size < 0 or (member.type in _LONG and member.size > _HEADER_LIMIT):
             raise UntrustedError(
-                "layer-header-size", "a layer has a header of invalid size", why=f"{member.size} bytes"
+                "layer-header-size", "a layer has a header of an invalid size", why=f"{member.size} bytes"
             )
         return member
 
@@ -201,7 +201,9 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
                 raise UntrustedError("layer-member-twice", f"a layer contains {name} twice", why=path.name)
             folders[name] = member.isdir()
             if member.islnk() and _linked(member) not in known:
-                raise UntrustedError("layer-hard-link", f"a hard link in a layer has no earlier file as target: {name}")
+                raise UntrustedError(
+                    "layer-hard-link", f"a hard link in a layer does not point to an earlier file: {name}"
+                )
             if member.isreg() or member.issym() or member.islnk():
                 known.add(name)
                 yield name, member, tar

@@ -197,7 +197,7 @@ def require_shallow(item: Descriptor, depth: int) -> None:
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",
-            f"{item.digest} is below more than {media.DEEPEST} indexes",
+            f"{item.digest} is nested in more than {media.DEEPEST} indexes",
             fix="name one of the images in the index",
         )
 

@@ -125,7 +125,7 @@ def parse(text: str) -> Target:
         if text.startswith(scheme):
             fix = f"use {_FORMS}"
             if scheme in _UNPACKED:
-                fix = f"copy it into a folder by `skopeo copy {shlex.quote(text)} oci:DIR`, and give oci:DIR"
+                fix = f"copy it into a folder with `skopeo copy {shlex.quote(text)} oci:DIR`, and give oci:DIR"
             raise _no_reference(text, f"{scheme} is not supported", fix)
     host, slash, rest = text.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost") or not _is_host(host):

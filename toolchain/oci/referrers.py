@@ -27,13 +27,10 @@ def write_artifact(
     artifact_type: str,
     annotations: Mapping[str, str] | None = None,
 ) -> Descriptor:
-    """Store the manifest of an artifact about an image.
+    """Store the manifest of an artifact about an image, and return its descriptor as a list of referrers needs it.
 
     Args:
         content: the only layer of the artifact, whose blob is in the layout.
-
-    Returns:
-        The descriptor of the manifest, with the artifact type and the annotations, as a list of referrers needs it.
     """
     layout.blob(content.digest)
     notes = dict(annotations or {})

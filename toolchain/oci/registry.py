@@ -57,7 +57,7 @@ class Registry(Transport):
                     if blob.size > free:
                         raise ResourceError(
                             "disk-too-small",
-                            f"{blob.digest} of {self.host} does not fit on the disk",
+                            f"{blob.digest} from {self.host} does not fit on the disk",
                             why=f"it has {blob.size} bytes, and {free} bytes are free in {new.path.parent}",
                             fix="free disk space, or set TMPDIR to a folder on a larger disk",
                         )
@@ -75,7 +75,7 @@ class Registry(Transport):
             ) from error
         raise DigestError(
             "registry-blob-mismatch",
-            f"{self.host} sent another blob than requested",
+            f"{self.host} did not send the requested blob",
             why=f"expected {blob.digest}, got {actual}",
             fix="do not use this image, and report the error to the registry's operator",
         )
@@ -90,7 +90,7 @@ class Registry(Transport):
                 raise RegistryError(
                     "registry-list-malformed",
                     f"{self.host} returned an invalid list of the tags of {repository}",
-                    fix="check by `skopeo list-tags` that it is an OCI registry",
+                    fix="check with `skopeo list-tags` that it is an OCI registry",
                 )
             names.update(value or ())
         return tuple(sorted(names))
@@ -149,7 +149,7 @@ class Registry(Transport):
             if got.status_code == 404:
                 return None
             if got.status_code != 200:
-                raise self.failed(got, f"{self.host} cannot say whether it has {repository}:{reference}")
+                raise self.failed(got, f"cannot find out whether {self.host} has {repository}:{reference}")
             digest = got.headers.get("Docker-Content-Digest")
         return digest or self.get_manifest(repository, reference)[0].digest
 
@@ -171,7 +171,7 @@ class Registry(Transport):
         if reference.startswith("sha256:") and digest != reference:
             raise DigestError(
                 "registry-manifest-mismatch",
-                f"{self.host} sent another manifest than requested",
+                f"{self.host} did not send the requested manifest",
                 why=f"expected {reference}, got {digest}",
                 fix="do not use this image, and report the error to the registry's operator",
             )

@@ -25,7 +25,6 @@ class Rules:
     Args:
         hosts: the patterns of its hosts, without a port; empty if users host it under their own names.
         location: a part of its upload URLs that identifies the registry; empty if there is none.
-        upload: whether a blob is uploaded as a whole or in chunks.
         chunk: the size of a chunk in bytes.
         position: how to find out how much of a blob arrived: from the `Range` header (`range`), or by adding up the
             accepted chunks (`sent`), because the registry does not report a position.

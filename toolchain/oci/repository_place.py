@@ -124,7 +124,7 @@ class RepositoryPlace(Place):
             if registry.get_manifest(repository, artifact.digest)[1] != content:
                 raise DigestError(
                     "publish-changed",
-                    f"{registry.host} returned another artifact than the published one",
+                    f"{registry.host} did not return the published artifact",
                     fix="publish the image again",
                 )
         # The list is read because the header OCI-Subject is not reliable: some registries send it and list nothing, and

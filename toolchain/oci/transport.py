@@ -217,7 +217,7 @@ class Transport:
             if got.status_code == 404:
                 return None
             if got.status_code != 200:
-                raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
+                raise self.failed(got, f"cannot find out whether {self.host} has {digest}")
             return web.header_number(got.headers.get("Content-Length")) or 0
 
     def _is_own(self, url: str) -> bool:
