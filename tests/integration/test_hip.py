@@ -113,6 +113,6 @@ def check_libraries(work: Path) -> None:
         assert read_linked(library).asks_of(soname)["hipGetDevicePropertiesR0600"] == "hip_6.0"
     with refused("library-unfit", "libamdhip64.so.6") as caught:
         check_linked(work / "libone-7.so", by_soname, soname="libamdhip64.so.6", floor=floors["2.31"])
-    assert "it asks for libamdhip64.so.7, not libamdhip64.so.6" in caught.value.why
+    assert "it needs libamdhip64.so.7, not libamdhip64.so.6" in caught.value.why
     # The program was linked with the base's own C library, which is newer than any floor.
     assert not holds_on(read_linked(work / "program"), floors["2.31"])

@@ -134,7 +134,7 @@ class AotritonStage:
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
         # The lock is needed because builds of other selections of kernels use the same build tree.
-        with held(tree_of, what="the same library"):
+        with held(tree_of, what="the build of this AOTriton library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
         # The library is checked before the kernels are compiled, because compiling them takes hours.
@@ -147,7 +147,7 @@ class AotritonStage:
             result = made.result
             if generation.inside:
                 making = library_recipe(planned, dependencies, workspace, library, objects=folder / OBJECTS)
-                with held(tree_of, what="the same library"):
+                with held(tree_of, what="the build of this AOTriton library"):
                     built = workspace.build(making)
                 linked = library_facts(built, library, headers=versions, glibc=request.glibc)
             tree = workspace.work() / "tree"
@@ -187,7 +187,7 @@ class AotritonStage:
                 # The objects of a partial build are kept, because the user may build the rest next.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
-            with held(tree_of, what="the same library"):
+            with held(tree_of, what="the build of this AOTriton library"):
                 workspace.drop_tree(making)
         return done
 
@@ -205,15 +205,13 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """Return the generation of an AOTriton tree, and the user's tuning database with its path in the tree.
+    """Return the generation of an AOTriton tree, and a pair of `given` and its path in the tree.
 
-    An error is raised if the tree cannot be built as requested, for example because a tuning database is missing.
+    The pair is None if `given` is None. An error is raised if the tree cannot be built as requested, for example
+    because a tuning database is missing.
 
     Args:
-        given: the user's database.
-
-    Returns:
-        the generation, and the pair of `given` and the path; None instead of the pair if `given` is None.
+        given: the user's tuning database.
     """
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
@@ -263,15 +261,12 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
         objects: the digest of everything that decides the objects, except the rules.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
-    with held(cache.locks / f"{name}.lock", what="a campaign over the same kernels"):
+    with held(cache.locks / f"{name}.lock", what="the compilation of the same kernels"):
         yield cache.work / name
 
 
 def gpus_by_pack(gpus: Sequence[str], of: Generation) -> dict[str, list[str]]:
-    """Return the requested GPUs in each image pack, by the pack's name; empty if the library contains its kernels.
-
-    The release decides which GPUs belong to a pack.
-    """
+    """Return the requested GPUs in each image pack, by the pack's name; empty if the library contains its kernels."""
     packs = sorted({of.pack(gpu) for gpu in gpus}) if not of.inside else []
     return {f"amd-{pack}": [gpu for gpu in gpus if of.pack(gpu) == pack] for pack in packs}
 
@@ -297,7 +292,6 @@ def assemble(
 
     Args:
         installed: the root of the files that the library's build installed.
-        of: the generation of the AOTriton.
     """
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
@@ -396,7 +390,6 @@ def consumed(
     CMake finds AOTriton by find_package. ContractError is raised if the program cannot be built or run.
 
     Args:
-        mounts: additional mounts of the container.
         hip: the prefix of the HIP with which the program is built and run.
     """
     # The program is built on a copy of the prefix, because the CMake package must work in any folder.
@@ -413,7 +406,7 @@ def consumed(
     if done.returncode != 0 or not printed or not printed[-1].startswith("aotriton "):
         raise ContractError(
             "program-not-buildable",
-            "a program cannot be built on this AOTriton",
+            "a program that uses this AOTriton cannot be built or does not run",
             why="\n".join(printed[-40:]),
             fix=f"see the log: {log}",
         )

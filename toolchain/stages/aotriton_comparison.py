@@ -19,7 +19,6 @@ class Answer:
     """The line that `aotriton/upstream.py` prints about one rule, after it ran upstream's compile script.
 
     Args:
-        id: the id of the rule.
         code: the exit code of upstream's script; negative for a signal.
         status: `compile_status` in the JSON that the script wrote; empty if it wrote none.
         sha256: the SHA-256 of the object as 64 hex digits; empty if there is no object.
@@ -46,16 +45,16 @@ def read_answers(printed: str) -> dict[str, Answer]:
     try:
         answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
     except (TypedError, ValueError, RecursionError) as error:
-        raise _malformed("a line that it printed is no answer") from error
+        raise _malformed("the script printed a line that is not a valid answer") from error
     return {answer.id: answer for answer in answers}
 
 
 def _malformed(why: str) -> ContractError:
     return ContractError(
         "comparison-failed",
-        "the comparison with AOTriton's own script gave no result",
+        "the comparison with AOTriton's own compile script gave no result",
         why=why,
-        fix="see the log; --no-contract skips the comparison, and compiles nothing again",
+        fix="see the log; with --no-contract the build skips the comparison",
     )
 
 
@@ -75,9 +74,9 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
             no answer about a rule.
     """
     if missing := [entry.out for entry in (*chosen, *bad) if entry.id not in answers]:
-        raise _malformed(f"no answer about {missing[0]}")
+        raise _malformed(f"the script printed no answer about {missing[0]}")
     differing = [
-        f"{entry.out}: {entry.sha256[:16]} here, {answers[entry.id].sha256[:16] or 'nothing'} by upstream's"
+        f"{entry.out}: {entry.sha256[:16]} here, {answers[entry.id].sha256[:16] or 'nothing'} there"
         for entry in chosen
         if answers[entry.id].sha256 != entry.sha256
     ]
@@ -89,10 +88,10 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
     if differing or unlike:
         raise ContractError(
             "comparison-differs",
-            f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
-            f"{len(unlike)} of {len(bad)} failures differ there",
+            f"AOTriton's own compile script gives another result for {len(differing)} of {len(chosen)} sampled kernels "
+            f"and for {len(unlike)} of {len(bad)} failures",
             why="\n".join([*differing, *unlike][:20]),
-            fix="report this with the log; --no-contract skips the comparison, and compiles nothing again",
+            fix="report this with the log; with --no-contract the build skips the comparison",
         )
     return {"sampled": len(chosen), "equal": len(chosen), "failures": len(bad), "alike": len(bad)}
 

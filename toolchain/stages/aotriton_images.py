@@ -87,7 +87,6 @@ class KernelImages:
 
     Args:
         build: the folder for the generator's plan, the objects and the archives. The ledger is next to this folder.
-        source: AOTriton's source tree.
         image: the runner's name for the Triton image.
         layers: the result of `layer_digests`.
         generation: describes how the tree plans and packs its kernels.
@@ -196,7 +195,6 @@ class KernelImages:
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
-        """Return the `CompileSetup` that compiles the kernels into the folder `build`."""
         return kernel_workers.compile_setup(
             self.naming(),
             self.image,
@@ -271,13 +269,7 @@ class KernelImages:
     def _run(
         self, script: str, words: Sequence[str], job: Mapping[str, Any], mounts: Sequence[Mount], *, path: str
     ) -> Result:
-        """Run a script from `aotriton/` with a job file, in a container of the Triton image that sees AOTriton's tree.
-
-        Args:
-            words: the script's arguments before the path of the job file.
-            job: the content of the job file.
-            path: the value of PYTHONPATH.
-        """
+        """Run a script from `aotriton/` with a job file, in a container of the Triton image."""
         file = self.workspace.work() / "job.json"
         file.write_text(json.dumps(job), encoding="utf-8")
         shared = [Mount(self.source, SOURCE), Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton")]
@@ -293,12 +285,7 @@ class KernelImages:
 
 
 def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """Return the `CompileSetup` that compiles the kernels of an AOTriton source tree.
-
-    Args:
-        triton: the finished Triton stage, in whose image the kernels are compiled.
-        out: the folder for the objects.
-    """
+    """Return the `CompileSetup` that compiles the kernels of an AOTriton source tree in a Triton image."""
     return KernelImages(
         out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
     ).compile_setup()
@@ -308,16 +295,13 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
     """Raise UnsupportedError if the plan contains no kernels for one of the GPUs.
 
     Upstream's generator does not report a GPU that it does not know; it only plans no kernels for it.
-
-    Args:
-        planned: the GPUs for which the plan contains kernels.
     """
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(
             "gpu-not-in-aotriton",
             f"this AOTriton plans no kernel for {', '.join(missing)}",
             why=f"its plan is for {', '.join(sorted(planned)) or 'nothing'}",
-            fix="leave it out of --gpu, or take an AOTriton that knows it",
+            fix="leave it out of --gpu, or use an AOTriton that supports it",
         )
 
 
@@ -365,10 +349,10 @@ def check_images(
         for name, kernels in read_archive(build / archive.path):
             seen.add(name)
             if name not in names:
-                raise _differs(f"{archive.path} does not hold the clusters that were packed", name)
+                raise _differs(f"{archive.path} contains a cluster that was not packed", name)
             wanted: dict[str, Any] = {inside: path for path, inside in by_path[names[name]].objects}
             if [kernel.name for kernel in kernels] != list(wanted):
-                raise _differs(f"{archive.path}: {name} does not hold the kernels that were compiled")
+                raise _differs(f"{archive.path}: {name} does not contain the kernels that were compiled")
             for kernel in kernels:
                 path = wanted[kernel.name]
                 content = read_regular(build / path, LARGEST_OBJECT, within=build)
@@ -383,11 +367,13 @@ def check_images(
                         f"shared memory and threads {(kernel.shared, kernel.threads)} instead of {launch}",
                     )
         if missing := names.keys() - seen:
-            raise _differs(f"{archive.path} does not hold the clusters that were packed", f"without {min(missing)}")
+            raise _differs(f"{archive.path} lacks a cluster that was packed", f"{min(missing)} is missing")
 
 
 def _differs(what: str, why: str = "") -> ContractError:
-    return ContractError("aotriton-images-wrong", what, why=why, fix="build the stage again; report it if it stays")
+    return ContractError(
+        "aotriton-images-wrong", what, why=why, fix="build the stage again; if the error persists, report it"
+    )
 
 
 def _launch(path: Path) -> tuple[int, int]:

@@ -93,7 +93,6 @@ def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a file as indented JSON with sorted keys."""
     write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 

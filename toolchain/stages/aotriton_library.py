@@ -71,7 +71,6 @@ class Library:
     """The settings of upstream's own build.
 
     Args:
-        source: AOTriton's fetched source tree.
         prefix: the folder of the library in the image.
         sha1: the result of `commit_of`.
         dropped: the files of the source that the build does not get.
@@ -242,7 +241,7 @@ def require_no_link(path: Path, tree: Path) -> None:
             "aotriton-library-link",
             f"AOTriton's build left a link in the place of {path.relative_to(tree)}",
             why="the link leads out of the built tree",
-            fix="look at its sources",
+            fix="check the source tree, which may be hostile",
         )
 
 
@@ -266,14 +265,14 @@ def aotriton_source(request: Request) -> Source:
         UnsupportedError: the library would be linked with the base's HIP, but the base has no suitable one.
         PinError: the request names no AOTriton, or a release whose commit is unknown.
     """
-    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
+    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - used only if a base is named
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
             "base-without-hip",
             f"AOTriton cannot be built on {request.base}",
             why="it has no HIP with hipStreamGetDevice, which AOTriton calls",
-            fix="leave --base out, for a library on an old system with headers of HIP, or use --base debian13",
+            fix="leave out --base to build a portable library, or use --base debian13",
         )
     spec = request.sources.get("aotriton")
     if spec is None and request.aotriton:
@@ -344,8 +343,8 @@ def require_aotriton(tree: Path, release: str = "") -> Generation:
         raise UnsupportedError(
             "aotriton-not-buildable",
             "this AOTriton cannot be built",
-            why=f"it has none of {', '.join(_GENERATORS)}: it is older than the first release's generator",
-            fix=f"take a release: {page('docs/compatibility.md')} lists those that can be built",
+            why=f"it has no folder {' or '.join(_GENERATORS)}, so it is older than the first release",
+            fix=f"use a release; {page('docs/compatibility.md')} lists the releases that can be built",
         )
     require(tree, "CMakeLists.txt", what="AOTriton")
     require(tree, *_NEEDED[generator_in(tree) or "aotriton"], what="AOTriton")
@@ -355,6 +354,6 @@ def require_aotriton(tree: Path, release: str = "") -> Generation:
             "aotriton-not-buildable",
             "this AOTriton cannot be built",
             why=f"it plans its kernels as {', '.join(generation.releases)}: {generation.refused}",
-            fix=f"take another release: {page('docs/compatibility.md')} lists those that can be built",
+            fix=f"use another release; {page('docs/compatibility.md')} lists the releases that can be built",
         )
     return generation

@@ -72,7 +72,8 @@ class LocalImage:
 class BaseStage:
     """Makes a base.
 
-    The packages of a base from a recipe are inputs, so its input digest is unknown until the packages are resolved.
+    The packages of a base that is made from a recipe are inputs, so its input digest is unknown until the packages are
+    resolved.
     """
 
     name: str = "base"
@@ -124,10 +125,7 @@ class BaseStage:
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
     """Read the resolved packages of a recipe: `{"recipe": digest, "packages": rows}`.
 
-    Return None if the file is missing or malformed, or if it was written for another recipe.
-
-    Args:
-        recipe: the digest of the recipe.
+    Return None if the file is missing or malformed, or if it was written for a recipe with another digest.
     """
     try:
         lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
@@ -157,9 +155,9 @@ def parse_packages(text: str) -> list[dict[str, str]]:
     if not rows:
         raise BuildError(
             "base-packages-empty",
-            "the base's package list is empty",
-            why="apt-cache in the new root named no package",
-            fix="run it again; if it stays, check that the mirror serves whole package lists",
+            "the list of the installed or unpacked packages is empty",
+            why="apt-cache or dpkg-deb listed no package",
+            fix="run the command again; if the error persists, check that the mirror has complete package lists",
         )
     return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))
 
@@ -168,8 +166,7 @@ def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Requ
     """Return the inputs of a stage that is made from packages.
 
     Args:
-        stage: the name of the stage.
-        name: the name of the base or of the other content.
+        name: the name of the base, or of the content of another stage.
         lock: the result of `read_packages`.
     """
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
@@ -210,24 +207,22 @@ def run_mmdebstrap(
     """Make a tar archive of a root file system, from the mirror that the building machine's apt is configured to use.
 
     Args:
-        tar: the file to write.
         what: a description of the root file system, for messages.
-        options: additional options of mmdebstrap.
     """
     from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - a plan must not run apt
 
     if workspace.request.offline:
         raise UnreachableError(
             "offline-missing",
-            f"{what} is not in the cache and --offline forbids making it",
-            fix="run this once with a network, or import a bundle",
+            f"{what} is not in the cache, and --offline forbids the download of its packages",
+            fix="run the command once without --offline, or import a bundle",
         )
     main = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
     if main is None:
         raise SourceError(
             "mirrors-unknown",
             "apt has no package mirror configured",
-            fix="add one to /etc/apt/sources.list and apt-get update",
+            fix="add one to /etc/apt/sources.list, and run apt-get update",
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
@@ -281,7 +276,7 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
         "base-not-made",
         f"mmdebstrap could not make {what}",
         why=error.why,
-        fix="check that the mirror serves this suite, then run the command again",
+        fix="check that the mirror has this suite, then run the command again",
     )
 
 
@@ -290,9 +285,9 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
     if workspace.request.offline:
         raise UnreachableError(
             "offline-missing",
-            f"base {recipe.name} is not in the cache and --offline forbids making it",
-            why=f"it starts from {recipe.image} and installs packages",
-            fix="run this once with a network, or import a bundle",
+            f"base {recipe.name} is not in the cache, and --offline forbids the download of its parts",
+            why=f"it starts from the image {recipe.image} and installs packages",
+            fix="run the command once without --offline, or import a bundle",
         )
     start = pull_start(recipe, workspace)
     tree = workspace.build(
@@ -312,7 +307,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 
 
 def local_image(request: Request) -> LocalImage:
-    """Return the local base image that the request names, for its architecture.
+    """Return the local base image that the request names, for the architecture of the request.
 
     If the request gives neither a tag nor a digest, the layout must contain only one image. UnsupportedError is raised
     if the base is not a local image, or if there is no image for the architecture.
@@ -330,7 +325,7 @@ def local_image(request: Request) -> LocalImage:
             return LocalImage(root=layout.root, digest=image.digest, manifest=manifest, media_type=image.media_type)
     raise UnsupportedError(
         "base-not-for-architecture",
-        f"{request.base} holds no image for {request.arch[0]}",
+        f"{request.base} contains no image for {request.arch[0]}",
         fix=f"name an image for {request.arch[0]}, or choose another --arch",
     )
 
@@ -351,7 +346,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
     """
     layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
     for part in (image.manifest["config"], *image.manifest["layers"]):
-        # Blobs that were copied earlier are not read again, because this function is called by every build.
+        # Blobs that were copied earlier are not read again, because every build on the image calls this function.
         if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(image.digest).read_bytes()
@@ -359,12 +354,12 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
         raise SourceError(
             "base-image-damaged",
             f"{workspace.request.base} is damaged",
-            why=f"its manifest is not {image.digest}",
+            why=f"the digest of its manifest is not {image.digest}",
             fix="make or copy that image again",
         )
     own.put_bytes(content, media_type=image.media_type)
     digest = planned.input_digest
-    assert digest is not None  # noqa: S101 - a local image is always locked
+    assert digest is not None  # noqa: S101 - the digest of a local image is known
     return Built(planned=planned, input_digest=digest, manifest=image.digest, layers=tuple(image.manifest["layers"]))
 
 
@@ -390,7 +385,7 @@ def _whole(layout: Layout, manifest: Descriptor) -> bool:
 
 
 def _pull(recipe: BaseRecipe, ref: Target, layout: Layout) -> Descriptor:
-    from toolchain.oci.places import open_place  # noqa: PLC0415 - loads the HTTP library; most bases are local
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - most builds need no HTTP library
 
     try:
         with open_place(ref) as place:
@@ -420,6 +415,6 @@ def _require_arch(recipe: BaseRecipe, layout: Layout, manifest: Descriptor) -> N
         raise UnsupportedError(
             "base-image-platform",
             f"the image that base {recipe.name} starts from is for {platform}",
-            why=f"{recipe.image} is what {DATA} names for {recipe.arch}",
-            fix=f"name the image for {recipe.arch} there",
+            why=f"{DATA} names {recipe.image} for {recipe.arch}",
+            fix=f"correct {DATA}: name the image for {recipe.arch}",
         )

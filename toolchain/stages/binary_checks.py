@@ -29,23 +29,23 @@ _SHOWN = 10
 def check_stub(path: Path, stub: Stub) -> None:
     """Raise ContractError unless a stub library matches its rows in data/hip.toml.
 
-    It must have exactly the soname, the functions and the version nodes of the rows, and must not need other libraries.
+    It must have the soname, export exactly the functions, each with its version node, and need no other library.
     """
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
-    faults += [f"it asks for {', '.join(library.needed)}"] if library.needed else []
+    faults += [f"it needs {', '.join(library.needed)}"] if library.needed else []
     faults += [
-        f"{name} is at {', '.join(library.exports.get(name, ())) or 'no node'}, not {node}"
+        f"{name} has {', '.join(library.exports.get(name, ())) or 'no version node'}, not {node}"
         for name, node in stub.symbols.items()
         if library.exports.get(name) != (node,)
     ]
     nodes = {node for node, _ in stub.nodes}
-    faults += [f"no row names {name}" for name in sorted(library.exports.keys() - stub.symbols.keys() - nodes)]
+    faults += [f"no row lists {name}" for name in sorted(library.exports.keys() - stub.symbols.keys() - nodes)]
     _refuse(
         "hip-stub-wrong",
         faults,
-        f"the library to link with {stub.soname} is not what toolchain/data/hip.toml says",
-        fix="see the log, and build it again; report it if it stays",
+        f"the stub library {stub.soname} does not match toolchain/data/hip.toml",
+        fix="see the log, and build it again; if the error persists, report it",
     )
 
 
@@ -70,27 +70,27 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
     library = read_linked(path)
     hip = [name for name in library.needed if name.startswith("libamdhip64.so")]
     functions = library.asks_of(soname)
-    faults = [] if hip == [soname] else [f"it asks for {', '.join(hip) or 'no HIP'}, not {soname}"]
+    faults = [] if hip == [soname] else [f"it needs {', '.join(hip) or 'no HIP'}, not {soname}"]
     faults += [
-        f"it asks for {name} at {node}, which no row names"
+        f"it calls {name} with the version node {node}, which no row lists"
         for name, node in functions.items()
         if stubs[soname].symbols.get(name) != node
     ]
     faults += [
-        f"{name} is asked of no library"
+        f"it calls {name} without naming the library that defines it"
         for name, (asked, _) in library.imports.items()
         if name.startswith("hip") and not asked
     ]
     glibc, glibcxx = (_dotted(library.newest(prefix)) for prefix in ("GLIBC_", "GLIBCXX_"))
     if not holds_on(library, floor):
         faults.append(
-            f"it asks for GLIBC_{glibc} and GLIBCXX_{glibcxx}; {floor.system} has {floor.glibc} and {floor.glibcxx}"
+            f"it needs GLIBC_{glibc} and GLIBCXX_{glibcxx}; {floor.system} has {floor.glibc} and {floor.glibcxx}"
         )
     _refuse(
         "library-unfit",
         faults,
-        f"{path.name} does not serve {floor.system} with {soname}",
-        fix="see in the log what of the base was linked; a new HIP function needs a row in toolchain/data/hip.toml",
+        f"{path.name} cannot run on {floor.system} with {soname}",
+        fix="see in the log which libraries of the base were linked; add new HIP functions to toolchain/data/hip.toml",
     )
     return {
         "soname": soname,
@@ -106,7 +106,7 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
 
     Args:
         revision: the revision that the library must contain: `COMMIT-BUILD`.
-        exports: the symbols that its version script names.
+        exports: the symbols that the library's version script names.
         arch: the OCI architecture.
         glibc: the oldest glibc that the library must run with.
 
@@ -121,10 +121,8 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
     faults = [fault for fault in (_misfit(binary, arch, glibc),) if fault]
     # If other symbols were exported, the dynamic linker could mix this LLVM with the LLVM that Triton links.
     faults += [f"its version script does not name {', '.join(sorted(has - wanted)[:_SHOWN])}"] if has - wanted else []
-    faults += [f"it lacks {', '.join(sorted(wanted - has))} of its version script"] if wanted - has else []
-    faults += [
-        f"it needs {name}, which a wheel does not bring" for name in binary.needed if not _SYSTEM.fullmatch(name)
-    ]
+    faults += [f"it does not export {', '.join(sorted(wanted - has))}"] if wanted - has else []
+    faults += [f"it needs {name}, which wheels do not contain" for name in binary.needed if not _SYSTEM.fullmatch(name)]
     if inside - {revision} or f"{revision}\0".encode() not in content:
         faults.append(f"its revision is {' and '.join(sorted(inside)) or 'unknown'}, the pin is {revision}")
     _refuse(
@@ -173,7 +171,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
         faults.append(f"its name and its metadata are not for {abi}: {', '.join(tags) or 'no tag'}")
     named = {(int(major), int(minor), cpu) for major, minor, cpu in _MANYLINUX.findall(tag)}
     if not named or any((major, minor) > numbers(glibc) or cpu != kernel for major, minor, cpu in named):
-        faults.append(f"its tag {tag} is not that of glibc {glibc} or older on {kernel}")
+        faults.append(f"its tag {tag} is not for glibc {glibc} or older on {kernel}")
     faults += [
         f"{name} has the suffix of another Python"
         for name in names
@@ -181,12 +179,12 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
     ]
     faults += [f"{name}: {fault}" for name, binary in binaries.items() if (fault := _misfit(binary, arch, glibc))]
     if not binaries:
-        faults.append("there is no program or library in it")
+        faults.append("it contains no program or library")
     _refuse(
         "wheel-contents-wrong",
         faults,
-        f"{wheel.name} is not the wheel that it should be",
-        fix="see the log: the wheel has files of the base or of another Python",
+        f"{wheel.name} is not a wheel for CPython {python} on {arch} with glibc {glibc}",
+        fix="see in the log which files of the base or of another Python were packed",
     )
     return {
         "file": wheel.name,
@@ -209,12 +207,12 @@ def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
         for path, wanted in sorted(libraries.items()):
             digest = hashlib.sha256(archive.read(path)).hexdigest() if path in names else "missing"
             if digest != wanted:
-                faults.append(f"{path}: {digest}, built was {wanted}")
+                faults.append(f"{path}: {digest}, not {wanted}")
     _refuse(
         "wheel-lacks-libraries",
         faults,
-        f"{wheel.name} does not carry the libraries that were built for it",
-        fix="see the log: something fetched or built another one, or Triton's build did not take it",
+        f"{wheel.name} does not contain the libraries that were built for it",
+        fix="see the log: Triton's build downloaded or built another library, or did not pack this one",
     )
 
 
@@ -232,7 +230,7 @@ def _misfit(binary: Linked, arch: str, glibc: str) -> str:
     if binary.machine != _ELF_MACHINES[arch]:
         return f"it is for {binary.machine}, not {arch}"
     newest = binary.newest("GLIBC_")
-    return f"it asks for glibc {_dotted(newest)}, and is for {glibc}" if newest > numbers(glibc) else ""
+    return f"it needs glibc {_dotted(newest)}, but must run with {glibc}" if newest > numbers(glibc) else ""
 
 
 def _dotted(version: Sequence[int]) -> str:

@@ -95,9 +95,9 @@ class CodegenLibraryStage:
         if findings:
             raise PolicyError(
                 "prebuilt-in-library",
-                f"the files of Triton that {rule.library} is built from hold prebuilt ones",
+                f"the files of Triton from which {rule.library} is built include prebuilt files",
                 why=", ".join(finding.file for finding in findings),
-                fix="this library is only built from source",
+                fix="remove these files from the source, because the library is built only from source",
             )
         out = workspace.build(
             library_recipe(
@@ -168,9 +168,9 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
         if not inside and not patched:
             raise SourceError(
                 "codegen-source-missing",
-                f"this Triton has no {name}, which {rule.library} is built from",
-                why=f"its {rule.pin_file} says that it takes this library",
-                fix="give a whole checkout; for a Triton whose project moved, correct toolchain/data/codegen.toml",
+                f"this Triton has no {name}, from which {rule.library} is built",
+                why=f"its {rule.pin_file} says that it uses this library",
+                fix="give a complete checkout; if Triton has moved these files, correct toolchain/data/codegen.toml",
             )
         names |= {file.relative_to(tree).as_posix() for file in inside}
     if links := [name for name in sorted(names) if (tree / name).is_symlink() or not (tree / name).is_file()]:
@@ -178,7 +178,7 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
             "codegen-source-link",
             f"{links[0]} of this Triton is not a plain file",
             why=f"{rule.library} is built from it",
-            fix="give a checkout that has the file itself",
+            fix="give a checkout that contains the file itself",
         )
     return sorted(names)
 
@@ -204,7 +204,7 @@ def library_recipe(
         prefix: the folder of the LLVM in its image.
         revision: the revision that the library will report.
         files: the result of `take_files`.
-        sysroot: the folder of the unpacked old system.
+        sysroot: the folder with the headers and libraries of the old system.
         jobs: the number of compile jobs; if it is empty, ninja decides.
     """
     return Recipe(
@@ -241,10 +241,7 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Load the library in a fresh container, and return the revision that it reports.
-
-    ContractError is raised if the library does not load, or if it does not report `revision`.
-    """
+    """Return the revision that the library reports in a fresh container; raise ContractError if it is another one."""
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -257,8 +254,8 @@ def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> s
         raise ContractError(
             "codegen-revision-differs",
             f"{rule.library} reports a different revision from the one it was built for",
-            why=f"{rule.answers}() returns {answer}, expected was {revision}",
-            fix=f"see how {rule.project} takes {rule.revision}",
+            why=f"{rule.answers}() returns {answer}, not {revision}",
+            fix=f"see how {rule.project} uses {rule.revision}",
         )
     return answer
 
@@ -278,8 +275,8 @@ def exported_by(script: Path) -> tuple[str, ...]:
     if match is None:
         raise ContractError(
             "codegen-version-script",
-            f"building the library left no version script {script.name} of the form that is known",
-            why="it names the symbols that are global, each by its whole name, and keeps all others local",
-            fix="see whether Triton's project writes it otherwise now: toolchain/data/codegen.toml names it",
+            f"the build of the library left no version script {script.name} in the expected form",
+            why="the script must list each global symbol by its full name, and make all others local",
+            fix="check whether Triton now writes another script, and correct toolchain/data/codegen.toml",
         )
     return tuple(sorted(name.strip() for name in match[1].split(";") if name.strip()))

@@ -29,7 +29,8 @@ from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# The bytes of the build tree, the ccache and the installed copy: an estimate, nearly half of what LLVM 22.1.8 needs.
+# The bytes of the build tree, the ccache and the installed copy: an estimate, nearly half of what the
+# whole LLVM 22.1.8 needs.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
@@ -39,11 +40,11 @@ _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenLlvmDetails:
-    """The decisions about an LLVM for a GPU.
+    """The decisions about an LLVM for GPUs of one vendor.
 
     Args:
         cross: whether the LLVM is for another machine.
-        revision: the revision that the library on this LLVM reports: `COMMIT-BUILD`.
+        revision: the revision that the library built on this LLVM reports: `COMMIT-BUILD`.
     """
 
     cross: bool
@@ -116,7 +117,7 @@ class CodegenLlvmStage:
         )
 
         def check(image: str, **how: Any) -> dict[str, Any]:
-            from toolchain.stages.contract import check_part  # noqa: PLC0415 - only after hours
+            from toolchain.stages.contract import check_part  # noqa: PLC0415 - needed only after the build
 
             return check_part(workspace.runner, image, planned.prefix, "codegen", sorted(rule.links), **how)
 
@@ -135,8 +136,8 @@ def require_portable(name: str, request: Request) -> Codegen:
         raise UnsupportedError(
             "stage-not-for-base",
             f"{rule.llvm} and {rule.stage} are not built for a base",
-            why="they are compiled against an old system, so that one of each serves every later one",
-            fix="leave --base out",
+            why="they are compiled against an old system, so that they run on all newer systems",
+            fix="leave out --base",
         )
     return rule
 
@@ -155,7 +156,7 @@ def triton_here(request: Request) -> Path | None:
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
     """Return the pins of the LLVMs with which the request's Triton generates code for GPUs.
 
-    They are read from the tree of Triton if it is available, otherwise from the data.
+    The pins are read from the tree of Triton if it is available, otherwise from the data.
     """
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
@@ -207,7 +208,7 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
         "plan-outdated",
         "the LLVMs for GPUs in this Triton's tree are not the planned ones",
         why=differing,
-        fix="run the command again: the plan then reads the tree, which is here now",
+        fix="run the command again: the plan will then read the fetched tree",
     )
 
 
@@ -224,7 +225,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
                 "unknown-codegen",
                 f"this Triton has a separate LLVM for {pin.target}, and the tool has no rule for it",
                 why=pin.source,
-                fix="take an older Triton, or add its table to toolchain/data/codegen.toml",
+                fix=f"use an older Triton, or add a table for {pin.target} to toolchain/data/codegen.toml",
             )
         rules.append(rule)
     return tuple(rules)
@@ -237,9 +238,9 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
             return pin
     raise UnsupportedError(
         "triton-without-codegen",
-        f"this Triton takes no separate LLVM for {rule.target}",
-        why=f"it has no {rule.pin_file}, and makes that code with the LLVM that it links",
-        fix=f"name a Triton that has one: --triton 3.9.0; or an LLVM to try: --source {rule.llvm}=...",
+        f"this Triton uses no separate LLVM for {rule.target}",
+        why=f"it has no {rule.pin_file}, because it generates this code with the LLVM that it links",
+        fix=f"name a Triton that uses one, such as --triton 3.9.0, or an LLVM to try: --source {rule.llvm}=...",
     )
 
 
@@ -279,6 +280,7 @@ def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
             raise ConfigError(
                 "source-unused",
                 f"--source {rule.llvm}={request.sources[rule.llvm]} is not used by this Triton",
-                why=f"it has no {rule.pin_file}: it makes code for {rule.target} with the LLVM that it links",
-                fix=f"leave it out, or name a Triton that has one; alone it is built by: toolchain build {rule.llvm}",
+                why=f"it has no {rule.pin_file}: it generates code for {rule.target} with the LLVM that it links",
+                fix="leave out this option, or name a Triton that uses such an LLVM; "
+                f"to build only this LLVM: toolchain build {rule.llvm}",
             )

@@ -21,30 +21,31 @@ from toolchain.core.recipe import Mount, Runner
 _LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>.*))?")
 _INSIDE = "/contract"
 _TIMEOUT = 3600.0
-_TARGETS = "give the targets file of this architecture its NVPTX and AMDGPU back and build again"
+_TARGETS = "add NVPTX and AMDGPU to the file of this architecture in llvm-config/targets/, and build again"
 # The advice for a failed check, by the name of the check.
 _FIXES = {
     "libraries": "build the layer with the components llvm-libraries, mlir-libraries and, for lld, lld-libraries; "
-    "if this LLVM has no such library any more, correct llvm-config/components.toml",
+    "if this LLVM no longer has such a library, correct llvm-config/components.toml",
     "static": "build with LLVM_LINK_LLVM_DYLIB=OFF and BUILD_SHARED_LIBS=OFF, as llvm-config/common.cmake says",
     "mlir-tblgen": "build the layer with the component mlir-tblgen, on the base that will use it",
     "FileCheck": "build the layer with the component FileCheck, LLVM_BUILD_UTILS=ON and LLVM_INSTALL_UTILS=ON",
     "clang++": "build the layer with the project clang and the components clang and clang-resource-headers",
-    "paths": "build with the prefix maps of containerfiles/llvm/build.sh and let no configured file keep its folder",
-    "symbols": "a library asks for what the oldest system that may link the layer has not: build the layer against "
-    "that system (--glibc); a consumer's own system that is named here is older than the layer is for",
+    "paths": "build with the prefix maps in containerfiles/llvm/build.sh, and remove the paths of build folders from "
+    "the files that CMake configures",
+    "symbols": "a library needs a symbol that the oldest supported system lacks: build the layer against that system "
+    "(--glibc); if the layer was checked against your own system, that system is too old for the layer",
     "layouts": "read the log: a type whose size depends on NDEBUG does not compile from the layer's headers",
-    "configure": "the CMake exports and the installed files must be of one install-distribution; the base needs CMake "
-    "3.20 or newer and a C++ compiler",
-    "build-use": "read the log: the headers and libraries of the layer do not fit each other, or LLVM's API moved",
-    "use": "read the log: this LLVM does not lower or compile as it should",
-    "gnu-ld": "the archives' indexes leave out what is needed: build without llvm-config/archive_index.py to be sure",
+    "configure": "the CMake exports and the installed files must come from one install-distribution; the base needs "
+    "CMake 3.20 or newer and a C++ compiler",
+    "build-use": "read the log: the headers and libraries of the layer do not match, or LLVM's API has changed",
+    "use": "read the log: a program that lowers MLIR and compiles it with this LLVM does not run",
+    "gnu-ld": "the indexes of the archives lack symbols: build without llvm-config/archive_index.py to confirm this",
     "amdgpu": _TARGETS,
     "lld": "build the layer with the project lld and its libraries",
     "ptx": _TARGETS,
-    "build-link": "read the log for what is undefined or twice defined: a library is incomplete",
-    "llvm-tblgen": "read the log: the table generator does not run, or not as it should",
-    "headers": "give the part the headers that its own ones include: toolchain/stages/llvm_subset.py",
+    "build-link": "read the log for undefined or duplicate symbols: a library is incomplete",
+    "llvm-tblgen": "read the log: the table generator does not run, or its output is wrong",
+    "headers": "add the headers that the installed ones include, in toolchain/stages/llvm_subset.py",
     "support": "read the log: a program that uses LLVMSupport does not configure, link or run",
     "link": "an option or a pass is registered twice or a target is missing: read the log",
 }
@@ -91,7 +92,6 @@ class CrossTarget:
     system: Path
 
     def mounts(self) -> list[Mount]:
-        """Return the mounts that the check needs for the target machine."""
         toolchain = recipe.root() / "llvm-config" / "cross.cmake"
         return [
             Mount(self.emulator, "/emulator"),
@@ -125,7 +125,7 @@ def check_layer(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check the LLVM at `prefix` in `image`, without a network; raise ContractError if a check fails.
+    """Check the LLVM at `prefix` in `image`; raise ContractError if a check fails or does not finish.
 
     Args:
         image: an image that contains the base, with a C++ compiler and CMake, and the layer.
@@ -163,7 +163,6 @@ def check_part(
     """Check a layer that contains only a part of LLVM; the other arguments and the result are those of `check_layer`.
 
     Args:
-        part: the name of the part.
         libraries: the LLVM libraries that the layer must contain.
     """
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
@@ -221,7 +220,7 @@ def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
     advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]
     return ContractError(
         "llvm-contract-failed",
-        f"the LLVM in {prefix} does not hold what its consumer needs: {names}",
+        f"the LLVM in {prefix} fails the contract check: {names}",
         why="\n".join(f"{check.name}: {check.detail}" for check in causes),
         fix="\n".join([*dict.fromkeys(advice), f"full log: {log}"]),
     )
@@ -232,5 +231,5 @@ def _unfinished(prefix: str, returncode: int, tail: Sequence[str], log: Path) ->
         "contract-unfinished",
         f"the contract check of {prefix} did not finish (exit code {returncode})",
         why="\n".join(tail[-10:]),
-        fix=f"see that the image has a shell, CMake and a compiler; full log: {log}",
+        fix=f"check that the image contains a shell, CMake and a compiler; full log: {log}",
     )

@@ -45,7 +45,7 @@ class Linked:
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version in a family of nodes (`GLIBC_`) that this file needs; empty if it needs none."""
+        """Return the newest version that this file needs of nodes with a prefix such as `GLIBC_`; empty if it needs none."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
@@ -90,7 +90,7 @@ def linked_of(name: str, content: bytes) -> Linked:
             imports=imports,
         )
     except ELFError as error:
-        raise _damaged(name, "its headers or tables are cut off or contradict each other") from error
+        raise _damaged(name, "its headers or tables are truncated or contradict each other") from error
 
 
 def _damaged(name: str, why: str) -> ContractError:

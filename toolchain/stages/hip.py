@@ -45,7 +45,6 @@ class HipDetails:
     Args:
         majors: the major versions of ROCm for which libraries are linked.
         rows: the rows of data/hip.toml for the planned sources, in the same order, with HIP's headers first.
-        stubs: the stub libraries to make.
     """
 
     majors: tuple[str, ...]
@@ -55,7 +54,7 @@ class HipDetails:
 
 @dataclass(frozen=True)
 class HipStage:
-    """Makes HIP's headers and stub libraries to link with, so that ROCm need not be installed."""
+    """Makes the image with HIP's headers and stub libraries."""
 
     name: str = "hip"
 
@@ -138,9 +137,9 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
     if request.rocm:
         raise UnsupportedError(
             "rocm-with-base",
-            f"--rocm and --base {request.base} name two libraries",
-            why="on a named base AOTriton's library is linked with the HIP that is in it",
-            fix="leave one of them out",
+            f"--rocm cannot be combined with --base {request.base}",
+            why="on a base that you name, AOTriton's library is linked with the HIP of that base",
+            fix="leave out one of the two options",
         )
     return None
 
@@ -175,7 +174,7 @@ def _of_checkout(row: Headers, request: Request) -> Path | None:
     try:
         check_headers(tree, row)
     except (SourceError, UnsupportedError) as error:
-        LOG.info("the headers of HIP in the checkout of Triton are not taken: %s", error.what)
+        LOG.info("the HIP headers in the checkout of Triton are not used: %s", error.what)
         return None
     return tree
 
@@ -198,24 +197,24 @@ def check_headers(tree: Path, row: Headers) -> Path:
     if folder is None:
         raise SourceError(
             "hip-headers-missing",
-            f"the source {row.name} holds no headers of HIP",
-            why=f"none of {', '.join(f'{name}/hip_version.h' for name in _WHERE)} is there",
-            fix=f"{given}PATH: ROCm's include folder, or third_party/amd/backend/include of a Triton",
+            f"the source {row.name} contains no HIP headers",
+            why=f"it has none of {', '.join(f'{name}/hip_version.h' for name in _WHERE)}",
+            fix=f"give {given}PATH with the include folder of ROCm, or third_party/amd/backend/include of a Triton",
         )
     if missing := [name for name in _NEEDS if not (folder / name).exists()]:
         raise SourceError(
             "hip-headers-missing",
-            f"the headers of the source {row.name} are not whole",
-            why=f"{', '.join(missing)} is missing in {folder.relative_to(tree)}",
-            fix=f"{given}PATH of all of HIP's headers, or leave it out",
+            f"the HIP headers in the source {row.name} are incomplete",
+            why=f"{folder.relative_to(tree)} lacks {', '.join(missing)}",
+            fix=f"give {given}PATH with all HIP headers, or leave out this option",
         )
     version = version_in(folder)
     if int(version.partition(".")[0]) not in row.hip:
         raise UnsupportedError(
             "hip-version-unfit",
             f"the source {row.name} is HIP {version}",
-            why=f"it must be HIP {' or '.join(map(str, row.hip))}: objects compiled with another are for another ROCm",
-            fix=f"{given}PATH of such headers, or leave it out",
+            why=f"it must be HIP {' or '.join(map(str, row.hip))}: other headers are for another ROCm",
+            fix=f"give {given}PATH with headers of this version, or leave out this option",
         )
     text = (folder / _API).read_text(encoding="utf-8", errors="replace")
     wanted = [name for stub in stubs_of([str(row.hip[0])])[:1] for name in stub.symbols]
@@ -224,7 +223,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
             "hip-version-unfit",
             f"the HIP {version} of the source {row.name} has no {', '.join(missing)}",
             why="AOTriton's library calls it",
-            fix=f"{given}PATH of a newer HIP, or leave it out for the distribution's package",
+            fix=f"give {given}PATH with a newer HIP, or leave out this option to use the distribution's package",
         )
     return folder
 
@@ -236,8 +235,8 @@ def version_in(folder: Path) -> str:
     if not all(parts):
         raise SourceError(
             "hip-headers-missing",
-            f"{folder.name}/hip_version.h names no version",
-            fix="give the headers as an installed HIP has them",
+            f"{folder.name}/hip_version.h defines no version",
+            fix="give the headers of an installed HIP",
         )
     return ".".join(part[1] for part in parts if part)
 
@@ -272,17 +271,14 @@ def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
 
 
 def _content(path: Path, into: Path, workspace: Workspace) -> Path:
-    """Return the folder with the content of a source: the source itself, or `into`, where a package is unpacked.
-
-    SourceError is raised if the source is neither a folder nor a Debian package.
-    """
+    """Return the folder of a source; a Debian package is first unpacked into `into`."""
     if path.is_dir():
         return path
     if path.suffix != ".deb":
         raise SourceError(
             "hip-headers-missing",
             f"{path.name} is neither a folder nor a Debian package",
-            fix="give a folder that holds HIP's headers",
+            fix="give a folder that contains the headers",
         )
     emptied(into)
     process.which("dpkg-deb")
@@ -302,19 +298,13 @@ def _take_lzma(content: Path, into: Path) -> None:
             return
     raise SourceError(
         "liblzma-headers-missing",
-        "the source liblzma holds no lzma.h",
-        fix="--source liblzma=PATH of a folder with lzma.h and lzma/, or leave it out",
+        "the source liblzma contains no lzma.h",
+        fix="give --source liblzma=PATH with a folder that contains lzma.h and lzma/, or leave out this option",
     )
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """Write a CMake package of HIP with the targets that AOTriton uses, without compiler flags.
-
-    Args:
-        prefix: the folder for the ROCm.
-        soname: the soname of HIP in this ROCm.
-        headers: the name of the set of headers.
-    """
+    """Write a CMake package of HIP with the targets that AOTriton uses, without compiler flags."""
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)

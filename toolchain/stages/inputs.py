@@ -38,7 +38,7 @@ def stage_inputs(
     """Return the inputs of a stage; None while a value of `resolved` is None.
 
     Args:
-        resolved: the input digests of the stages below, and the result of `source_inputs`.
+        resolved: inputs that may not be known yet, such as the input digests of the stages below.
         more: the other inputs of this stage.
     """
     if None in resolved.values():
@@ -52,7 +52,7 @@ def triton_id(planned: Planned) -> str:
 
 
 def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
-    """Return the name, the digest and the patches of each source, as inputs; None while a source has no digest."""
+    """Return the name, the digest and the digests of the patches of each source; None while a source has no digest."""
     if any(source.digest is None for source in sources):
         return None
     return [

@@ -121,12 +121,10 @@ def compile_setup(
     processes get only environment variables that are hashed into these names.
 
     Args:
-        naming: the result of `KernelProject.naming`, which knows the environment variables and the command line.
-        image: the runner's name for the Triton image.
+        naming: contains the environment variables and the command line of the processes.
+        image: the runner's name for the image with Triton.
         source: the folder of the kernels' sources in the container.
-        out: the folder of the objects.
         scratch: the folder for the files that compile processes see; this function empties it.
-        mounts: additional mounts of the containers.
     """
     from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415
@@ -170,7 +168,6 @@ class Workers:
     """The workers of a campaign.
 
     Args:
-        setup: describes how a worker is started.
         shared: the kernel stores of the request; None if it names none.
         executor: passes rules to the workers.
         bounds: the memory limits of workers on this machine; None for those of a scheduler.
@@ -325,6 +322,5 @@ def limits(request: Request) -> dict[str, float]:
 
 
 def _tell(lines: Sequence[str]) -> None:
-    """Show the lines of a campaign's summary."""
     for line in lines:
         console.note(line)

@@ -132,8 +132,6 @@ def compile_setup(
     """Return the `CompileSetup` that compiles the kernels of a source tree.
 
     Args:
-        triton: the finished Triton stage.
-        out: the folder for the objects.
         scratch: the folder for the files that compile processes see; None for `SCRATCH` in the stage's working folder.
     """
     naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
@@ -148,11 +146,7 @@ def compile_setup(
 
 
 def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
-    """Check that a fetched sdist contains the kernels, and decide on each prebuilt file in it.
-
-    Returns:
-        the decisions, and the prebuilt files.
-    """
+    """Check that a fetched sdist contains the kernels; return the decisions on its prebuilt files, and these files."""
     require(tree, "flash_attn/flash_attn_triton_amd")
     return take_in("flash-attn", tree, request, whole=True)
 

@@ -92,8 +92,8 @@ class LlvmDetails:
     def check(self, source: Source) -> None:
         """Raise an error if this LLVM is too old or too new for its Triton.
 
-        Nothing is checked while the version of the LLVM is unknown, nor for the part `support`: it contains no MLIR, so
-        it suits every Triton.
+        Nothing is checked while the version of the LLVM is unknown. The part `support` is not checked either, because
+        it contains no MLIR and so suits every Triton.
         """
         if self.version is not None and self.part.name != SUPPORT:
             check_generation(self.needs, self.version, where=source.ref)
@@ -210,7 +210,7 @@ class LlvmStage:
         )
 
         def check(image: str, **how: Any) -> dict[str, Any]:
-            from toolchain.stages.contract import check_layer, check_part  # noqa: PLC0415 - only after hours
+            from toolchain.stages.contract import check_layer, check_part  # noqa: PLC0415 - needed only after the build
 
             if part.whole:
                 return check_layer(workspace.runner, image, planned.prefix, needs, **how)
@@ -237,18 +237,18 @@ def build_llvm(
     """Build an LLVM, make its image, and return the finished stage.
 
     Args:
-        source: the fetched source of the LLVM.
         recipe: the recipe, without the arguments and contexts that are common to every LLVM.
         check: runs the contract check on an image, with the arguments `log`, `on` and `floor` of `check_layer`; None to
             skip the check.
-        emulate: the emulator that runs the check's programs for another machine; None if the layer is for this one.
+        emulate: the emulator that runs the check's programs for another machine; None if the layer is for this machine
+            or is not checked.
         facts: additional facts for the record.
     """
     request, arch = workspace.request, workspace.request.arch[0]
     for file in unknown_to_edits(source.path):
         console.note(
-            f"{source.ref} has another {file} than the LLVMs that llvm-config/edits.cmake knows, so no edit was made: "
-            "the layer's bytes may depend on the machine (`toolchain reproduce IMAGE --vary` shows it)"
+            f"{source.ref}: llvm-config/edits.cmake does not know this version of {file}, so it is not edited, and "
+            "the layer's bytes may depend on the machine (`toolchain reproduce IMAGE --vary` shows whether they do)"
         )
     planned, intake_facts = take_in_llvm(source.path, request, planned)
     system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
@@ -270,9 +270,9 @@ def build_llvm(
     )
 
     def checked(image: str) -> Mapping[str, Any]:
-        from toolchain.stages.contract import CrossTarget  # noqa: PLC0415 - only after hours
+        from toolchain.stages.contract import CrossTarget  # noqa: PLC0415 - needed only after the build
 
-        assert check is not None  # noqa: S101 - see below
+        assert check is not None  # noqa: S101 - without a check, `finish` gets no `checked`
         workspace.step("contract")
         where = CrossTarget(arch, emulate, system) if emulate and system else None
         return {"contract": check(image, log=workspace.log, on=where, floor=system if request.glibc else None)}

@@ -58,8 +58,8 @@ def llvm_pin(request: Request) -> LlvmPin:
         return triton_release(spec.version).pin
     raise PinError(
         "llvm-pin-unfetched",
-        f"which LLVM the Triton of --source triton={spec} pins is not known without fetching it",
-        why="only the pins of releases and of a few commits are on record",
+        f"it is unknown which LLVM the Triton of --source triton={spec} pins",
+        why="this Triton is not fetched yet, and the tool knows only the pins of releases and of a few commits",
         fix="give a checkout: --source triton=PATH; or name its LLVM: --source llvm=URL@COMMIT",
     )
 

@@ -11,7 +11,7 @@ DISTRIBUTION = "distribution"
 TABLEGEN = "tablegen"
 MLIR_TBLGEN = "mlir-tblgen"
 SUPPORT = "support"
-FULL_DISK = 14_000_000_000  # bytes; the tree, the ccache and the installed copy of the whole LLVM
+FULL_DISK = 14_000_000_000  # bytes of the build tree, the ccache and the installed copy of the whole LLVM
 # Programs that generate sources, so a build for another machine builds them for this machine first.
 _GENERATORS = (
     "llvm-min-tblgen",
@@ -102,5 +102,5 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         )  # fmt: skip
     known = ", ".join((TABLEGEN, MLIR_TBLGEN, SUPPORT))
     raise UnsupportedError(
-        "unknown-llvm-part", f"{only!r} is not a part of LLVM", fix=f"--only with one of {known}, or without for all"
+        "unknown-llvm-part", f"{only!r} is not a part of LLVM", fix=f"use --only with one of {known}, or leave it out"
     )

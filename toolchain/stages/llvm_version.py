@@ -26,9 +26,9 @@ def version_of_tree(tree: Path) -> str:
             return f"{numbers['MAJOR']}.{numbers['MINOR']}.{numbers['PATCH']}"
     raise SourceError(
         "llvm-version-unknown",
-        "this LLVM source does not name its version",
+        "the version of this LLVM source is unknown",
         why=f"neither {' nor '.join(_FILES)} sets LLVM_VERSION_MAJOR, _MINOR and _PATCH",
-        fix="give the top folder of a whole llvm-project, cmake/ included",
+        fix="give the top folder of a complete llvm-project, including cmake/",
     )
 
 

@@ -180,14 +180,14 @@ def take_in(
     if odd:
         raise PolicyError(
             "prebuilt-names-unsafe",
-            f"the source {source} holds prebuilt files whose names cannot be passed on",
+            f"the source {source} contains prebuilt files whose names cannot be passed to the build",
             why=", ".join(map(repr, odd)),
-            fix=f"remove them by --patch {source}=FILE",
+            fix=f"remove them with --patch {source}=FILE",
         )
     if unknown:
         raise PolicyError(
             "prebuilt-not-allowed",
-            f"the source {source} holds {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",
+            f"the source {source} contains {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",
             why="\n".join(_described(finding, _row_of(finding.file, rows)) for finding in unknown[:_LISTED])
             + (f"\n… and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""),
             fix=" ".join(dict.fromkeys(f"--allow-binary {_name_of(finding.file, rows)}" for finding in unknown[:3]))
@@ -198,7 +198,7 @@ def take_in(
             "prebuilt-not-droppable",
             f"prebuilt files of {source} cannot be left out",
             why=", ".join(sorted(dropped)),
-            fix=f"leave --drop-binary out; --allow-binary NAME lets them in, --patch {source}=FILE removes them",
+            fix=f"leave out --drop-binary; --allow-binary NAME allows them, and --patch {source}=FILE removes them",
         )
     intake = Intake(
         allowed=tuple(allowed), dropped=tuple(sorted(dropped)), replaced=replaced, tests=tuple(sorted(tested))

@@ -36,13 +36,12 @@ class Planned(Generic[Details]):
     """The plan of a stage, which is made before any work.
 
     Args:
-        name: the name of the stage.
         image: the name of the image that the stage becomes.
         inputs: everything that decides the output, as JSON values; None if an input is not known yet.
         binaries: the prebuilt parts of the image, by their names in `--allow-binary`.
         partial: a description of the missing parts, for display; empty for a complete image.
         disk: the bytes of free disk space that the build needs.
-        engine: whether the container engine builds the stage.
+        engine: whether the build needs the container engine.
         online: whether the build uses the network for more than fetching the sources.
         has_contract_check: whether the build checks its result, unless --no-contract is given.
         prefix: the folder of the stage's files in the image, if users or other stages copy it.
@@ -87,7 +86,7 @@ class Built:
         facts: sizes, seconds and counts for reports; they are not inputs.
         reused: whether the image existed already and was not built by this invocation.
         taken_from: the reference, by digest, from which this invocation copied the image; empty if it copied none.
-        binaries: the planned prebuilt parts, and the parts that a scan found.
+        binaries: the prebuilt parts of the image: the planned ones, and those that a scan found.
     """
 
     planned: Planned

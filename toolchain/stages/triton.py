@@ -58,8 +58,8 @@ def refined(details: TritonDetails, tree: Path) -> TritonDetails:
     if bound.project != details.bindings.project:
         raise PinError(
             "plan-outdated",
-            f"this Triton is bound by {bound.project}, which was not planned",
-            fix="run the command again: the plan then reads the tree, which is here now",
+            f"this Triton is built with {bound.project}, and the plan expected {details.bindings.project}",
+            fix="run the command again: the plan will then read the fetched tree",
         )
     return replace(details, bindings=bound)
 
@@ -83,9 +83,9 @@ def triton_stage(_: str, request: Request) -> Stage:
 def stands_on(request: Request) -> tuple[str, ...]:
     """Return the names of the stages below Triton.
 
-    A wheel of the index needs only the base. A build from source needs LLVM too, and a portable build also the stages
-    `sysroot` and `python`, and the code generator libraries for GPUs with their LLVMs. UnsupportedError is raised if
-    a Triton with such libraries is not built portably.
+    A wheel of the index needs only the base, and a build from source also LLVM. A portable build needs the stages
+    `sysroot` and `python` too, and the code generator libraries for GPUs with their LLVMs. UnsupportedError is raised
+    if a Triton with such libraries is not built portably.
     """
     if not from_source(request):
         return ("base",)
@@ -96,7 +96,7 @@ def stands_on(request: Request) -> tuple[str, ...]:
             "stage-not-for-base",
             f"a Triton with a separate LLVM for {', '.join(rule.target for rule in rules)} is not built for a base",
             why="its libraries are compiled against an old system, on a portable LLVM",
-            fix="leave --base out",
+            fix="leave out --base",
         )
     further = (*(rule.llvm for rule in rules), *(rule.stage for rule in rules))
     return ("base", "sysroot", "python", "llvm", *further) if request.glibc else ("base", "llvm")

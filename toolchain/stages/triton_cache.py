@@ -109,7 +109,7 @@ class TritonCacheStage:
             partial=part,
             engine=True,
             has_contract_check=True,
-            note=f"for {len(calls)} calls of {table.wheel}; other shapes are compiled when they come",
+            note=f"for {len(calls)} calls of {table.wheel}; other shapes are compiled when they are first used",
             details=details,
         )
 
@@ -207,9 +207,9 @@ def requested_calls(request: Request) -> TritonCacheDetails:
     if len(request.wheels) > 1:
         raise UnsupportedError(
             "several-wheels",
-            "a cache is of one wheel",
+            "a Triton cache contains the kernels of only one wheel",
             why=f"--wheel names {', '.join(request.wheels)}",
-            fix="build one for each",
+            fix="build a cache for each wheel",
         )
     table = calls_of(_wheel(request))
     if request.calls is not None:
@@ -218,7 +218,7 @@ def requested_calls(request: Request) -> TritonCacheDetails:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the names of the stages below a cache. The last one is the wheel whose functions are called."""
+    """Return the names of the stages below a cache."""
     return ("base", "torch", "triton", _wheel(request))
 
 
@@ -241,7 +241,6 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
 
     Args:
         built: the finished stage of the wheel.
-        out: the folder for the results.
     """
     image = workspace.image_to_run(built)
     made = out / MADE
@@ -302,7 +301,8 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
             "kernels-failed",
             f"{len(bad)} of {len(outcomes)} calls did not compile",
             why=_reasons(bad),
-            fix="`kernels run triton-cache`: --keep-going leaves them out, --kernel-timeout SECONDS gives them longer",
+            fix="use `kernels run triton-cache` with --keep-going to leave them out, "
+            "or with --kernel-timeout SECONDS to give them more time",
         )
 
 
@@ -311,7 +311,7 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
     if not any(outcome.done for outcome in outcomes):
         why = _reasons(outcomes)
         raise UnsupportedError(
-            "wheel-refuses-calls", "the wheel refuses every call", why=why, fix="name other GPUs (--gpu)"
+            "wheel-refuses-calls", "the wheel refuses every call", why=why, fix="name other GPUs with --gpu"
         )
 
 
@@ -363,7 +363,7 @@ def _check_hits(
                 missed = ", ".join(sorted({str(kernel["name"]) for kernel in seen if not kernel["hit"]}))
                 raise ContractError(
                     "cache-not-served",
-                    f"the cache does not serve {gpu} in a fresh container",
+                    f"Triton does not use the whole cache for {gpu} in a fresh container",
                     why=f"compiled again: {missed}" if missed else "\n".join(done.tail),
                     fix="see the log",
                 )

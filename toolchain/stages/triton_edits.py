@@ -53,8 +53,8 @@ def check_edits(request: Request) -> None:
     if missed:
         raise PinError(
             "plan-outdated",
-            f"this Triton takes edits on {request.sources['llvm']}, and was planned without them",
-            why=f"its release was unknown before the fetch; the next plan applies {missed[0].name}",
+            f"this Triton needs edits on {request.sources['llvm']}, which the plan does not contain",
+            why=f"the release of this LLVM was unknown before the fetch; the next plan applies {missed[0].name}",
             fix="run the command again",
         )
 

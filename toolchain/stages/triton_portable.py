@@ -148,8 +148,8 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
         raise UnsupportedError(
             "python-left-out",
             f"--python {','.join(versions)} leaves out Python {own}",
-            why=f"the image of base {request.base} and the wheel runs that one",
-            fix=f"--python {','.join([*versions, own])}; most objects are compiled once for all versions",
+            why=f"the image contains base {request.base} and a wheel, and runs the Python of the base",
+            fix=f"use --python {','.join([*versions, own])}; most objects are compiled once for all versions",
         )
     return own
 
@@ -167,7 +167,7 @@ def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
         raise UnsupportedError(
             "python-not-built",
             f"no wheel of Triton {name} is built for CPython 3.9",
-            why="it imports importlib-metadata there, and Debian 11's version is too old to try the wheel with",
+            why="the wheel needs importlib-metadata there, and the version in Debian 11 is too old to test the wheel",
             fix="leave 3.9 out of --python",
         )
 
@@ -181,7 +181,6 @@ def check_wheel_compiles(
 
     Args:
         image: an image with a shell; its own Python is not used.
-        version: the version of CPython.
         contexts: folders by name: `pythons` contains the root of each CPython. For another machine, `emulator` contains
             a qemu-user.
     """

@@ -24,7 +24,7 @@ def lit_totals(path: Path) -> dict[str, Any]:
     except (ET.ParseError, UnicodeError, ValueError, LookupError) as error:
         raise _unusable(f"{path.name} is not a JUnit file") from error
     if not cases:
-        raise _unusable(f"{path.name} has no test: lit ran none")
+        raise _unusable(f"{path.name} contains no test, so lit ran none")
     failures, skipped = {}, {}
     for case in cases:
         name = f"{case.get('classname', '')}/{case.get('name', '')}"
@@ -60,4 +60,4 @@ def lit(out: Path, *, required: bool) -> dict[str, Any]:
 
 
 def _unusable(what: str) -> BuildError:
-    return BuildError("lit-report-unusable", what, fix="see the log; --no-contract leaves these tests out")
+    return BuildError("lit-report-unusable", what, fix="see the log; --no-contract skips these tests")

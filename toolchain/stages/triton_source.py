@@ -56,9 +56,9 @@ class TritonSourceStage:
         if details.bindings.project != "pybind11":
             raise UnsupportedError(
                 "stage-not-for-base",
-                f"a Triton that is bound by {details.bindings.project} is not built for a base",
-                why="its wheel is only built by the portable recipe",
-                fix="leave --base out",
+                f"a Triton that uses {details.bindings.project} is not built for a base",
+                why="only the portable recipe builds its wheel",
+                fix="leave out --base",
             )
         _check_pythons(request)
         return plan_from_source(
@@ -94,7 +94,7 @@ def _check_pythons(request: Request) -> None:
             "python-not-in-base",
             f"base {request.base} has no Python {', '.join(absent)}",
             why=f"a wheel that is bound to a base is for the base's own Python, {own}",
-            fix=f"--python {own}; or leave --base out: the portable wheels are for each Python that is named",
+            fix=f"use --python {own}, or leave out --base: portable wheels are built for each Python that is named",
         )
 
 
@@ -110,7 +110,6 @@ def plan_from_source(
 
     Args:
         recipe: the digests of the recipe's files.
-        more: additional inputs.
     """
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
@@ -126,8 +125,8 @@ def plan_from_source(
         raise ContractError(
             "llvm-layer-unfit",
             f"Triton cannot be built on {dependencies['llvm'].image}",
-            why=f"that layer holds {dependencies['llvm'].partial}",
-            fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
+            why=f"that layer is only a part of LLVM: {dependencies['llvm'].partial}",
+            fix="leave out --only, or use a wheel of the index: --source triton=pypi:VERSION",
         )
     wheels = wheel_sources(details.bindings.projects(TRITON))
     under = {name: planned.input_digest for name, planned in dependencies.items()}
@@ -258,8 +257,6 @@ def finish(
         out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
         wheels: all wheels that were built.
-        check: the contract check of the image.
-        facts: additional facts for the record.
         with_base: whether the image contains the base's layers. This is false for wheels for another machine, because
             the base is for this one. Then the recipe does not run upstream's lit tests either.
     """
@@ -335,14 +332,14 @@ def run_contract(
     except ValueError:
         why = "\n".join(done.tail[-40:])
         missing = re.search(r"undefined symbol: (\S+)", why)
-        fix = f"its library asks for {missing[1]}, which nothing beside it has" if missing else ""
+        fix = f"its library needs {missing[1]}, which no loaded library defines" if missing else "see the log"
         raise ContractError("triton-check-failed", dead, why=why, fix=fix) from None
     if done.returncode != 0 or result["failed"]:
         raise ContractError(
             "triton-check-failed",
             f"{name} does not compile for " + ", ".join(sorted(result["failed"])),
             why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(result["failed"].items())),
-            fix="see the log; it may not fit the LLVM it was built with",
+            fix="see the log; this Triton may not fit the LLVM that it was built with",
         )
     return result
 
@@ -360,7 +357,7 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
     raise BuildError(
         "wheel-not-built",
         f"no wheel was built for the base's own Python {version}",
-        why="the image of base and wheel runs that one; there are " + ", ".join(wheel.name for wheel in wheels),
+        why="the image runs this Python, and the wheels are " + ", ".join(wheel.name for wheel in wheels),
         fix=f"add {version} to --python",
     )
 

@@ -86,17 +86,12 @@ def require_backends(tree: Path) -> None:
 
 
 def older_than_backends(what: str) -> UnsupportedError:
-    """Return the error for a Triton from before both backends were in its tree.
-
-    Args:
-        what: the message of the error.
-    """
+    """Return the error for a Triton from before both backends were in its tree."""
     return UnsupportedError(
         "triton-too-old",
         what,
-        why="it is older than the two backends: the recipes build the AMD and the NVIDIA backend, which are in Triton's"
-        " tree since January 2024",
-        fix="use Triton 3.0 or newer; the LLVM of an older one can be built alone: toolchain build llvm",
+        why="the recipes build the AMD and the NVIDIA backend, which have been in Triton's tree since January 2024",
+        fix="use Triton 3.0 or newer; to build only the LLVM of an older Triton: toolchain build llvm",
     )
 
 
@@ -116,8 +111,8 @@ def check_setup(tree: Path) -> None:
         raise SourceError(
             "build-would-download",
             f"building this Triton would download {packages}",
-            why=f"its setup.py takes that from {', '.join(unknown)}, which no recipe here sets",
-            fix="take a Triton from before that; containerfiles/triton/setup.sh holds what is set",
+            why=f"its setup.py reads {', '.join(unknown)}, which the tool's recipes do not set",
+            fix="use an older Triton; containerfiles/triton/setup.sh sets the variables for the known packages",
         )
 
 
@@ -142,9 +137,6 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
     The expression may be a literal, a name, a tuple, `MIN[0]`, `MAX[1] + 1`, or an f-string of these. Return None for
     any other.
-
-    Args:
-        values: the known values of names.
     """
     result: Any = None
     match node:
@@ -193,10 +185,7 @@ def bindings_of(tree: Path) -> Bindings:
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
     """Raise SourceError if a tree's build would download a code generator library instead of using the tool's.
 
-    This is assumed if its build files do not contain the environment variables that prevent the download.
-
-    Args:
-        rules: the rules of the libraries.
+    This is assumed if its build files do not contain the names of the environment variables that prevent the download.
     """
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
@@ -206,8 +195,8 @@ def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
             raise SourceError(
                 "build-would-download",
                 f"building this Triton would download {rule.library}",
-                why=f"its {rule.pin_file} names one, and none of {', '.join(files)} knows {' and '.join(lacking)}",
-                fix="take another Triton, or correct its row in toolchain/data/codegen.toml",
+                why=f"its {rule.pin_file} pins one, and none of {', '.join(files)} reads {' and '.join(lacking)}",
+                fix="use another Triton, or correct the row in toolchain/data/codegen.toml",
             )
 
 
@@ -264,18 +253,18 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
         llvm: whether to compare the LLVM pin too; it is not compared if the user names an LLVM.
     """
     rows = _facts(tree, wanted, llvm=llvm)
-    fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
+    fix = "leave out one of the two; without --triton, the tree is built as it is, on the LLVM that it pins"
     if not rows:
         what = "its commit" if is_commit(wanted) else "its version or its LLVM"
         raise PinError(
             "triton-version-unproved",
             f"nothing shows that {name} is Triton {wanted}",
-            why=f"nothing in it tells {what}",
+            why=f"the tree does not state {what}",
             fix=fix,
         )
     for actual, expected, what in rows:
         if actual != expected:
-            why = f"{what} there is {actual}; that of Triton {wanted} is {expected}"
+            why = f"{what} of the tree is {actual}, and {what} of Triton {wanted} is {expected}"
             raise PinError(
                 "triton-version-differs",
                 f"--triton {wanted} and {name} refer to different Triton versions",
@@ -315,7 +304,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
         raise UnsupportedError(
             "llvm-unfit",
             f"{llvm.ref} is too {how} for this Triton: LLVM {there}, not {own - 1} or {own}",
-            why=f"the tree calls itself Triton {version}, which is written for an LLVM between these releases",
+            why=f"the tree states the version {version}, which is written for an LLVM between these releases",
             fix=f"use LLVM {own - 1} or {own}, or another Triton",
         )
 

@@ -36,7 +36,7 @@ class TritonWheelStage:
             raise ConfigError(
                 "patch-without-source",
                 f"--patch triton={patches[0]} has nothing to patch",
-                why="Triton comes as the wheel of the index; only its source can be patched",
+                why="Triton is taken from the index as a wheel, and only a source can be patched",
                 fix="name a source too: --source triton=PATH or URL@COMMIT",
             )
         _check_python(request, source)
@@ -94,7 +94,7 @@ def _check_python(request: Request, source: Source) -> None:
     raise UnsupportedError(
         "wheel-other-python",
         f"{file} is for CPython {wanted}{' and later' if later else ''}, and base {request.base} has {has}",
-        fix="use another base, or build it from source: --triton VERSION",
+        fix="use another base, or build Triton from source: --triton VERSION",
     )
 
 

@@ -175,7 +175,7 @@ def _of_base(base: BaseRef, arch: str) -> System:
         raise UnsupportedError(
             "base-not-for-architecture",
             f"nothing is built for {arch} on the local image {base}",
-            why=f"a build for {arch} on a machine for {here} needs that system's headers and libraries for {arch}",
+            why=f"a build for {arch} on {here} needs libraries for {arch}, which a local image does not provide",
             fix=f"name a base that is made from packages, such as debian13, or build on a machine for {arch}",
         )
     recipe = base_recipe(base.recipe, arch)
@@ -183,7 +183,7 @@ def _of_base(base: BaseRef, arch: str) -> System:
         raise UnsupportedError(
             "base-not-for-architecture",
             f"nothing is built for {arch} on base {recipe.name}",
-            why=f"its recipe names no packages to compile against on a machine for {here}",
+            why=f"its recipe names no packages for a build on {here}",
             fix=f"use --base debian13, or build on a machine for {arch}",
         )
     return System(name=recipe.name, arch=arch, suite=recipe.suite, packages=recipe.sysroot)
@@ -214,7 +214,7 @@ def torch_of(request: Request) -> Unpacked:
         raise UnsupportedError(
             "base-without-pytorch",
             f"no PyTorch is known for the local image {request.base}",
-            why="it is unpacked from the packages of the suite that a base is made of",
+            why="PyTorch is unpacked from packages of the base's suite, which is unknown for a local image",
             fix="use --base debian13",
         )
     row = torch_row(request.base.recipe)

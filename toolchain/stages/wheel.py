@@ -36,11 +36,11 @@ _DISK = 3_000_000_000
 _WEIGHTS = {"configure": 20.0, "compile": 20.0}
 # The error class and the advice, by the kind of failure that build.py reports.
 _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
-    "triton": (ContractError, "build Triton again: its wheel brings the dist-info"),
-    "torch": (ContractError, "see that the packages of torch in data/wheels.toml fit the base"),
-    "source": (SourceError, "name a source of the version that data/wheels.toml is for"),
-    "changed": (ContractError, "see the log: the project's build writes where Triton lies"),
-    "network": (BuildError, "add what it fetches to `requires` of its row in data/wheels.toml"),
+    "triton": (ContractError, "build Triton again: its wheel contains the dist-info"),
+    "torch": (ContractError, "check that the packages of torch in data/wheels.toml fit the base"),
+    "source": (SourceError, "name a source of the version that data/wheels.toml describes"),
+    "changed": (ContractError, "see the log: the build of the project writes into the folder of Triton"),
+    "network": (BuildError, "add what the build downloads to `requires` in its row of data/wheels.toml"),
 }
 
 
@@ -52,7 +52,6 @@ class WheelStage:
 
     @property
     def row(self) -> WheelRow:
-        """The row of data/wheels.toml for this project."""
         return wheel_row(self.name)
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
@@ -71,7 +70,7 @@ class WheelStage:
             "sbom": SBOM_WRITER,
         }
         triton = triton_id(dependencies["triton"])
-        stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
+        stray = f"upstream's wheel contains {', '.join(row.stray)} by accident" if row.stray else ""
         return Planned(
             name=self.name,
             image=f"{self.name}-{source.short_id}-triton-{triton}-{dependencies['base'].details.name}",
@@ -227,14 +226,14 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
             result: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
         except ValueError:
             raise ContractError(
-                "wheel-not-importable", "nothing imports in the image", why="\n".join(done.tail), fix="see the log"
+                "wheel-not-importable", "the import check gave no result", why="\n".join(done.tail), fix="see the log"
             ) from None
         if wrong := [name for name in wanted if name in result["failed"]]:
             raise ContractError(
                 "wheel-not-importable",
-                f"{wrong[0]} does not import in its image",
+                f"{wrong[0]} cannot be imported in its image",
                 why="\n".join(f"{name}: {result['failed'][name]}" for name in wrong),
-                fix="see that `run` of its row in data/wheels.toml has the variables that it needs",
+                fix="check that `run` in its row of data/wheels.toml sets the environment variables that it needs",
             )
         return {"imports": result}
 
@@ -276,8 +275,8 @@ def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
         raise SourceError(
             "source-incomplete",
             f"the source of {row.name} has no {missing[0]}",
-            why=f"the recipe is for a source with that file, and {ref} is another one",
-            fix=f"give a whole checkout: --source {row.name}=PATH or URL@COMMIT",
+            why=f"the recipe needs this file, and {ref} does not contain it",
+            fix=f"give a complete checkout: --source {row.name}=PATH or URL@COMMIT",
         )
 
 
@@ -293,21 +292,21 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
     with open_wheel(wheel) as archive:
         names = archive.namelist()
     tops = sorted({name.partition("/")[0] for name in names if "/" in name and ".dist-info/" not in name})
-    wrong = [f"its tag is {tag}, expected was {row.tag}"] if tag != row.tag else []
+    wrong = [f"its tag is {tag}, not {row.tag}"] if tag != row.tag else []
     wrong += [
-        f"{name} must not be inside" for name in names if any(fnmatchcase(name, pattern) for pattern in row.without)
+        f"it must not contain {name}" for name in names if any(fnmatchcase(name, pattern) for pattern in row.without)
     ]
     wrong += [
-        f"{part} is inside, but its row calls it missing"
+        f"it contains {part}, which its row lists as missing"
         for part in row.lacks
         if any(fnmatchcase(name, part) for name in names)
     ]
     if set(tops) != set(row.packages):
-        wrong.append(f"it holds {', '.join(tops)}, expected was {', '.join(row.packages)}")
+        wrong.append(f"it contains {', '.join(tops)}, not {', '.join(row.packages)}")
     if wrong:
         raise ContractError(
             "wheel-row-mismatch",
-            f"{wheel.name} is not the wheel that its row expects",
+            f"{wheel.name} does not match its row in data/wheels.toml",
             why="\n".join(wrong),
             fix=f"correct [wheels.{row.name}] in data/wheels.toml for this source",
         )
