@@ -392,7 +392,7 @@ def consumed(
     Args:
         hip: the prefix of the HIP with which the program is built and run.
     """
-    # The program is built on a copy of the prefix, because the CMake package must work in any folder.
+    # The program is built on a tree of links to the prefix, because the CMake package must work in any folder.
     script = (
         'set -e; cp -rs "$1" /tmp/aotriton; '
         "cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "

@@ -64,7 +64,7 @@ class LocalImage:
 
     @property
     def name(self) -> str:
-        """The name of the base, as the names of images contain it."""
+        """The part of image names that identifies the base."""
         return _local_name(self.digest)
 
 
@@ -331,7 +331,7 @@ def local_image(request: Request) -> LocalImage:
 
 
 def label_of(inputs: Mapping[str, Any]) -> str:
-    """Return the name of a base, as the names of images contain it, from the inputs of the base."""
+    """Return the part of image names that identifies a base, from the inputs of the base."""
     return str(inputs.get("base") or _local_name(str(inputs["image"])))
 
 

@@ -45,7 +45,7 @@ class Linked:
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version that this file needs of nodes with a prefix such as `GLIBC_`; empty if it needs none."""
+        """Return the newest version of the needed nodes that begin with `prefix` (`GLIBC_`); empty if none does."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 

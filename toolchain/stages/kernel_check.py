@@ -65,11 +65,11 @@ class KernelCheck(Protocol):
         label: str,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        """Check the code objects among the files of an image.
+        """Check the code objects among the files of an image or a Triton cache.
 
         Args:
             files: the files, which can be iterated several times.
-            label: the name of the image in messages.
+            label: a description of the files, for messages.
         """
 
 

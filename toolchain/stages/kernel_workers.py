@@ -117,8 +117,8 @@ def compile_setup(
 ) -> CompileSetup:
     """Return the `CompileSetup` of a stage that compiles kernels.
 
-    Apart from the image and `mounts`, its processes see only files that are hashed into the names of the results. The
-    processes get only environment variables that are hashed into these names.
+    The processes see only the image, the folder for their output, `mounts`, and files that are hashed into the names of
+    the results. They get only environment variables that are hashed into these names.
 
     Args:
         naming: contains the environment variables and the command line of the processes.
@@ -170,7 +170,7 @@ class Workers:
     Args:
         shared: the kernel stores of the request; None if it names none.
         executor: passes rules to the workers.
-        bounds: the memory limits of workers on this machine; None for those of a scheduler.
+        bounds: the memory limits of workers on this machine; None for workers of a scheduler.
     """
 
     setup: CompileSetup

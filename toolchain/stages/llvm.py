@@ -28,8 +28,8 @@ from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 
-# The layer is built with NDEBUG. Without it, LLVM's headers declare some types with other members, and Triton's default
-# build type does not define it, so users must build Triton with this variable.
+# The layer is built with NDEBUG. Without it, LLVM's headers declare some types with other members. Triton's default
+# build type does not define NDEBUG, so users must build Triton with this environment variable.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 _EDITS = "llvm-config/edits.cmake"
 # The recipe files that decide the layer's content. Those of the contract check are not inputs, so the check can change
@@ -63,7 +63,7 @@ class LlvmDetails:
 
     Args:
         needs: the projects and components that its Triton needs.
-        by_version: whether the version of the LLVM decides which Triton is meant, because the request does not.
+        by_version: whether the version of the LLVM decides which Triton's needs apply; see `triton_of`.
         version: the LLVM's major version. It may be None until the tree is fetched; then `needs` and `part` may change.
         part: the part of LLVM that the layer contains.
         cross: whether the layer is for another machine.

@@ -26,7 +26,7 @@ class TritonDetails:
     Args:
         tree: Triton's tree; None if it is not available before the build.
         bindings: the C++ bindings of the tree. Without a tree they are derived from the data, and `refined` compares
-            them later.
+            them with the fetched tree.
         rules: the rules for the code generator libraries that Triton is built with.
         pythons: the Python versions for which wheels are built; empty for the base's own Python.
         held: the Python version whose wheel the image contains; empty if it is known only after the build.

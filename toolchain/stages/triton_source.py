@@ -258,7 +258,7 @@ def finish(
         wheel: the wheel for the image, which is unpacked below `SITE`.
         wheels: all wheels that were built.
         with_base: whether the image contains the base's layers. This is false for wheels for another machine, because
-            the base is for this one. Then the recipe does not run upstream's lit tests either.
+            the base is for this machine. Then the recipe does not run upstream's lit tests either.
     """
     request = workspace.request
     known = {

@@ -1,4 +1,4 @@
-"""Provide the wheels that a build imports: locked files of the Python index, in a folder for pip's --find-links."""
+"""Provide the wheels of the Python index that builds need, and keep the wheels that builds make."""
 
 from __future__ import annotations
 
