@@ -17,7 +17,7 @@ from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
 
-# The name in `--source` for a tuning database that replaces one in the AOTriton tree.
+# The name in `--source` for a tuning database that replaces the one in the AOTriton tree.
 DATABASE = "aotriton-database"
 
 
@@ -65,10 +65,7 @@ class Generation:
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
 
     def pack(self, gpu: str) -> str:
-        """Return the name of the image pack with a GPU's kernels, such as `gfx110x`.
-
-        If no pack lists the GPU, return the GPU's own name.
-        """
+        """Return the name of the image pack that lists a GPU, such as `gfx110x`, or else the GPU's own name."""
         return next((name for name, gpus in self.packs.items() if gpu in gpus), gpu)
 
 
@@ -125,10 +122,9 @@ def foreign_compilers() -> tuple[str, ...]:
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
-    """Raise an error if kernels need a compiler that cannot be built, or `without` names a compiler that none needs.
+    """Raise an error if kernels need a compiler that cannot be built, or `without` names one that they do not need.
 
     Args:
-        what: the name of the release or source tree with the kernels, for messages.
         has: the compilers other than Triton that the kernels need.
         without: the compilers whose kernels the user skips.
     """
@@ -142,12 +138,12 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
         )
     if vain := [name for name in without if name not in has]:
         raise UnsupportedError(
-            "nothing-left-out", f"{what} has no kernels that need {', '.join(vain)}", fix="omit it in --without"
+            "nothing-left-out", f"{what} has no kernels that need {', '.join(vain)}", fix="remove it from --without"
         )
 
 
 def foreign_in(tree: Path) -> tuple[str, ...]:
-    """Return those of the `foreign_compilers()` that have a folder in a tree's `third_party`."""
+    """Return the compilers other than Triton that have a folder in a tree's `third_party`."""
     here = {path.name.lower() for path in (tree / "third_party").glob("*")}
     return tuple(name for name in foreign_compilers() if name in here)
 
@@ -189,10 +185,7 @@ def buildable() -> tuple[str, ...]:
 
 
 def generator_in(tree: Path) -> str:
-    """Return the Python package that plans a tree's kernels (`Generation.generator`); an empty string if none is known.
-
-    The packages of different generations are recognized by their files.
-    """
+    """Return the Python package that plans a tree's kernels, which its files tell; an empty string if none is known."""
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
         ("v3python/generate.py", "v3python"),

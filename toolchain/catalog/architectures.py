@@ -46,7 +46,7 @@ def machine_of(arch: str) -> Machine:
     """Return the names of an OCI architecture; raise an UnsupportedError if it is unknown."""
     if arch not in MACHINES:
         raise UnsupportedError(
-            "unknown-architecture", f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}"
+            "unknown-architecture", f"unknown architecture {arch!r}", fix=f"use one of {', '.join(MACHINES)}"
         )
     return MACHINES[arch]
 

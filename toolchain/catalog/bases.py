@@ -61,11 +61,7 @@ class BaseRecipe:
 
 
 def load_bases(arch: str = "amd64") -> dict[str, BaseRecipe]:
-    """Return the recipes of all bases by name, including those that `base_recipe` refuses because no image is pinned.
-
-    Args:
-        arch: the OCI architecture to choose images and links for.
-    """
+    """Return the recipes of all bases for an OCI architecture, by name, even if no image is pinned for it."""
     source = root() / DATA
     return {name: _recipe(name, row, arch, source) for name, row in read_toml(source).items()}
 

@@ -111,10 +111,7 @@ def line_of(version: str) -> str:
 
 
 def newest_triton_on(llvm: int) -> str:
-    """Return the newest minor version of Triton, such as `3.5`, that can be built on a major version of LLVM.
-
-    Raise an UnsupportedError if there is none.
-    """
+    """Return the newest Triton, such as `3.5`, for a major version of LLVM; raise an UnsupportedError if none fits."""
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:
@@ -135,12 +132,7 @@ def is_near(needs: LlvmRequirements, llvm: int) -> bool:
 
 
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
-    """Raise an UnsupportedError if an LLVM is too old or too new for a Triton.
-
-    Args:
-        llvm: the major version of the LLVM.
-        where: the name of the LLVM in messages.
-    """
+    """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton."""
     own = needs.llvm
     if not is_near(needs, llvm):
         old = llvm < own
@@ -203,12 +195,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
 
 
 def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, consumer: str) -> None:
-    """Raise a ContractError if an LLVM lacks files that `consumer` (such as `Triton 3.8.0`) needs.
-
-    Args:
-        files: the files of the LLVM, as paths below its prefix.
-        where: the name of the LLVM in messages.
-    """
+    """Raise a ContractError if an LLVM, whose `files` are paths below its prefix, lacks some that `needs` requires."""
     missing = missing_in(files, needs)
     if not missing:
         return

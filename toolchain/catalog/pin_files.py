@@ -20,7 +20,7 @@ UPSTREAM = "llvm/llvm-project"
 _PUT = "give a pin file, a folder with one, or a checkout; or restore the file"
 AOTRITON_SUBMODULE = "third_party/triton"
 MAX_SETUP_BYTES = 1 << 20
-MAX_PIN_BYTES = 64 << 10  # bytes; the limit for a pin file; an llvm-info.json is about 700 bytes long
+MAX_PIN_BYTES = 64 << 10  # the limit for a pin file; an llvm-info.json is about 700 bytes long
 
 # The pin file of a fork names the fork's repository under one of these keys: as owner/name, or as a URL.
 _REPOSITORY_KEYS = ("repository", "llvm_repository")
@@ -76,7 +76,7 @@ def read_pin(path: Path) -> LlvmPin:
                 raise PinError(
                     "triton-without-pin-file",
                     f"this Triton has no pin file: its setup.py names {named}",
-                    why="that is not a full commit, and the archive of that name holds a build rather than sources",
+                    why="that is not a full commit, and the archive with that name contains a build and no sources",
                     fix="give the LLVM: --source llvm=URL@COMMIT with all 40 digits, or "
                     "--source llvm=distro:llvm-toolchain-17",
                 )
@@ -91,7 +91,7 @@ def read_pin(path: Path) -> LlvmPin:
         if _OTHER.fullmatch(path.name):
             raise PinError(
                 "pin-of-other-part",
-                f"{path} does not hold the pin of Triton's LLVM",
+                f"{path} does not contain the pin of Triton's LLVM",
                 why="it names the LLVM of another part of Triton, or of a build that may be newer than the pin",
                 fix="give llvm-hash.txt or llvm-info.json",
             )
@@ -137,10 +137,7 @@ class NamedInSetup:
 
 
 def named_in_setup(checkout: Path) -> NamedInSetup | None:
-    """Return the LLVM that setup.py names in a Triton from before November 2023.
-
-    Return None if setup.py names none or cannot be read.
-    """
+    """Return the LLVM that setup.py names in such a Triton; None if setup.py names none or cannot be read."""
     file = checkout / "python" / "setup.py"
     try:
         text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")
@@ -243,7 +240,7 @@ def _exists(file: Path) -> bool:
 
 
 def _text_of(file: Path) -> str:
-    """Return the content of a pin file, without a byte order mark and surrounding whitespace."""
+    """Return the content of a pin file without a byte order mark or surrounding whitespace."""
     # A checkout is untrusted, so a link in it must not lead to a file outside it.
     top = file.parent.parent if file.parent.name == "cmake" else file.parent
     try:

@@ -65,13 +65,7 @@ def check_version(version: str) -> str:
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Raise an error if a source does not support a Python version, or if `requires` is invalid.
-
-    Args:
-        version: the Python version, such as `3.13`.
-        requires: the source's `python_requires`; empty if it has none.
-        name: the name of the source, for messages.
-    """
+    """Raise an error if a Python version is not in `requires`, a source's `python_requires`, or if that is invalid."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 
     try:

@@ -108,7 +108,6 @@ class TritonRelease:
 
     @property
     def title(self) -> str:
-        """Return the name that messages use for the release."""
         return f"Triton {self.version or self.commit}"
 
     @property
@@ -144,7 +143,6 @@ class AotritonRelease:
 
     @property
     def title(self) -> str:
-        """Return the name that messages use for the release."""
         return f"AOTriton {self.name}"
 
     @property

@@ -74,7 +74,6 @@ class Stub:
         return {name: node for node, names in self.nodes for name in names}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the soname and the version nodes as JSON values."""
         return {"soname": self.soname, "nodes": {node: list(names) for node, names in self.nodes}}
 
 
@@ -99,10 +98,7 @@ def libraries() -> tuple[Library, ...]:
 
 
 def rocm_of(text: str) -> Rocm:
-    """Return the row for a ROCm version such as `7` or `7.2`, of which only the major number is used.
-
-    Raise an UnsupportedError if there is none.
-    """
+    """Return the row for the major number of a ROCm version such as `7.2`; raise an UnsupportedError if none fits."""
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:

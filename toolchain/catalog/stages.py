@@ -186,7 +186,6 @@ def _by_name() -> dict[str, StageRow]:
 
 
 def row(name: str) -> StageRow:
-    """Return the row of the stage called `name`."""
     return _by_name()[name]
 
 

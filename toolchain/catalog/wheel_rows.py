@@ -67,7 +67,6 @@ def wheel_rows() -> tuple[WheelRow, ...]:
 
 
 def wheel_row(name: str) -> WheelRow:
-    """Return the table of the wheel called `name`."""
     return {row.name: row for row in wheel_rows()}[name]
 
 

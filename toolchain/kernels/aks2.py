@@ -1,4 +1,7 @@
-"""Read AOTriton's kernel archives: .zip files of .aks2 files, each an LZMA stream of a directory and code objects."""
+"""Read AOTriton's kernel archives, which are .zip files of .aks2 files.
+
+An .aks2 file is a header followed by an LZMA stream, which contains a directory and code objects.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,7 @@ _AGAIN = "get the file again, or build it again"
 class Kernel:
     """A code object in an .aks2 file. AOTriton's loader treats an empty object as a kernel that does not compile.
 
-    Args:
-        shared: the shared memory that the kernel needs, in bytes.
-        threads: the number of threads in a block.
+    `shared` is the shared memory that the kernel needs, in bytes, and `threads` is the number of threads in a block.
     """
 
     name: str
@@ -60,24 +61,27 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
     The code objects are read on demand from a temporary file.
 
     Args:
-        budget: the limit on unpacked bytes that several files share; by default the file has a limit of its own.
+        budget: the limit on unpacked bytes that several files share; by default, the file has a limit of its own.
 
     Raises:
         KernelError: the file is not an .aks2 file, or is damaged.
-        HostileInputError: the file or its directory unpacks to more bytes than is allowed, or two entries overlap.
+        HostileInputError: the header states a file or a directory that is too large, or two entries overlap.
     """
     head = stream.read(_HEADER.size)
     if head[:4] != MAGIC or len(head) < _HEADER.size:
-        raise KernelError("not-aks2", "not an AKS2 file", why=f"it begins with {head[:4]!r}", fix=_AGAIN)
+        raise KernelError("not-aks2", "the file is not an AKS2 file", why=f"it begins with {head[:4]!r}", fix=_AGAIN)
     _, total, count, directory = _HEADER.unpack(head)
     if directory > total or count * _ENTRY.size > directory:
-        raise _damaged("with impossible sizes", f"{total} bytes, directory {directory}, {count} kernels")
+        raise _damaged(
+            "has impossible sizes in its header",
+            f"it states {total} bytes, {count} kernels and a directory of {directory} bytes",
+        )
     budget = budget or UnpackBudget(size)
     if total > _LARGEST or directory > _LARGEST_DIRECTORY or not budget.takes(total):
         raise HostileInputError(
             "aks2-bomb",
-            f"an AKS2 file of {size} bytes unpacks to {total}",
-            why=f"its directory has {directory}",
+            f"an AKS2 file of {size} bytes unpacks to {total} bytes",
+            why=f"this is more than is allowed; its directory has {directory} bytes",
             fix=_AGAIN,
         )
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spooled:
@@ -98,14 +102,16 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
             into.write(piece)
             left -= len(piece)
     except lzma.LZMAError as error:
-        raise _damaged("that does not unpack", "it is not a stream of LZMA, or asks for too much memory") from error
+        raise _damaged("cannot be unpacked", "it is not an LZMA stream, or needs too much memory") from error
     if left == 0:
-        raise _damaged("whose size does not match its header", f"more than {total} bytes")
+        raise _damaged("does not match the size in its header", f"it unpacks to more than {total} bytes")
     if not unpack.eof or unpack.unused_data or stream.read(1):
-        # A stream that ends early has no checksum, which comes last. AOTriton's loader would accept such a stream.
-        raise _damaged("that ends early, or has data after its end", f"{total + 1 - left} bytes")
+        # A stream that ends early lacks its checksum, which comes last. AOTriton's loader would accept such a stream.
+        raise _damaged("ends early, or has data after its end", f"it unpacks to {total + 1 - left} bytes")
     if left > 1:
-        raise _damaged("whose size does not match its header", f"{total + 1 - left} bytes instead of {total}")
+        raise _damaged(
+            "does not match the size in its header", f"it unpacks to {total + 1 - left} bytes instead of {total}"
+        )
 
 
 def _entries(unpacked: BinaryIO, total: int, count: int, directory: int) -> tuple[Kernel, ...]:
@@ -118,19 +124,19 @@ def _entries(unpacked: BinaryIO, total: int, count: int, directory: int) -> tupl
         try:
             shared, threads, offset, size, length = _ENTRY.unpack_from(listed, place)
         except struct.error as error:
-            raise _damaged("whose directory ends early", f"{count} kernels") from error
+            raise _damaged("has a directory that ends early", f"its header states {count} kernels") from error
         place += _ENTRY.size
         name = _name(listed[place : place + length])
         place += length
         if name in names:
-            raise _damaged("that holds a name twice", name)
+            raise _damaged("contains a name twice", f"the name is {name}")
         names.add(name)
         start = directory + offset
         if start + size > total:
-            raise _damaged("whose entry is outside", name)
+            raise _damaged("ends before one of its entries", f"the entry is {name}")
         kernels.append(Kernel(name, shared, threads, size, start, unpacked))
     if place != directory:
-        raise _damaged("whose directory's size does not match its header", f"{place}, {directory}")
+        raise _damaged("has a directory of a wrong size", f"it has {place} bytes, and the header states {directory}")
     _require_apart(kernels)
     return tuple(kernels)
 
@@ -139,9 +145,9 @@ def _name(raw: bytes) -> str:
     try:
         name = raw.rstrip(b"\0").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _damaged("that holds a name which is not UTF-8", repr(raw[:80])) from error
+        raise _damaged("contains a name that is not UTF-8", f"the name is {raw[:80]!r}") from error
     if len(raw) > _LONGEST_NAME or not name.isprintable():
-        raise _damaged("that holds a name which is too long or not printable", repr(name[:80]))
+        raise _damaged("contains a name that is too long or not printable", f"the name is {name[:80]!r}")
     return name
 
 
@@ -151,7 +157,7 @@ def _require_apart(kernels: Sequence[Kernel]) -> None:
     for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
         if kernel._start < end:
             raise HostileInputError(
-                "aks2-overlap", f"an AKS2 file holds {kernel.name}, which overlaps another kernel", fix=_AGAIN
+                "aks2-overlap", f"the kernel {kernel.name} in an AKS2 file overlaps another kernel", fix=_AGAIN
             )
         end = kernel._start + kernel.size
 
@@ -163,8 +169,8 @@ def _damaged(how: str, why: str) -> KernelError:
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     """Yield the name and the entries of each .aks2 file in a .zip file, or of a single .aks2 file.
 
-    A compressed .zip is refused, because AOTriton's loader cannot read it. The caller must read the objects of one file
-    before it takes the next file.
+    A compressed .zip is refused, because AOTriton's loader cannot read it. The objects of a file can be read only
+    until the next file is taken.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))
@@ -172,7 +178,12 @@ def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     with open_zip(path, path.name) as archive:
         for member in archive.infolist():
             if member.compress_type != 0:
-                raise KernelError("aks2-compressed", f"{path.name} is compressed", why=member.filename, fix=_AGAIN)
+                raise KernelError(
+                    "aks2-compressed",
+                    f"{path.name} is compressed",
+                    why=f"AOTriton's loader cannot read {member.filename}",
+                    fix=_AGAIN,
+                )
             yield from _opened(entry(archive, member))
 
 

@@ -29,7 +29,7 @@ COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
 _WAVES = 1  # the default of Triton, at least up to 3.1
-_REPORT = f"take an AOTriton that {page('docs/compatibility.md')} says is tested; report it for one that is"
+_REPORT = f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report it"
 # The (argument, type) pairs in the kernel's order, and the sorted (argument, value) pairs of the constants.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 
@@ -58,8 +58,7 @@ class Cluster:
 class Archive:
     """The .zip of .aks2 files for a GPU pack and a kernel, or a single .aks2 file that is in no .zip.
 
-    Args:
-        members: pairs of an .aks2 file's path below the build folder and its name in the .zip.
+    `members` are pairs of an .aks2 file's path below the build folder and its name in the .zip.
     """
 
     path: str
@@ -73,7 +72,7 @@ class BarePlan:
 
     Args:
         copies: the outputs that get the same object as a rule, by the `out` of this rule. The rules of these outputs
-            differ from it only in values that the compiler of this generation ignores.
+            differ from that rule only in values that the compiler of this generation ignores.
     """
 
     rules: tuple[Rule, ...]
@@ -120,7 +119,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
         known = rules.setdefault(rule.out, rule)
         if known is not rule and known != rule:
             raise SourceError(
-                "plan-contradictory", f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT
+                "plan-contradictory", f"AOTriton's generator plans {rule.out} twice, with different values", fix=_REPORT
             )
     if of.layout == "flatzip":
         archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
@@ -135,10 +134,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read only the clusters and archives of a plan of AOTriton 0.13 or later; the source is not needed.
-
-    The build folder may have been moved.
-    """
+    """Read only the clusters and archives of a plan of AOTriton 0.13 or later, whose folder may have been moved."""
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -162,7 +158,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
                 yield fields
     except OSError as error:
         raise SourceError(
-            "plan-missing", f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT
+            "plan-missing", f"AOTriton's generator did not write {path.name}", why=str(error.strerror), fix=_REPORT
         ) from error
     except UnicodeDecodeError as error:
         raise SourceError(
@@ -210,7 +206,7 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
         raise SourceError(
             "plan-contradictory",
             f"the manifest {path} and AOTriton's plan name different files",
-            why=f"{len(rows)} rows here, {len(listed)} files in the plan",
+            why=f"the manifest has {len(rows)} rows, and the plan has {len(listed)} files",
             fix="build again; report it if that does not help",
         )
     if len({row[1] for row in rows}) < len(rows):
@@ -238,17 +234,17 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
     for what, names in (
-        (f"{COMPILE} has kernels that no cluster takes", rules.keys() - inside),
-        (f"{CLUSTER} has kernels that {COMPILE} does not make", inside - rules.keys()),
-        (f"{CLUSTER} has clusters that no archive takes", known - set(places)),
-        (f"{FLATZIP} has clusters that {CLUSTER} does not make", set(places) - known),
-        (f"{FLATZIP} has clusters twice", {path for path in known if places[path] > 1}),
+        (f"{COMPILE} lists kernels that are in no cluster", rules.keys() - inside),
+        (f"{CLUSTER} lists kernels that {COMPILE} does not list", inside - rules.keys()),
+        (f"{CLUSTER} lists clusters that are in no archive", known - set(places)),
+        (f"{FLATZIP} lists clusters that {CLUSTER} does not list", set(places) - known),
+        (f"{FLATZIP} lists clusters twice", {path for path in known if places[path] > 1}),
     ):
         if names:
             raise SourceError(
                 "plan-contradictory",
                 f"AOTriton's plan contradicts itself: {what}",
-                why=f"{len(names)}, {min(names)} for one",
+                why=f"there are {len(names)} of them, such as {min(names)}",
                 fix="build again; report it if that does not help",
             )
 
@@ -369,7 +365,7 @@ def _argument(name: str, part: str, where: str) -> Signature:
         number = _constant(hint)
         if number not in _HINTS or isinstance(number, bool):
             raise SourceError(
-                "plan-malformed", f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}", fix=_REPORT
+                "plan-malformed", f"{where}: {name} has the hint {hint!r}", why=f"known hints: {_HINTS}", fix=_REPORT
             )
         if number == 1:
             value = 1
@@ -407,10 +403,9 @@ def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return one rule for each id, sorted by output, with the outputs of the other rules that have the same id.
+    """Return one rule for each id, sorted by output, and the outputs of the other rules with the same id.
 
-    Args:
-        alike: whether several rules may have the same id, which is an error otherwise.
+    Other rules with the same id are an error unless `alike` is set.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Enforce limits on the time and memory of kernels and workers, and let a worker that needs all memory work alone.
+"""Limits on the time and memory of kernels and workers, and turns for a worker that must compile alone.
 
 The memory of a worker's processes is read from `/proc`. A limit on the address space would not work, because Triton
 maps much more memory than it uses, and control groups are not available everywhere.
@@ -25,7 +25,7 @@ _PROC = Path("/proc")
 
 
 def patience(timeout: float | None) -> float:
-    """Return the seconds that a kernel may take: the value of `--kernel-timeout`, or the default if there is none."""
+    """Return the seconds that a kernel may take: `timeout`, or `RUNAWAY_SECONDS` if there is none."""
     return timeout or RUNAWAY_SECONDS
 
 
@@ -42,8 +42,8 @@ class MemoryBounds:
     """The limits on the memory of workers, in bytes.
 
     Args:
-        together: the limit for all workers together. Above it, the largest worker that compiles is ended, and its
-            kernel is tried again alone.
+        together: the limit for all workers together. Above it, the largest worker that compiles is ended. Its kernel
+            is tried again alone, or fails if there was no other worker.
         share: the limit for a worker between two kernels. A worker that uses more is replaced.
         kernel: the limit for a worker while it compiles; 0 for no limit. A kernel that needs more fails.
     """
@@ -54,7 +54,7 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """Return the bounds for a machine with `available` bytes of memory; some bytes stay free for other programs."""
+        """Return the bounds for a machine with `available` bytes of memory, some of which other programs can use."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
@@ -72,7 +72,7 @@ def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]
 
 
 def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
-    """Measure the memory of the live workers, and end at most one that is above a limit."""
+    """Measure the memory of the live workers, and end at most one of them if a limit is exceeded."""
     live = [(worker, worker.task) for worker in workers]
     for worker, _ in live:
         worker.memory = resident(worker.pid)
@@ -81,7 +81,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
     most = bounds.kernel
     for worker, task in live:
         if most and task is not None and worker.memory > most and (memory := proportional(worker.pid)) > most:
-            reason = f"memory: {console.size(memory)}, one kernel may take {console.size(most)}"
+            reason = f"memory: it used {console.size(memory)}, but one kernel may take {console.size(most)}"
             worker.end_for(task, reason, final=True)
             return
     if sum(worker.memory for worker, _ in live) <= bounds.together:
@@ -92,7 +92,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
     if busy and sum(row[0] for row in exact) > bounds.together:
         memory, worker, task = max(busy, key=lambda row: row[0])
         limit = console.size(bounds.together)
-        reason = f"memory: {console.size(memory)}, all workers may take {limit}"
+        reason = f"memory: it used {console.size(memory)}, but all workers together may take {limit}"
         worker.end_for(task, reason, final=len(live) == 1)
 
 
@@ -105,7 +105,7 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 
 
 class Turns:
-    """Lets either all workers compile at the same time, or one worker alone. Waiting ends when `stopping` is set."""
+    """Lets either all workers compile at the same time, or one worker alone."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -120,7 +120,10 @@ class Turns:
 
     @contextlib.contextmanager
     def beside(self, *, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Work at the same time as other workers; call `before_waiting` before a wait for a worker that works alone."""
+        """Work at the same time as other workers, but wait for those that want to work alone.
+
+        Before such a wait, `before_waiting` is called.
+        """
         with self._change:
             if self._wanted:
                 before_waiting()
@@ -146,7 +149,7 @@ class Turns:
             self._leave()
 
     def wake(self) -> None:
-        """Wake all waiting threads, so that they see `stopping`."""
+        """Wake all waiting threads, which do not wait any longer if `stopping` is set."""
         with self._change:
             self._change.notify_all()
 
@@ -162,10 +165,7 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Return the resident bytes of a process and its descendants, with shared pages divided among their users.
-
-    This is more exact than `resident`, but takes longer.
-    """
+    """Return the same as `resident`, but with shared pages divided among their users, which takes longer."""
     return sum(_proportional(process) for process in processes(pid))
 
 
@@ -189,7 +189,7 @@ def _proportional(pid: int) -> int:
 def processes(pid: int) -> list[int]:
     """Return the ids of a process and its descendants.
 
-    A kernel without CONFIG_PROC_CHILDREN does not list descendants, so only `pid` is returned.
+    A Linux kernel without CONFIG_PROC_CHILDREN does not list descendants, so only `pid` is returned.
     """
     pids = [pid]
     for process_id in pids:
@@ -203,5 +203,5 @@ def _children(pid: int) -> list[int]:
         for task in (_PROC / str(pid) / "task").iterdir():
             pids += map(int, (task / "children").read_bytes().split())
     except OSError:
-        pass  # the process has ended, or the kernel does not list children
+        pass  # the process has ended, or Linux does not list children
     return pids

@@ -2,8 +2,8 @@
 
 An entry is a folder whose name is the base32 of its kernel's hash. It contains the kernel's files and
 `__grp__NAME.json`, which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json`
-holds the values that a launch without Triton needs; Triton and MCV ignore it. docs/tasks/wheels.md describes MCV's
-format "compat", which these images have.
+contains the values that are needed to launch the kernel without Triton; Triton and MCV ignore this file.
+docs/tasks/wheels.md describes MCV's format "compat", which these images have.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A kernel in a cache: Triton's metadata, and the bytes of all its files."""
+    """A kernel in a cache: Triton's metadata, and the size of all its files in bytes."""
 
     metadata: Mapping[str, Any]
     size: int
 
 
 def entry_folder(hash_: str) -> str:
-    """Return the name of the folder for the kernel with this hash of 64 hex digits."""
+    """Return the name of the folder for a kernel whose hash, 64 hex digits, is `hash_`."""
     return base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
 
 
@@ -54,7 +54,8 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
     """Copy the entries of kernels to a tree, without the remains of unfinished compilations, and return the entries.
 
     Args:
-        made: the folder that Triton wrote to. Containers could write to it, so no link in it is followed.
+        made: the folder that Triton wrote to. A file in it that is a link is refused, because containers could write to
+            this folder.
         kernels: (GPU, function, hash) of each kernel.
         tree: the file tree of the layer. The entries are copied to its folder `FOLDER`.
         mount: the path at which Triton will find the cache.
@@ -67,7 +68,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
             group = f"__grp__{name[:150]}.json"
             files = sorted(strict_json.read(read_regular(source / group, _LARGEST))["child_paths"])
             if any("/" in file or file.startswith(".") for file in files):
-                raise ValueError(f"{group} names {files}")
+                raise ValueError(f"{group} names files that are not in its folder: {files}")
             content = {file: read_regular(source / file, _LARGEST) for file in files}
             metadata = strict_json.read(content[f"{name[:150]}.json"])
             launch = strict_json.read(read_regular(made / LAUNCHES / f"{hash_}.json", _LARGEST))
@@ -83,13 +84,15 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
             content[group] = canonical({"child_paths": paths})
             code = f"{name[:150]}.hsaco"
             if (metadata["hash"], metadata["target"]["arch"]) != (hash_, gpu) or code not in content:
-                raise ValueError(f"it is for {metadata['target']['arch']}, hash {metadata['hash']}")
+                raise ValueError(
+                    f"it has no {code}, or is the kernel {metadata['hash']} for {metadata['target']['arch']} instead"
+                )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KernelError(
                 "cache-entry-damaged",
-                f"the cache entry of {name} is incomplete",
+                f"the cache entry of {name} is incomplete or damaged",
                 why=f"{source.name}: {_why(error)}",
-                fix="run it again with --fresh",
+                fix="run the command again with --fresh",
             ) from error
         for file, data in content.items():
             (target / file).write_bytes(data)
@@ -107,14 +110,14 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
         beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
         kernels = tuple((str(name), str(hash_)) for name, hash_ in beside["kernels"])
         if wrong := [hash_ for _, hash_ in kernels if not _HASH.fullmatch(hash_)]:
-            raise ValueError(f"no hash of a kernel: {wrong[0]!r}")
+            raise ValueError(f"{wrong[0]!r} is not the hash of a kernel")
         return kernels, dict(beside["about"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise KernelError(
             "cache-entry-damaged",
-            f"the list of kernels beside {path} cannot be read",
+            f"cannot read the kernels of {path.with_suffix('.json')}",
             why=_why(error),
-            fix="run it again with --fresh",
+            fix="run the command again with --fresh",
         ) from error
 
 
@@ -123,7 +126,7 @@ def unpack(path: Path, made: Path) -> None:
 
     Args:
         path: the tar, which may be hostile. A tar with files that do not belong to its kernels is refused.
-        made: the cache. Containers could write to it, so no link in it is followed.
+        made: the cache. A link that leads out of it is refused, because containers could write to it.
     """
     kernels, _ = packed_kernels(path)
     folders = {entry_folder(hash_) for _, hash_ in kernels}
@@ -134,7 +137,7 @@ def unpack(path: Path, made: Path) -> None:
                 folder, _, name = member.name.partition("/")
                 ours = folder in folders and name and "/" not in name and not name.startswith(".")
                 if not member.isreg() or member.size > _LARGEST or not (ours or member.name in notes):
-                    raise ValueError(f"{member.name!r} does not belong there")
+                    raise ValueError(f"{member.name!r} is too large, or not a file of its kernels")
                 target, content = made / folder / name, tar.extractfile(member)
                 assert content is not None  # noqa: S101 - a regular file
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -145,12 +148,12 @@ def unpack(path: Path, made: Path) -> None:
                     new.finish(replace=False, flush=False)
     except (OSError, ValueError, tarfile.TarError) as error:
         raise KernelError(
-            "cache-entry-damaged", f"{path} is not what a worker packed", why=_why(error), fix="run it again"
+            "cache-entry-damaged", f"{path} is not an archive of a worker", why=_why(error), fix="run the command again"
         ) from error
 
 
 def check_packed(path: Path, gpu: str) -> None:
-    """Check that a worker's tar holds complete entries for `gpu`, by unpacking them."""
+    """Check that a worker's tar contains complete entries for `gpu`, by unpacking it to a temporary folder."""
     kernels, _ = packed_kernels(path)
     with tempfile.TemporaryDirectory(prefix="toolchain-calls-") as scratch:
         made = Path(scratch, "made")
@@ -194,20 +197,20 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
         "dummy_source_content",
         f"{target['backend']}-{target['arch']}-{target['warp_size']}",
         json.dumps(options, sort_keys=True, separators=(",", ":")),
-        "{}",  # the environment variables in the key; none is set
+        "{}",  # the values of environment variables; this tool sets none of them
     )
     return _hex("-".join([key, *map(_hex, parts)]))
 
 
 def key_label(key: str) -> dict[str, str]:
-    """Return the label for Triton's key, which `dummy_key` describes; there is no label for `NO_KEY`."""
+    """Return the image label that contains Triton's key, or no label for `NO_KEY`. `dummy_key` describes the key."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, OSError):
         return str(error.strerror)
-    return str(error) if type(error) is ValueError else "a list or a value in it has not the form that a worker writes"
+    return str(error) if type(error) is ValueError else "a value in it does not have the form that a worker writes"
 
 
 def _hex(text: str) -> str:

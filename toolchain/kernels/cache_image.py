@@ -39,7 +39,6 @@ class TritonCache:
     Args:
         entries: the number of kernels.
         size: the size of all files in the cache, in bytes.
-        targets: the GPUs of the kernels.
         calls: the calls whose kernels the cache contains, each with the GPU as the argument `gpu`; empty if the image
             does not list them.
     """
@@ -51,7 +50,7 @@ class TritonCache:
     calls: Sequence[Mapping[str, str]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts about the cache that `kernels cached --json` prints."""
+        """Return what `kernels cached --json` prints."""
         return {
             "entries": self.entries,
             "bytes": self.size,
@@ -71,12 +70,12 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
             "not-a-triton-cache",
             "this image is not a Triton cache",
             why=f"it has no label {ENTRIES}",
-            fix="name an image of `build triton-cache` (`toolchain images`)",
+            fix="name an image that `toolchain build triton-cache` made; `toolchain images` lists them",
         )
     if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, DOCKER_LAYER_GZIP):
         kinds = ", ".join(layer.media_type for layer in layers)
-        fix = "publish it without --compression" if kinds.endswith("+zstd") else "build or fetch it again"
-        raise _broken("it has not one layer of gzip", kinds, fix)
+        fix = "publish it without --compression" if kinds.endswith("+zstd") else "build or fetch the image again"
+        raise _broken("it does not have exactly one layer, in gzip", f"its layers: {kinds or 'none'}", fix)
     layout.verify(layers[0].digest)
     files = _files(layout, layers[0])
     cached = {name: file for name, file in files.items() if name.startswith(_CACHE)}
@@ -92,12 +91,18 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     except (ValueError, KeyError, TypeError) as error:
         raise _broken("its summary or its manifest cannot be read", _reason(error)) from error
     if named != targets or len(summary) != len(named):
-        raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(named)}, {sorted(targets)}")
+        raise _broken(
+            "its summary names other GPUs than those of its kernels",
+            f"the summary has {sorted(named)}, the kernels have {sorted(targets)}",
+        )
     key = image_labels.get(labels.CACHE_MCV_KEY, NO_KEY)
     wanted = [_listed(row, key) for row in rows]
     if sorted(manifest, key=_text) != sorted(wanted, key=_text):
         odd = [row for row in [*manifest, *wanted] if row not in manifest or row not in wanted]
-        raise _broken("its manifest does not list what is in it", _text(odd[0]) if odd else "an entry twice")
+        raise _broken(
+            "its manifest does not match its kernels",
+            f"only one of them has {_text(odd[0])}" if odd else "one of them has an entry twice",
+        )
     _groups(cached, image_labels.get(labels.CACHE_MOUNT))
     gpus = sorted({str(row["target"]["arch"]) for row in rows})
     calls = _calls(image_labels)
@@ -122,7 +127,7 @@ class _File:
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
-    """Return the files of a layer by name; refuse links and names that MCV would silently leave out."""
+    """Return the files of a layer by name; refuse links and files that MCV would silently omit."""
     files: dict[str, _File] = {}
     left = _LARGEST
     require()
@@ -137,15 +142,17 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
                     continue
                 parts = PurePosixPath(member.name).parts
                 if not member.isreg() or not member.name.startswith((_CACHE, _MANIFEST)) or ".." in parts:
-                    raise _broken("it holds what MCV does not extract", shown(member.name))
+                    raise _broken("it contains a file or a link that MCV does not extract", shown(member.name))
                 if member.size > _LARGEST or member.name in files or len(files) >= _MOST:
-                    raise _broken("a file of it is too large or there twice", shown(member.name))
+                    raise _broken(
+                        "it has too many files, or a file that is too large or not unique", shown(member.name)
+                    )
                 content = tar.extractfile(member) if member.name.endswith(".json") else None
                 if content is not None:
                     left -= member.size
                     limit = _LARGEST_MANIFEST if member.name.startswith(_MANIFEST) else _LARGEST_JSON
                     if left < 0 or member.size > limit:
-                        raise _broken("it holds more JSON than any cache", shown(member.name))
+                        raise _broken("it contains too much JSON", shown(member.name))
                 files[member.name] = _File(member.size, content.read() if content is not None else b"")
     except UntrustedError as error:
         raise _broken("its layer cannot be unpacked", error.what) from error
@@ -155,7 +162,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the keys `_KEPT` of each kernel's JSON; refuse a kernel in a folder where Triton would not look for it."""
+    """Return the keys `_KEPT` of each kernel's JSON; refuse a kernel that is not in the folder for its hash."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -169,7 +176,7 @@ def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise _broken(f"{name} cannot be read", _reason(error)) from error
         if PurePosixPath(name).parent.name != folder:
-            raise _broken(f"{name} lies where Triton does not look", f"its hash is that of {folder}")
+            raise _broken(f"{name} is in a folder where Triton does not look for it", f"its hash belongs to {folder}")
         rows.append({key: row[key] for key in _KEPT if key in row})
     return rows
 
@@ -179,7 +186,7 @@ def _reason(error: Exception) -> str:
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """Return the row for a kernel in MCV's manifest, from which MCV omits options that are zero."""
+    """Return the row for a kernel in MCV's manifest. Options that are zero are omitted, as MCV does."""
     target = row["target"]
     key = dummy_key(row, triton_key)
     kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}
@@ -202,10 +209,12 @@ def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
         except (ValueError, KeyError, TypeError) as error:
             raise _broken(f"{name} cannot be read", _reason(error)) from error
         if set(children) != beside:
-            raise _broken(f"{name} names other files than lie there", ", ".join(sorted(set(children) ^ beside)))
+            raise _broken(
+                f"{name} names other files than those in its folder", ", ".join(sorted(set(children) ^ beside))
+            )
         wrong = [child for last, child in children.items() if mount and child != f"{mount}/{path.parent.name}/{last}"]
         if wrong:
-            raise _broken(f"{name} is not for {mount}", str(wrong[0]))
+            raise _broken(f"{name} is not for a cache at {mount}", f"it names {wrong[0]}")
 
 
 def _same(name: str, image_labels: Mapping[str, str], actual: str) -> None:
@@ -217,8 +226,8 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _broken(what: str, why: str, fix: str = "build or fetch it again") -> ContractError:
-    return ContractError("cache-mcv-unfit", f"no Triton cache as MCV takes it: {what}", why=why, fix=fix)
+def _broken(what: str, why: str, fix: str = "build or fetch the image again") -> ContractError:
+    return ContractError("cache-mcv-unfit", f"MCV cannot use this Triton cache: {what}", why=why, fix=fix)
 
 
 def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
@@ -228,38 +237,39 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
         here: the first line that containerfiles/triton-cache/calls.py prints with that Triton.
 
     Raises:
-        PinError: it is another Triton.
-        ContractError: it is at another path.
-        ConfigError: it looks for its cache in another folder, or variables are set that change the names of entries.
+        PinError: the cache was made with another Triton.
+        ContractError: Triton is at another path.
+        ConfigError: Triton looks for its cache in another folder, or environment variables are set that are part of the
+            names of entries.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):
         raise PinError(
             "cache-other-triton",
-            "the cache is for a different Triton, and every kernel would be compiled again",
-            why=f"Triton {here['triton']} has the key {here['triton_key'][:12]}…, the cache is for"
+            "the cache is for a different Triton, so every kernel would be compiled again",
+            why=f"Triton {here['triton']} has the key {here['triton_key'][:12]}…, the cache is for the key"
             f" {image_labels.get(labels.CACHE_TRITON_KEY, 'none')[:19]}…",
-            fix=f"use the Triton image of input digest {image_labels.get(labels.CACHE_TRITON, 'unknown')}, or build"
-            " the cache again",
+            fix=f"use the Triton image with the input digest {image_labels.get(labels.CACHE_TRITON, 'unknown')},"
+            " or build the cache again",
         )
     if here["path"] != (path := image_labels.get(labels.CACHE_TRITON_PATH)):
         raise ContractError(
             "cache-other-path",
-            "Triton is not where it was when the cache was made, and every kernel would be compiled again",
-            why=f"it is {here['path']}, and was {path}: kernels are found by the path of its bitcode too",
+            "Triton is not where it was when the cache was made, so every kernel would be compiled again",
+            why=f"it is {here['path']} instead of {path}, and the path of its bitcode is part of a kernel's key",
             fix=f"put Triton at {path}",
         )
     if here["variables"]:
         raise ConfigError(
             "cache-variables-set",
-            f"{', '.join(sorted(here['variables']))}: set, and every kernel would be compiled again",
-            why="Triton finds kernels by these variables too, even where they hold their defaults",
-            fix="unset them",
+            f"every kernel would be compiled again because of {', '.join(sorted(here['variables']))}",
+            why="these environment variables are part of a kernel's key, even if they have their default values",
+            fix="unset these variables",
         )
     if here["cache"] != (mount := image_labels.get(labels.CACHE_MOUNT)):
         raise ConfigError(
             "cache-other-folder",
             f"Triton looks for its cache in {here['cache']}",
-            why=f"the files of this one name each other by paths below {mount}",
-            fix=f"copy it to {mount} and set TRITON_CACHE_DIR={mount}",
+            why=f"the files in this cache name each other by paths below {mount}",
+            fix=f"copy the cache to {mount} and set TRITON_CACHE_DIR={mount}",
         )

@@ -27,7 +27,7 @@ _LARGEST = 1 << 24  # the largest size, length or count that an argument may be
 
 @dataclass(frozen=True, kw_only=True)
 class WheelCalls:
-    """A `wheel` table of data/calls.toml; the comments in that file describe the fields."""
+    """A `[[wheel]]` table of data/calls.toml, which documents the fields."""
 
     wheel: str
     module: str
@@ -37,7 +37,7 @@ class WheelCalls:
 
     @property
     def selector(self) -> str:
-        """The argument that selects the function."""
+        """The name of the argument that selects the function."""
         return next(name for name in self.call[0] if name != "gpus")
 
 
@@ -47,7 +47,7 @@ class Call:
 
     Args:
         rows: the arguments of each call, by name.
-        order: a name for the order of several calls, for display; empty for one call.
+        order: a name for the order of several calls; empty for one call.
     """
 
     gpu: str
@@ -61,7 +61,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the call, for display and for the label that lists the calls."""
+        """The name of the call in messages, and in the image label that lists the calls."""
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether the kernels of the call are in the cache."""
+        """Whether the kernels of the call were compiled."""
         return self.entry.status == DONE
 
     @property
@@ -105,7 +105,7 @@ def calls_of(wheel: str) -> WheelCalls:
     rows = {row["wheel"]: row for row in load("calls")["wheel"]}
     if wheel not in rows:
         raise UnsupportedError("wheel-without-calls",
-            f"no calls of {wheel} are listed", why=f"{_FILE.name} has those of {', '.join(rows)}",
+            f"no calls of {wheel} are listed", why=f"{_FILE.name} lists calls of {', '.join(rows)}",
             fix=f"use --wheel {next(iter(rows))}; another wheel needs a module that makes its calls",
         )  # fmt: skip
     return typed_row(WheelCalls, rows[wheel], wheel, _FILE)
@@ -125,7 +125,7 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
             raise UnsupportedError(
                 "gpu-without-calls",
                 f"no calls of {table.wheel} are listed for {gpu}",
-                why=f"they are for {', '.join(named)}",
+                why=f"calls are listed for {', '.join(named)}",
                 fix="name one of these GPUs, or list calls for yours: `kernels run triton-cache --calls FILE`",
             )
         more = table.of_gpu.get(gpu, {})
@@ -153,7 +153,7 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
                 raise ConfigError(
                     "calls-invalid",
                     f"call {number} of --calls: {json.dumps(gpu)} is not a GPU",
-                    fix=f"gpus = {json.dumps(table.gpus[:1])}",
+                    fix=f"name GPUs as in gpus = {json.dumps(table.gpus[:1])}",
                 )
             check_gpu(gpu)
         _check(table, {name: values for name, values in axes.items() if name != "gpus"}, f"call {number} of --calls")
@@ -161,7 +161,10 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
         rows.append(axes)
     if not 0 < count <= _MOST:
         raise ConfigError(
-            "calls-invalid", f"--calls has {count} calls", why=f"1 to {_MOST} can be made", fix="list others"
+            "calls-invalid",
+            f"--calls lists {count} calls",
+            why=f"from 1 to {_MOST} calls are possible",
+            fix="change the list",
         )
     named = {gpu for row in rows for gpu in row.get("gpus", table.gpus)}
     return replace(table, call=tuple(rows), gpus=tuple(gpus) or tuple(sorted(named)))
@@ -176,9 +179,9 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
                 "calls-invalid",
                 f"{where} has no {selector}, only {', '.join(axes) or 'nothing'}"
                 if value is None
-                else f"{where}: no such {selector}: {value!r}",
-                why=f"{table.wheel} has {', '.join(known)}",
-                fix=f'{selector} = ["{known[0]}"]',
+                else f"{where}: {value!r} is not a known {selector}",
+                why=f"known for {table.wheel}: {', '.join(known)}",
+                fix=f'give a value as in {selector} = ["{known[0]}"]',
             )
         like = [row for row in table.call if value in row[selector]]
         takes = [name for name in like[0] if name != "gpus"]
@@ -189,8 +192,8 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
             raise ConfigError(
                 "calls-invalid",
                 f"{where}: {wrong[0]}",
-                why=f"{value} takes {', '.join(takes)}",
-                fix="name each of them, and no other",
+                why=f"the arguments of {value} are {', '.join(takes)}",
+                fix="give exactly these arguments",
             )
         for name in takes:
             examples = [example for row in like for example in row[name]]
@@ -198,9 +201,9 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
                 if not any(_may_replace(given, example) for example in examples):
                     raise ConfigError(
                         "calls-invalid",
-                        f"{where}: {name} = {json.dumps(given)} is not possible",
-                        why=f"{name} is {_kind(examples)}",
-                        fix=f"{name} = {json.dumps(examples[:1])}",
+                        f"{where}: {name} cannot be {json.dumps(given)}",
+                        why=f"{name} must be {_kind(examples)}",
+                        fix=f"give a value as in {name} = {json.dumps(examples[:1])}",
                     )
 
 
@@ -252,17 +255,13 @@ def local_memory(gpu: str) -> int:
     limits = limits_of(gpu)
     if limits is None:
         raise UnsupportedError(
-            "gpu-lds-unknown", f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml"
+            "gpu-lds-unknown", f"the size of the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml"
         )
     return limits.lds
 
 
 def rule_of(call: Call, module: str) -> Rule:
-    """Return the rule that stands for a call; its object is a tar of cache entries.
-
-    Args:
-        module: the name of the module that makes the call, without `.py`.
-    """
+    """Return the rule that stands for a call, which `MODULE.py` makes; its object is a tar of cache entries."""
     function = str(next(iter(call.rows[0].values())))
     return Rule(
         source=f"{module}.py", root="", kernel=call.order or function, signature=(),
@@ -273,12 +272,7 @@ def rule_of(call: Call, module: str) -> Rule:
 
 
 def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[str, Any]]:
-    """Return the outcome of a call, and the worker's facts about Triton, which are empty if there are no kernels.
-
-    Args:
-        entry: the ledger's entry for the call's rule.
-        out: the folder of the campaign's objects.
-    """
+    """Return the outcome of a call, and the worker's facts about Triton, which are empty if the call failed."""
     if entry.status != DONE:
         return Outcome(call=call, entry=entry, kernels=()), {}
     kernels, about = packed_kernels(out / entry.out)

@@ -67,12 +67,10 @@ class CampaignResult:
 
     @property
     def done(self) -> tuple[Entry, ...]:
-        """The entries of the rules that have an object."""
         return tuple(entry for entry in self.entries if entry.status == DONE)
 
     @property
     def bad(self) -> tuple[Entry, ...]:
-        """The entries of the rules that have no object."""
         return tuple(entry for entry in self.entries if entry.status != DONE)
 
     @property
@@ -81,11 +79,10 @@ class CampaignResult:
         return {entry.out: entry.sha256 for entry in self.done}
 
     def counts(self) -> dict[str, int]:
-        """Return the number of rules by status."""
         return counts(self.entries)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the manifest of the objects. It does not depend on times, or on the order or number of runs."""
+        """Return the content of the report, which does not depend on times, or on the order or number of runs."""
         return {
             "partial": self.partial,
             **self.counts(),
@@ -192,7 +189,8 @@ def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_goi
             "kernels-failed",
             f"{len(bad)} of {len(result.entries)} kernels did not compile",
             why=_listed([f"{entry.out}: {_brief(entry.reason)}" for entry in bad]),
-            fix=f"see {ledger.path}; --keep-going of `kernels run` marks them as known bad and continues",
+            fix=f"see them with `toolchain report {shlex.quote(str(ledger.path.parent))}`, or run `kernels run`"
+            " with --keep-going, which marks them as known bad and continues",
         )
     for entry in bad:
         _mark_known_bad(out, entry)
@@ -201,12 +199,7 @@ def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_goi
 
 @dataclass(frozen=True)
 class _Run:
-    """A running campaign.
-
-    Args:
-        todo: the rules that are not finished, by id.
-        tree: the path at which the workers see the source tree.
-    """
+    """A running campaign. `todo` contains the unfinished rules by id. Workers see the source tree at `tree`."""
 
     wanted: Sequence[Rule]
     todo: dict[str, Rule]
@@ -229,11 +222,7 @@ class _Run:
         return finished
 
     def to_the_end(self, earlier: Sequence[Rule]) -> None:
-        """Take results from the stores, compile the other rules, and add their results to the stores.
-
-        Args:
-            earlier: rules that an earlier run finished, whose results the stores may lack.
-        """
+        """Take results from the stores, compile the other rules, and add their results and those of `earlier` rules."""
         self.ledger.progress(*self.progress)
         self.tell()
         for rule in self.todo.values():
@@ -289,20 +278,20 @@ class _Run:
         if self.todo:
             raise KernelError(
                 "kernels-missing",
-                f"{len(self.todo)} kernels are in none of {', '.join(str(store.root) for store in shared.stores)}",
+                f"{len(self.todo)} kernels are missing from {', '.join(str(store.root) for store in shared.stores)}",
                 why=_listed([rule.out for rule in self.todo.values()]),
-                fix="run the shards that lack them again, with the same options",
+                fix="run the shards with these kernels again, with the same options",
             )
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:
-    """Raise ResourceError if the machine caused a failure, because otherwise the kernel would stay marked as bad."""
+    """Raise ResourceError if the machine caused a failure, because the kernel would otherwise be recorded as bad."""
     if entry.status == FAILED and (what := machine_fault(entry.reason, out)):
         raise ResourceError(
             "kernel-resources",
             what,
             why=f"{entry.out}: {_brief(entry.reason)}",
-            fix="free disk or memory, or give fewer --jobs, and run it again: it continues with this kernel",
+            fix="free disk space or memory, or lower --jobs, and run the command again; it continues with this kernel",
         )
 
 
@@ -322,18 +311,14 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, e.g. through a link.
-
-    Args:
-        unlink: whether to remove both files.
-    """
+    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, e.g. through a link."""
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
             "kernel-path-escapes",
             f"{rule.out} leads out of {out}",
-            why="a worker or a rule made a link or a path that does",
-            fix="remove what is there, then run it again: it continues",
+            why="a worker made a link, or the rule names a path, that leads there",
+            fix="remove the link, and run the command again; it continues",
         )
     both = (path, path.with_suffix(".json"))
     if unlink:
@@ -349,12 +334,12 @@ def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
         write_unflushed(beside, outcome["json"])
         write_unflushed(path, outcome["code"])
     except OSError as error:
-        fix = "free disk space and run it again: it continues"
+        fix = "free disk space and run the command again; it continues"
         raise ResourceError("results-unwritable", f"cannot write {path}", why=str(error.strerror), fix=fix) from error
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
-    """Return the entry for an outcome. Its status is "done" only if the object is complete and for the right GPU."""
+    """Return the entry for an outcome. Its status is "done" only if the object and its JSON are valid."""
     status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
     digest, metadata_digest, size = "", "", 0
     if status == DONE:
@@ -370,7 +355,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         except KernelError as error:
             reason = error.why
         except (OSError, ValueError) as error:
-            reason = f"no usable JSON beside the object{f': {error.strerror}' if isinstance(error, OSError) else ''}"
+            reason = f"the object's JSON file is unusable{f': {error.strerror}' if isinstance(error, OSError) else ''}"
         if reason:
             status, digest, metadata_digest, size = FAILED, "", "", 0
     done = status == DONE
@@ -403,6 +388,6 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """Return the first and the last line of a reason, which are shortened to a few hundred characters."""
+    """Return the first and the last line of a reason, shortened to a few hundred characters."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     return lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"

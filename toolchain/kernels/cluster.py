@@ -54,7 +54,7 @@ class ClusterExecutor:
         try:
             self._client = distributed.Client(address, security=trust, set_as_default=False)
         except (OSError, ValueError) as error:
-            fix = "start one: `dask scheduler`, in the same version as here"
+            fix = "start one with `dask scheduler`, from the Dask version that is installed here"
             why = "it is not running, or it cannot be reached from here"
             raise UnreachableError(
                 "scheduler-unreachable", f"no scheduler answers at {address}", why=why, fix=fix
@@ -76,7 +76,7 @@ class ClusterExecutor:
         return []
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules, and yield their outcomes, which contain a finished object as `code` and its JSON as `json`."""
+        """Compile rules, and yield outcomes. `code` in the outcome of a compiled rule is the object, and `json` its JSON."""
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
         # A task contains rules of only one source file, because a compile process must be restarted for another file.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):
@@ -93,9 +93,9 @@ class ClusterExecutor:
             if now > fitted + PATIENCE:
                 raise KernelError(
                     "no-worker-fits",
-                    f"no worker at {self._address} fits this campaign",
+                    f"the scheduler at {self._address} has no worker that fits this campaign",
                     why="\n".join(self._unfit) or "the scheduler has no workers",
-                    fix="start some with the options of this campaign: `toolchain kernels worker`; then run it again",
+                    fix="start workers with `toolchain kernels worker` and its options, then run the campaign again",
                 )
             while waiting and len(pending) < _AHEAD * slots:
                 share = waiting.popleft()
@@ -118,7 +118,7 @@ class ClusterExecutor:
             raise UnreachableError(
                 "scheduler-lost",
                 f"the scheduler at {self._address} was lost and did not come back",
-                fix="start it again, then run the same command: it continues",
+                fix="start it again, then run the same command; it continues",
             )
         slots = 0
         for row in self._client.scheduler_info(n_workers=-1).get("workers", {}).values():
@@ -136,9 +136,9 @@ class ClusterExecutor:
         if failed and isinstance(error := result[1], distributed.KilledWorker):
             raise ResourceError(
                 "workers-lost",
-                "the workers of one task were lost again and again",
+                "a task was given up because its workers were lost several times",
                 why=f"the last one was {error.last_worker.name}; its kernels: {', '.join(rule.out for rule in share)}",
-                fix="see the output of the workers, then run the same command: it continues",
+                fix="read the output of the workers, then run the same command; it continues",
             )
         if failed:
             what = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}

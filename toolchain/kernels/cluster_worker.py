@@ -32,12 +32,7 @@ def compile_rules(rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no types
-    """The compile processes of a Dask worker.
-
-    Args:
-        slots: the number of processes that compile at the same time.
-        bounds: the bounds on the processes' memory.
-    """
+    """The compile processes of a Dask worker, of which at most `slots` compile at the same time."""
 
     name = "toolchain-kernels"
 
@@ -67,7 +62,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         """Compile rules one after the other, and return their outcomes under the key `answers`.
 
         `worker` is the name of this worker, and `about` contains the facts that its processes reported. The outcome of
-        a finished rule also contains the bytes of its object as `code`, and those of its JSON as `json`.
+        a compiled rule also contains the bytes of its object as `code`, and the bytes of its JSON as `json`.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
@@ -76,7 +71,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         except ToolchainError as error:
             self.error = error
             self._worker.loop.add_callback(self._worker.close, reason=str(error))
-            self._closed.wait()  # this task must have no result, so that Dask gives it to another worker
+            self._closed.wait()  # without a result of this task, Dask gives it to another worker
             raise
 
     def _compiled(self, rule: Rule, path: Path, slot: Slot) -> Outcome:
@@ -90,7 +85,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
             except OSError as error:
                 outcome, files = {**outcome, "status": FAILED, "reason": str(error.strerror)}, {}
         if outcome["status"] == FAILED and (what := machine_fault(str(outcome["reason"]), self._setup.out)):
-            fix = "free disk or memory, or give fewer --jobs, and start this worker again"
+            fix = "free disk space or memory, or lower --jobs, and start this worker again"
             raise ResourceError("kernel-resources", what, why=f"{rule.out}: {outcome['reason']}", fix=fix)
         return {**outcome, **files}
 
@@ -107,7 +102,7 @@ async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterab
         UnreachableError: the scheduler does not answer, or refuses this worker.
         ToolchainError: this machine cannot compile.
     """
-    # A scheduler without TLS is on loopback, and the worker must listen only there too.
+    # A scheduler without TLS listens only on loopback, so the worker must listen only on loopback too.
     host = urlsplit(address).hostname if address.startswith("tcp://") else None
     resources = dict.fromkeys(provides, compiler.slots)
     while compiler.error is None:
@@ -120,9 +115,9 @@ async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterab
             await worker
         except (OSError, RuntimeError, TimeoutError) as error:
             why = str(error.__cause__ or error) or type(error).__name__
-            fix = "start one: `dask scheduler`, in the same version as here; each worker needs its own --name"
+            fix = "start one with `dask scheduler`, in the version of Dask here, and give each worker another --name"
             raise UnreachableError(
-                "scheduler-unreachable", f"no scheduler takes a worker at {address}", why=why, fix=fix
+                "scheduler-unreachable", f"no scheduler at {address} accepts this worker", why=why, fix=fix
             ) from error
         async with worker:
             check_version(address, await worker.scheduler.versions(packages=[]))

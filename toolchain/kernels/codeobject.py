@@ -1,7 +1,7 @@
 """Read the ELF tables of AMDGPU code objects, and check that a file contains a kernel for a GPU.
 
-Code objects may be hostile. So the size of every table is limited, and reading a small file cannot take hours or
-gigabytes.
+Code objects may be hostile. So the size of every table is limited, and reading a small file cannot take hours, or
+gigabytes of memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ElfTables:
         try:
             head = _HEADER.unpack_from(content)
             if max(head[10], head[12]) > _MOST:
-                raise ValueError("it has too many sections")
+                raise ValueError("it has too many sections or segments")
             self.osabi = content[7]
             self.mach = head[7] & 0xFF
             self._segments = [_SEGMENT.unpack_from(content, head[5] + at * _SEGMENT.size) for at in range(head[10])]
@@ -57,7 +57,7 @@ class ElfTables:
     def _cut(self, start: int, size: int) -> memoryview:
         piece = self._view[start : start + size]
         if len(piece) != size:
-            raise ValueError(f"it ends early: {len(self._view)} bytes, {start + size} are named")
+            raise ValueError(f"it ends early: it has {len(self._view)} bytes, but a table names byte {start + size}")
         return piece
 
     def _read_symbols(self, sections: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
@@ -73,12 +73,12 @@ class ElfTables:
         for name, _, _, _, value, size in _SYMBOL.iter_unpack(rows):
             end = names.find(b"\0", name, name + _LONGEST_NAME)
             if end < 0:
-                raise ValueError("a symbol of it has no name")
+                raise ValueError("the name of a symbol is missing or too long")
             symbols[names[name:end].decode()] = (value, size)
         return symbols
 
     def loaded(self, address: int, size: int) -> memoryview:
-        """Return the bytes of the file that are loaded at an address."""
+        """Return the `size` bytes of the file that are loaded at an address."""
         for kind, _, offset, start, _, inside, _, _ in self._segments:
             if kind == _LOAD and start <= address and address + size <= start + inside:
                 return self._cut(offset + address - start, size)
@@ -111,24 +111,24 @@ def check_object(path: Path, gpu: str, kernel: str) -> None:
 
 def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
     if elf.osabi != _OSABI_HSA:
-        return f"for OS ABI {elf.osabi}, not HSA"
+        return f"it is for OS ABI {elf.osabi}, not HSA"
     if elf.mach != machine_flag(gpu):
-        return f"made for {gpu_of_flag(elf.mach) or 'another GPU'} (EF_AMDGPU_MACH {elf.mach:#x})"
+        return f"it is for {gpu_of_flag(elf.mach) or 'another GPU'} (EF_AMDGPU_MACH {elf.mach:#x})"
     if not elf.symbols.get(kernel, (0, 0))[1]:
         there = ", ".join(sorted(filter(None, elf.symbols))) or "none"
-        return f"no code under the symbol {kernel}; it has {there}"
+        return f"it has no code for the symbol {kernel}; its symbols: {there}"
     if elf.symbols.get(f"{kernel}.kd", (0, 0))[1] != _DESCRIPTOR_SIZE:
-        return f"no kernel descriptor {kernel}.kd"
+        return f"it has no kernel descriptor {kernel}.kd"
     return ""
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
     """Return what is wrong with the JSON beside an object; empty if nothing is. AOTriton's packers read this JSON."""
     if not isinstance(metadata, dict):
-        return "the JSON beside the object is not an object"
+        return "the JSON file of the object contains no JSON object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}
     if lacking := [name for name, value in numbers.items() if not isinstance(value, int)]:
-        return f"the JSON beside the object lacks {', '.join(lacking)}"
+        return f"the JSON file of the object lacks {', '.join(lacking)}"
     if metadata.get("compile_status") != "Complete" or metadata.get("arch") != gpu:
-        return f"the JSON says {metadata.get('compile_status')} for {metadata.get('arch')}"
+        return f"the JSON file of the object says {metadata.get('compile_status')} for {metadata.get('arch')}"
     return ""

@@ -1,4 +1,4 @@
-"""Compile rules on this machine; outcomes are yielded in the order in which rules are finished."""
+"""The interface of executors, which compile rules, and an executor that compiles on this machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ class LocalExecutor:
             the leader of a session.
         workers: the number of workers that run at the same time; it is lowered to the number of rules.
         timeout: the seconds that one rule may take; None for no limit.
-        bounds: the bounds on the workers' memory.
         files: returns the set of source files that a rule's worker sees (see `Naming.files`); by default all rules have
             the same set.
         seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
@@ -88,7 +87,6 @@ class LocalExecutor:
         self._pool: WorkerPool | None = None
 
     def workers(self) -> list[dict[str, Any]]:
-        """Return a row for each worker, for the status of a campaign."""
         return self._pool.rows() if self._pool is not None else []
 
     def about(self) -> dict[str, Any]:
@@ -96,7 +94,7 @@ class LocalExecutor:
         return dict(self._about)
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules and yield each outcome."""
+        """Compile rules, and yield their outcomes in the order in which the rules are finished."""
         if not rules:
             return
         workers = min(self._workers, len(rules))
@@ -138,11 +136,7 @@ class _Shares:
         self._workers: Counter[str] = Counter()
 
     def take(self, files: str | None) -> list[Job]:
-        """Return the next jobs for a worker; an empty list if none are left.
-
-        Args:
-            files: the set of source files that the worker sees; None for a new worker.
-        """
+        """Return the next jobs for a worker that sees the set `files`, or for a new worker; empty if none are left."""
         if files is not None:
             if part := next(self._left.get(files, iter(())), None):
                 return part

@@ -15,16 +15,15 @@ from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
 _LARGEST_FILE = 1 << 30  # the maximum size of one source file in bytes
-# Every file gets this time on every machine, because a compile process can see the time of a file.
+# The modification time of all copies. It is the same on every machine, because a compile process can see it.
 _TIME = 0
 
 
 class FileSets:
-    """Copies the files that a campaign's compile processes see to a folder, which is emptied first.
+    """Copies the files that the compile processes of a campaign may read into a folder, which is emptied first.
 
     A copy has the content that was hashed into the names of results. If a file was edited since then, SourceError is
-    raised. The modes and times of files and the compiled modules (`__pycache__`) are not copied. Threads may share an
-    object of this class.
+    raised. The modes and times of files are not copied. Threads may share an object of this class.
     """
 
     def __init__(self, naming: Naming, folder: Path) -> None:
@@ -67,8 +66,8 @@ def _copy(top: Path, path: str, target: Path, digest: str) -> None:
         raise SourceError(
             "source-changed",
             f"{source} was changed while its kernels were compiled",
-            why="the names of their results cover its earlier content",
-            fix="run it again",
+            why="the names of the results were computed from its earlier content",
+            fix="run the command again",
         )
     target.write_bytes(content)
     target.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Write and read the file with an AOTriton pack's launch values, which lies beside the pack's code objects.
+"""Write and read the file with the launch values of an AOTriton pack, which is in the same folder as its code objects.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
 A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
@@ -79,7 +79,7 @@ class Launches:
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         if content.get("format") != FORMAT:
-            raise ValueError(f"a list of launches of format {content.get('format')!r}")
+            raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}")
         self._functions, self._signatures = content["functions"], content["signatures"]
         self.kernels: Mapping[str, Any] = content["kernels"]
 
@@ -98,7 +98,7 @@ class Launches:
 
 
 def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
-    """Return the launch values of a rule, with 0 bytes of scratch memory, because the plan does not state that size."""
+    """Return the launch values of a rule. The size of the scratch memory is 0, because a rule does not state it."""
     file = _File()
     file.add("", rule, 0)
     return Launches(strict_json.read(file.content())).metadata("", shared)

@@ -62,7 +62,6 @@ class Entry:
 
     Args:
         status: `done`, `failed` or `timeout`.
-        reason: the cause of a failure.
         over_memory: whether the worker was ended because it used too much memory.
         refused: whether the compiled project raised the error because it does not support the GPU or the arguments.
         exit_code: the worker's exit code if it ended, or the negative number of the signal that ended it.
@@ -97,7 +96,6 @@ class Entry:
 
     @property
     def maker(self) -> Maker:
-        """Who compiled the object."""
         if not self.origin:
             return Maker.HERE
         return Maker.WORKER if self.origin.startswith(_WORKER) else Maker.STORE
@@ -134,7 +132,10 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 class Ledger:
-    """The entries of a campaign in an SQLite file, for one thread at a time. Entries of another format are deleted."""
+    """The entries of a campaign in an SQLite file. Only the thread that opens a ledger may use it.
+
+    Opening a ledger of another format deletes its entries. If the file is not a ledger, a ConfigError is raised.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,6 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the ledger's file."""
         self._db.close()
 
     def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
@@ -187,7 +187,7 @@ class Ledger:
                 "ledger-unwritable",
                 f"the ledger {self.path} cannot be written",
                 why=_reason(error),
-                fix="free disk space and run it again: it continues",
+                fix="free disk space and run the command again; it continues",
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
@@ -247,10 +247,8 @@ class Standing:
 def look(path: Path, *, entries: bool = True) -> Standing:
     """Return the state of a campaign from a ledger, which the campaign may be writing to. No entry is changed.
 
-    A ledger of another format gives the default `Standing`.
-
-    Args:
-        entries: whether to read the entries, which takes half a second for a whole release.
+    A ledger of another format gives the default `Standing`. Reading the `entries` of a whole release takes half a
+    second.
     """
     # With mode=ro, SQLite could not roll back the transaction of a killed campaign. With mode=rw, it can also read
     # files that this user may not write.
@@ -276,7 +274,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite, and errors about malformed values, into a ConfigError."""
+    """Turn errors of SQLite, and errors from malformed values, into a ConfigError."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -301,7 +299,7 @@ def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
         raise _not_ours(path, f"it has {pages * size} bytes; at most {_LARGEST} are read")
     rows = db.execute("SELECT type, name FROM sqlite_master").fetchall()
     if odd := [str(name)[:80] for kind, name in rows if kind not in {"table", "index"}]:
-        raise _not_ours(path, f"it defines {odd[0]!r}, and a ledger has tables only")
+        raise _not_ours(path, f"it defines {odd[0]!r}, but a ledger contains only tables")
     return {str(name) for kind, name in rows if kind == "table"}
 
 
@@ -314,7 +312,7 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_CORRUPT: "it is damaged",
     sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "the disk does not read or write it",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write it",
     sqlite3.SQLITE_LOCKED: "another process uses it",
     sqlite3.SQLITE_NOTADB: "it is not an SQLite database",
     sqlite3.SQLITE_PERM: "it may not be written",
@@ -323,14 +321,14 @@ _REASONS = {
 
 
 def _reason(error: sqlite3.Error) -> str:
-    """Return the reason for an error of SQLite; the low byte of its code says what kind of error it is."""
-    return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "it has other tables than a ledger")
+    # The low byte of SQLite's extended error code is the primary code.
+    return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "its tables are not those of a ledger")
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
     # A ledger that is locked or cannot be opened may be intact, so the advice must not be to remove it.
     whole = isinstance(error, sqlite3.OperationalError)
-    fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
+    fix = "check its permissions, the disk, and what else uses it; then run it again" if whole else f"remove {path}"
     return ConfigError("ledger-unusable", f"the ledger {path} cannot be used", why=_reason(error), fix=fix)
 
 
@@ -339,7 +337,7 @@ def _not_ours(path: Path, why: str) -> ConfigError:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return entries sorted by output path, without the values that differ between runs."""
+    """Return rows for the report, sorted by output path. Values that may differ between runs are omitted."""
     left_out = (
         "seconds", "attempt", "origin", "signer", "over_memory", "refused", "exit_code", "metadata_sha256",
     )  # fmt: skip
@@ -358,10 +356,10 @@ def _object(path: Path, content: object) -> dict[str, Any]:
     try:
         value = strict_json.read(content, "the ledger", keys=_KEYS) if isinstance(content, str) else None
     except ValueError as error:
-        why = error.what if isinstance(error, DocumentError) else "a row of it is not JSON"
+        why = error.what if isinstance(error, DocumentError) else "one of its rows is not JSON"
         raise _not_ours(path, why) from error
     if not isinstance(value, dict):
-        raise _not_ours(path, "a row of it is not a JSON object")
+        raise _not_ours(path, "one of its rows is not a JSON object")
     return value
 
 

@@ -136,12 +136,10 @@ class WorkerPool:
                 self._drop_idle()
 
     def live(self) -> list[Worker]:
-        """Return the current workers."""
         with self._lock:
             return list(self._live)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each worker, for the status of a campaign."""
         return sorted((worker.as_json() for worker in self.live()), key=lambda row: int(row["pid"]))
 
     def stop(self) -> None:
@@ -225,7 +223,7 @@ class WorkerPool:
 
     def _drop_grown(self, slot: Slot) -> None:
         if slot.worker is not None and (memory := over_share(slot.worker.pid, self._bounds)):
-            LOG.info("a worker has %d MB, more than its share; another takes its place", memory // 10**6)
+            LOG.info("a worker that uses %d MB, more than its share, is replaced", memory // 10**6)
             self._drop(slot, patience=5.0)
 
     def _drop(self, slot: Slot, *, patience: float = 0.0) -> None:
@@ -245,9 +243,9 @@ class WorkerPool:
             why = str(error) or f"no answer for {START_SECONDS:.0f} s"
             raise KernelError(
                 "worker-not-started",
-                "a kernel worker does not start",
+                "a kernel worker did not start",
                 why=why,
-                fix="see the last lines of the worker, and run `toolchain doctor`",
+                fix="read what the worker printed last, and run `toolchain doctor`",
             ) from error
 
     def _ready(self, files: str) -> Worker:
@@ -297,7 +295,7 @@ class WorkerPool:
 
 
 def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
-    """Return whether an answer has the form that aotriton/worker.py uses; a kernel's source may print anything."""
+    """Return whether an answer has the form that aotriton/worker.py uses; a kernel's source may print other lines."""
     if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False
     return (

@@ -76,11 +76,7 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """Return the digest of each file that a rule's module reaches, by path.
-
-        Args:
-            root, source: the fields of the `Rule`.
-        """
+        """Return the digest of each file that the module of a rule with this root and source reaches, by path."""
         key = (root, source)
         if key not in self._found:
             if not self._is_file(source):
@@ -88,7 +84,7 @@ class Reach:
                     "kernel-source-missing",
                     f"the tree has no kernel source {source}",
                     why="it is missing, or a link that leads out of the tree",
-                    fix="check the kernel source",
+                    fix="give a complete source tree",
                 )
             files = self._files(root, source)
             self._found[key] = self.whole if files is None else {file: self._digest(file) for file in sorted(files)}
@@ -209,12 +205,12 @@ class Reach:
 
 
 def link_digest(path: Path) -> str:
-    """Return a digest of a link's target; its prefix differs from that of the digests of files."""
+    """Return a digest of a link's target, with the prefix `link:`, which no digest of a file has."""
     return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 
 def _scan(module: ast.Module) -> _Scanned:
-    # Decorators, defaults and annotations run where the function is defined.
+    # Decorators, defaults and annotations run when the function is defined.
     plain = [node for node in module.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
     rest: list[ast.AST] = [node for node in module.body if node not in plain]
     rest += [part for node in plain for part in (node.args, node.returns) if part is not None]

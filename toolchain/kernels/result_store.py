@@ -63,7 +63,6 @@ class Result:
         inputs: see `Naming.inputs`.
         metadata: the bytes of the JSON beside the object.
         bitcode: the names of the bitcode libraries whose code is in the object.
-        seconds: the duration of the compilation.
         about: the facts that the worker reported at its start.
     """
 
@@ -90,7 +89,7 @@ class Result:
 
 
 def sealed(statement: bytes, key: Key | None) -> bytes:
-    """Return a line of JSON with a statement that is in UTF-8, and with a signature if `key` can sign."""
+    """Return a line of JSON that contains a statement, which must be in UTF-8, and a signature if `key` can sign."""
     line: dict[str, Any] = {"statement": statement.decode()}
     signature = key.sign(statement) if key is not None else None
     if key is not None and signature is not None:
@@ -128,7 +127,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         key: the key that must have signed the record; None accepts any record.
 
     Raises:
-        DamagedError: the record is incomplete, or has other inputs.
+        DamagedError: the record is incomplete, was changed, or has other inputs.
         UnsignedError: `key` did not sign the record.
     """
     line, _, code = record.partition(b"\n")
@@ -164,7 +163,7 @@ def _result(line: bytes, code: bytes, key: Key | None) -> Result:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError("its statement does not describe a result") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
-        raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
+        raise DamagedError(f"its object is not the one with the SHA-256 {digest} and {size} bytes")
     return result
 
 
@@ -174,14 +173,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return a text that says which inputs of a result differ from those that are wanted."""
+    """Return a text that says in which inputs a result differs from the wanted one."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
         "recipe": "by another worker",
         "command": "by another command",
         "sources": "from other sources",
-        "rule": "by another rule",
+        "rule": "for another rule",
     }
     rules = [rule if isinstance(rule := inputs.get("rule"), dict) else {} for inputs in (made, wanted)]
     target, wanted_target = (rule.get("target") for rule in rules)
@@ -245,13 +244,13 @@ class KernelStore:
                 raise ConfigError(
                     "not-a-kernel-store",
                     f"{root} is not a kernel store",
-                    why="there are other files in it",
+                    why="it contains other files",
                     fix="name an empty or a new folder",
                 )
         except (OSError, ValueError) as error:
-            why = str(error.strerror) if isinstance(error, OSError) else f"{marker} is not what this tool writes"
+            why = str(error.strerror) if isinstance(error, OSError) else f"{marker} was not written by this tool"
             raise ConfigError(
-                "store-unusable", f"{root} cannot be a kernel store", why=why, fix="name another folder"
+                "store-unusable", f"{root} cannot be used as a kernel store", why=why, fix="name another folder"
             ) from error
 
     @property
@@ -263,7 +262,6 @@ class KernelStore:
         return self.root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
-        """Return whether the store contains a record with this name."""
         return self._path(name).exists()
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
@@ -303,7 +301,7 @@ class KernelStore:
                 "store-unreadable",
                 f"cannot read the note {path} of a campaign",
                 why=str(error.strerror),
-                fix="name another store",
+                fix="correct its permissions, or name another store",
             ) from error
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -324,5 +322,5 @@ class KernelStore:
                 "store-unwritable",
                 f"the kernel store {self.root} cannot be written",
                 why=f"{error.filename or path}: {error.strerror}",
-                fix="free disk space or fix its permissions, and run it again: it continues",
+                fix="free disk space or correct its permissions, and run the command again; it continues",
             ) from error

@@ -127,8 +127,8 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
     if limit is not None and limit < 1:
         raise ConfigError(
             "kernel-limit-invalid",
-            f"a limit of {limit} kernels compiles nothing",
-            fix="give --limit 1 or more, or leave it out",
+            f"--limit {limit} selects no kernels",
+            fix="give --limit 1 or more, or omit it",
         )
     clusters: dict[str, list[Rule]] = {}
     for rule in everything:
@@ -140,7 +140,7 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
             raise ConfigError(
                 "select-no-match",
                 f"--select {select!r} matches no kernel",
-                why=f"kernels: {kernels}",
+                why=f"the kernels are {kernels}",
                 fix="give a glob that matches one of these",
             )
     if limit is not None:
@@ -179,7 +179,6 @@ def load_rules(
     Args:
         data: a TOML file; aotriton/flash-attn.toml explains its form.
         source_root: the source tree that the data file describes. Its modules are parsed, but not imported.
-        select, limit: see `cut`.
     """
     for gpu in gpus:
         check_gpu(gpu)
@@ -191,7 +190,9 @@ def load_rules(
         for rule in rules:
             if getattr(rule, what) in seen:
                 raise ConfigError(
-                    "rules-collide", f"{data}: two rules have the {what} {getattr(rule, what)}", fix="make them differ"
+                    "rules-collide",
+                    f"{data}: two rules have the {what} {getattr(rule, what)}",
+                    fix="change one of them in the data file",
                 )
             seen.add(getattr(rule, what))
     return cut(rules, select=select, limit=limit)
@@ -231,13 +232,16 @@ def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Va
 
 
 def parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a file with kernels; raise SourceError if it cannot be read or parsed."""
+    """Return the syntax tree of a kernel source file; raise SourceError if the file cannot be read or parsed."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         why = str(error.strerror) if isinstance(error, OSError) else "it is not valid Python in UTF-8"
         raise SourceError(
-            "kernel-source-unreadable", f"cannot read the kernel source {path}", why=why, fix="check the kernel source"
+            "kernel-source-unreadable",
+            f"cannot read the kernel source {path}",
+            why=why,
+            fix="restore or correct this file",
         ) from error
 
 
@@ -256,7 +260,7 @@ def _arguments(path: Path, function: str) -> dict[str, bool]:
         raise SourceError(
             "kernel-function-missing",
             f"{path} has no function {function}",
-            fix="take the source version that the data file names",
+            fix="use the source version that the data file names",
         )
     return {
         argument.arg: argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
@@ -284,7 +288,7 @@ def _resolve(
             raise SourceError(
                 "kernel-argument-missing",
                 f"{where}: the argument {name} has no type or value",
-                fix="take the source version the data file names",
+                fix="use the source version that the data file names",
             )
         used.add(pattern)
         value = _fill(arguments[pattern], choice)
@@ -295,16 +299,16 @@ def _resolve(
         elif constant:
             raise ConfigError(
                 "kernel-argument-constant",
-                f"{where}: {name} is a constant of the kernel, {value!r} is a type",
-                fix="give a value",
+                f"{where}: {name} is a constant of the kernel, but {value!r} is a type",
+                fix=f"give {name} a value in the data file",
             )
         else:
             resolved[name] = (value, None)
     if idle := sorted(set(arguments) - used):
         raise SourceError(
             "kernel-argument-unknown",
-            f"{where}: no such argument: {', '.join(idle)}",
-            fix="take the source version the data file names",
+            f"{where}: the kernel has no argument {', '.join(idle)}",
+            fix="use the source version that the data file names",
         )
     return resolved
 

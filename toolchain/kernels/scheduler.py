@@ -23,13 +23,13 @@ def check_address(text: str) -> str:
     """Return the address of a scheduler; raise ConfigError if it is invalid, or is not on loopback and has no TLS."""
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([1-9][0-9]{0,4})", text, re.ASCII)
     if match is None or int(match[3]) > 65535:
-        fix = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
-        raise ConfigError("scheduler-address-invalid", f"{text!r} is not an address of a scheduler", fix=fix)
+        fix = "give an address such as tcp://127.0.0.1:8786 or tls://HOST:8786"
+        raise ConfigError("scheduler-address-invalid", f"{text!r} is not the address of a scheduler", fix=fix)
     if match[1] == "tcp" and not _is_loopback(match[2].strip("[]")):
         raise ConfigError(
             "scheduler-without-tls",
-            f"the scheduler at {text} is not on this machine, and has no TLS",
-            why="anyone who reaches it can run any code on it and on its workers",
+            f"the scheduler at {text} is not on this machine and does not use TLS",
+            why="anyone who can connect to it can run any code on it and on its workers",
             fix=f"start it with certificates and give tls{text[3:]}, or tcp://127.0.0.1:{match[3]} through a tunnel",
         )
     return text
@@ -49,10 +49,10 @@ def library() -> Any:
         logging.getLogger("distributed").setLevel(logging.getLogger().level)  # overrides the level INFO that Dask sets
         return module
     except ImportError as error:
-        fix = f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool"
+        fix = f"run `{sys.executable} -m pip install '.[dask]'` in a checkout of this tool"
         raise ConfigError(
             "dask-missing",
-            "a Dask scheduler needs Dask, which is not installed",
+            "Dask is not installed, and a campaign with a scheduler needs it",
             why="the package distributed cannot be imported",
             fix=fix,
         ) from error
@@ -74,18 +74,19 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
         names = ("CA_FILE", f"{role.upper()}__CERT", f"{role.upper()}__KEY")
         raise ConfigError(
             "scheduler-without-certificate",
-            f"{address} needs the certificate of this {role} and that of the authority",
-            why="they are not named, or the files cannot be read",
-            fix=f"set {', '.join(f'DASK_DISTRIBUTED__COMM__TLS__{name}' for name in names)} to PEM files",
+            f"{address} requires a certificate for this {role} and the certificate of its authority",
+            why="no files are configured for them, or the files cannot be read",
+            fix=f"set the environment variables {', '.join(f'DASK_DISTRIBUTED__COMM__TLS__{name}' for name in names)}"
+            " to the paths of PEM files",
         ) from error
     return made
 
 
 def check_version(address: str, versions: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a scheduler runs another version of Dask. `versions` is what the scheduler reports."""
+    """Raise ConfigError if a scheduler, which reports `versions`, has another version of Dask than this machine."""
     there, here = versions["packages"]["distributed"], library().__version__
     if there != here:
-        why, fix = f"distributed {there} there, {here} here", f"install distributed=={there} here, or {here} there"
+        why, fix = f"it has distributed {there}, not {here}", f"install distributed=={there} here, or {here} there"
         raise ConfigError(
             "dask-other-version", f"the scheduler at {address} has another version of Dask", why=why, fix=fix
         )

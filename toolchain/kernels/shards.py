@@ -22,11 +22,11 @@ from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shared import SharedResults
 
 _WORDS = {
-    "rules": "other kernels, or other options that select them",
-    "triton": "another Triton image",
-    "recipe": "another version of the worker",
-    "environment": "another environment of the workers",
-    "names": "other kernel sources",
+    "rules": "the kernels, or the options that select them",
+    "triton": "the Triton image",
+    "recipe": "the version of the worker",
+    "environment": "the environment of the workers",
+    "names": "the kernel sources",
 }
 _MOST_SHARDS = 99_999  # the maximum number of shards that `--shard` accepts
 
@@ -41,8 +41,8 @@ def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
         raise ConfigError(
             "too-many-shards",
             f"{len(clusters)} clusters of kernels cannot be cut into {count} shards",
-            why="kernels that are packed as one stay together",
-            fix=f"give --shard K/{len(clusters)} or fewer",
+            why="a cluster, whose kernels are packed into one file, is never split",
+            fix=f"use --shard K/{len(clusters)}, or fewer shards",
         )
     loads = [(0, number) for number in range(1, count + 1)]
     shards = {}
@@ -58,7 +58,6 @@ class Shard:
     """A shard of a campaign, or the whole campaign.
 
     Args:
-        rules: the rules of the shard, in their order.
         identity: the properties that all shards of one campaign share.
         part: the number of this shard, and how many shards there are; None for the whole campaign.
     """
@@ -70,10 +69,8 @@ class Shard:
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
         """Mark the shard as finished in the first store. The mark lists the kernels that do not compile.
 
-        Nothing is written for a whole campaign, or without a store.
-
-        Raises:
-            ToolchainError: a result or the mark could not be written to the store.
+        Nothing is written for a whole campaign, or without a store. A ToolchainError is raised if a result or the mark
+        could not be written to the store.
         """
         if self.part is None or shared is None:
             return
@@ -116,10 +113,8 @@ def without_store(part: tuple[int, int]) -> ConfigError:
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
     """Return the shard that this machine must compile, or the whole campaign.
 
-    If `shared.only` is set, nothing is compiled, and the stores must contain all shards of the campaign.
-
-    Args:
-        part: the number of this shard, and how many shards there are; None for all rules.
+    If `shared.only` is set, nothing is compiled, and the stores must contain all shards of the campaign. `part` is the
+    number of this shard and the number of all shards; None for all rules.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
@@ -149,9 +144,9 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
     if len(by_count) > 1 and not complete:
         raise ConfigError(
             "shards-incomplete",
-            "no campaign is complete here",
-            why=f"these are shards of campaigns in {', '.join(map(str, sorted(by_count)))} shards",
-            fix="run the missing shards of one of them",
+            "the stores contain no complete campaign",
+            why=f"they contain shards of campaigns that were cut into {', '.join(map(str, sorted(by_count)))} shards",
+            fix="run the missing shards of one of these campaigns",
         )
     count = next(iter((*complete, *by_count)))
     by_number = by_count[count]
@@ -159,7 +154,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
         raise KernelError(
             "shards-missing",
             f"{len(missing)} of {count} shards are missing: {', '.join(missing)}",
-            why=f"{', '.join(str(store.root) for store in shared.stores)} hold the others",
+            why=f"{', '.join(str(store.root) for store in shared.stores)} contain the others",
             fix="run them, or name the stores that they wrote to",
         )
     ids = {rule.id for rule in rules.rules}
@@ -173,7 +168,7 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
         try:
             mark = strict_json.read(opened(content, shared.key))
             if not (isinstance(mark["shard"], int) and isinstance(mark["of"], int)):
-                raise DamagedError("it names no shard")
+                raise DamagedError("it does not name a shard")
             if not 1 <= mark["shard"] <= mark["of"] <= _MOST_SHARDS:
                 raise DamagedError(f"there is no shard {mark['shard']} of {mark['of']}")
         except (DamagedError, UnsignedError, ValueError, KeyError, TypeError) as error:
@@ -182,8 +177,8 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
             known = isinstance(error, DamagedError | UnsignedError)
             raise ConfigError(
                 "shard-mark-invalid",
-                f"{store.root}: the mark {name} is invalid",
-                why=str(error) if known else "it has not the form that a shard writes",
+                f"the mark {name} of a finished shard in {store.root} is invalid",
+                why=str(error) if known else "it does not have the form that a shard writes",
                 fix="run that shard again",
             ) from error
         marks.append(mark)
@@ -197,7 +192,7 @@ def _bad(mark: Mapping[str, Any]) -> list[Entry]:
         raise ConfigError(
             "shard-mark-invalid",
             "the mark of a shard is malformed",
-            why="its list of failed kernels has not the form that a shard writes",
+            why="its list of failed kernels does not have the form that a shard writes",
             fix="run that shard again",
         ) from error
     return [entry for entry in rows if entry.status in {FAILED, TIMEOUT}]
@@ -208,10 +203,10 @@ def _unlike(mark: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
 
 
 def _no_shard(store: KernelStore, marks: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> ConfigError:
-    what = f"{store.root} holds no shard of this campaign"
+    what = f"{store.root} contains no shard of this campaign"
     if not marks:
         fix = "wait for its shards, or name the right store"
-        return ConfigError("shards-incomplete", what, why="no shard is finished", fix=fix)
+        return ConfigError("shards-incomplete", what, why="no shard in it is finished", fix=fix)
     nearest = min((_unlike(mark, identity) for mark in marks), key=len)
-    why = "its shards are of " + ", ".join(_WORDS[name] for name in nearest)
+    why = "its shards differ from this campaign in " + ", ".join(_WORDS[name] for name in nearest)
     return ConfigError("shards-other-options", what, why=why, fix="give the options that the shards were given")

@@ -38,11 +38,9 @@ class Counts:
     """How many results of a campaign were taken from stores and added to a store.
 
     Args:
-        taken: the number of results that were taken from the stores.
         absent: the number of results that are in none of the stores.
         damaged, unsigned: the numbers of records that were found in the stores, but were not used because of damage,
             or because the required key did not sign them.
-        added: the number of results that this campaign added.
     """
 
     taken: int = 0
@@ -87,7 +85,6 @@ class SharedResults:
         self._unusable: set[str] = set()  # names of records to replace
 
     def name(self, rule: Rule) -> str:
-        """Return the name of a rule's result."""
         return name_of(self._inputs_of(rule))
 
     def _inputs_of(self, rule: Rule) -> Mapping[str, Any]:
@@ -129,7 +126,7 @@ class SharedResults:
         try:
             metadata = strict_json.read(result.metadata)
         except ValueError as error:
-            raise DamagedError("the JSON beside the object cannot be read") from error
+            raise DamagedError("the JSON of the object cannot be read") from error
         if why := metadata_fault(metadata, rule.target):
             raise DamagedError(why)
         try:
@@ -142,7 +139,7 @@ class SharedResults:
                 "results-unwritable",
                 f"cannot write {path}",
                 why=str(error.strerror),
-                fix="free disk space and run it again: it continues",
+                fix="free disk space and run the command again; it continues",
             ) from error
         try:
             check_made(path, rule.target, rule.kernel)
@@ -171,10 +168,8 @@ class SharedResults:
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
         """Add a result to the first store, unless the result comes from a store or its workers reported no facts.
 
-        If the store cannot be written, warn once and add no more results.
-
-        Raises:
-            KernelError: the files have changed since they were compiled.
+        If the store cannot be written, warn once and add no more results. Raise a KernelError if the files have changed
+        since they were compiled.
         """
         if self._writes is None or not self._about_here or entry.maker is Maker.STORE:
             return
@@ -186,8 +181,8 @@ class SharedResults:
             raise KernelError(
                 "kernel-changed",
                 f"{path} has changed since it was compiled",
-                why="a kernel store only gets what compile processes made",
-                fix="run it again: it compiles this kernel again",
+                why="only what a compile process made may be added to a kernel store",
+                fix="run the command again; it compiles this kernel again",
             )
         result = Result(
             inputs=self._inputs_of(rule),
@@ -204,11 +199,7 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Add the results of an earlier run that the first store lacks; the run may have ended before it added them.
-
-        Args:
-            entries: the entries of the rules, by the rule's id.
-        """
+        """Add the results of an earlier run that the first store lacks. `entries` are the rules' entries by id."""
         for rule in rules:
             if self._writes is not None and rule.id in entries and not self._writes.holds(self.name(rule)):
                 self.add(rule, entries[rule.id], out)

@@ -1,4 +1,4 @@
-"""Write and read the status file of a campaign, which lies beside its ledger."""
+"""Write and read the status file of a campaign, which is in the folder of its ledger."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class Board:
 
     Args:
         path: the file, which is replaced as a whole.
-        rules: all rules of the request.
         workers: see `Executor.workers`.
         command: the command line that continues the campaign.
         clock: returns seconds since 1970.
@@ -100,7 +99,7 @@ class Board:
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
-        """Count the outcome of a rule; `reused` says that this run did not compile the rule."""
+        """Count the outcome of a rule, which this run did not compile if `reused` is set."""
         with self._lock:
             group = self._groups[entry.kernel, entry.target]
             group.done += entry.status == DONE
@@ -201,7 +200,7 @@ class Board:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the state of the campaign in `folder` for `kernels status --json`. The folder is not changed."""
+    """Return the state of the campaign in `folder` for `kernels status --json`."""
     content = _status_in(folder / STATUS)
     standing = look(folder / LEDGER, entries=content is None)
     named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.counted}
@@ -243,7 +242,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """Return a text that tells a process from later processes with the same PID; empty if there is no process."""
+    """Return a text that distinguishes a process from later ones with the same PID; empty if there is no process."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -19,12 +19,7 @@ _ROWS, _SLOW, _REASONS = 8, 3, 4
 
 
 def summary(result: CampaignResult, *, seconds: float, command: str, keep_going: bool) -> list[str]:
-    """Return the lines of a summary, of at most 80 columns except for the command.
-
-    Args:
-        seconds: the wall time of this run.
-        command: the command line of this run.
-    """
+    """Return the lines of a summary for a terminal of 80 columns. `seconds` is the wall time of this run."""
     taken = int(result.shared.get("taken", 0))
     made = len(result.entries) - result.skipped - taken
     size = console.size(sum(entry.size for entry in result.done))
@@ -45,7 +40,7 @@ def summary(result: CampaignResult, *, seconds: float, command: str, keep_going:
         and not result.done
         and all(entry.status != TIMEOUT and not entry.over_memory for entry in result.bad)
     ):
-        return [*lines, "none compiled: correct the source, or take another Triton, and run again:", f"  {command}"]
+        return [*lines, "no kernel compiled; correct the source or use another Triton, and run again:", f"  {command}"]
     return [*lines, *_advice(result.bad, command, keep_going=keep_going)]
 
 
@@ -60,7 +55,7 @@ def _table(result: CampaignResult) -> list[str]:
     ]
     if len(lines) > _ROWS:
         rest = len(lines) - _ROWS + 1
-        lines[_ROWS - 1 :] = [f"  and {rest} more of kernels and GPUs: `toolchain kernels status`"]
+        lines[_ROWS - 1 :] = [f"  and {rest} more rows, which `toolchain kernels status` shows"]
     return lines
 
 
@@ -88,14 +83,14 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
         return []
     lines = [] if keep_going else ["to continue without them:", f"  {_more(command, 'keep-going')}"]
     if any(entry.status == TIMEOUT for entry in bad):
-        lines += ["to give slow ones longer:", f"  {_more(command, 'kernel-timeout', 'SECONDS')}"]
+        lines += ["to give slow kernels more time:", f"  {_more(command, 'kernel-timeout', 'SECONDS')}"]
     if any(entry.over_memory for entry in bad):
-        lines += ["to give large ones more:", f"  {_more(command + ' --jobs 1', 'kernel-memory', 'MB')}"]
-    return lines or ["to try them once more:", f"  {command}"]
+        lines += ["to give large kernels more memory:", f"  {_more(command + ' --jobs 1', 'kernel-memory', 'MB')}"]
+    return lines or ["to try them again:", f"  {command}"]
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """Return the command with one more option. `build` is replaced, because only `kernels run` has the option.
+    """Return the command with one more option. `kernels run` replaces `build`, which does not have the option.
 
     If `kernels run` cannot run the stage that is built, the result is a text that describes the command.
     """

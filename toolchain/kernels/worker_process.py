@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
 # A function that starts a process. Its arguments are the set of source files that the process sees (see `Naming.files`)
-# and the folder of this machine that the process may write to.
+# and the folder on this machine that the process may write to.
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
@@ -78,12 +78,11 @@ def _shared_part(job: Job) -> tuple[str, Task]:
 def machine_fault(reason: str, folder: Path) -> str:
     """Return why the machine made a compilation fail; empty if the kernel is at fault.
 
-    Args:
-        folder: the folder for the objects, whose disk is checked.
+    The compilation is blamed on the disk if the disk with `folder` is full.
     """
     if shutil.disk_usage(folder).free < LEAST_FREE:
         return "the disk is full"
-    return "the machine failed a compile, not the kernel" if _MACHINE_FAULT.search(reason) else ""
+    return "a compilation failed because of the machine, not the kernel" if _MACHINE_FAULT.search(reason) else ""
 
 
 class DiedError(Exception):
@@ -205,8 +204,7 @@ class Worker:
     def collect(self, job: Job) -> None:
         """Move the object of a job and its JSON from the folder of the process to their final places, if they exist.
 
-        Raises:
-            OSError: a file is not regular, is too large, or cannot be written.
+        Raise an OSError if a file is not regular, is too large, or cannot be written.
         """
         for suffix, limit in ((".json", LARGEST_METADATA), (job.out.suffix, LARGEST_OBJECT)):
             made = self._folder / f"{_OBJECT}{suffix}"
@@ -225,7 +223,6 @@ class Worker:
                 self._kill()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the worker's row for the status of a campaign."""
         with self._lock:
             task = self.task or {}
             return {
@@ -263,7 +260,7 @@ class Worker:
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
-        # On a busy disk, a killed process may need more time to end, but nothing has to wait for that.
+        # On a busy disk, a killed process may need more time to end, but nothing depends on its end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
         for thread in self._readers:
