@@ -185,7 +185,7 @@ def buildable() -> tuple[str, ...]:
 
 
 def generator_in(tree: Path) -> str:
-    """Return the Python package that plans a tree's kernels, which its files tell; an empty string if none is known."""
+    """Return the Python package that plans a tree's kernels, recognized by its files; empty if none is known."""
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
         ("v3python/generate.py", "v3python"),

@@ -61,7 +61,7 @@ class BaseRecipe:
 
 
 def load_bases(arch: str = "amd64") -> dict[str, BaseRecipe]:
-    """Return the recipes of all bases for an OCI architecture, by name, even if no image is pinned for it."""
+    """Return the recipes of all bases for an OCI architecture, by name, including bases without a pinned image."""
     source = root() / DATA
     return {name: _recipe(name, row, arch, source) for name, row in read_toml(source).items()}
 

@@ -195,7 +195,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
 
 
 def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, consumer: str) -> None:
-    """Raise a ContractError if an LLVM, whose `files` are paths below its prefix, lacks some that `needs` requires."""
+    """Raise a ContractError if an LLVM with `files`, paths below its prefix, lacks a file that a Triton needs."""
     missing = missing_in(files, needs)
     if not missing:
         return

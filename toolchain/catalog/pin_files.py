@@ -137,7 +137,7 @@ class NamedInSetup:
 
 
 def named_in_setup(checkout: Path) -> NamedInSetup | None:
-    """Return the LLVM that setup.py names in such a Triton; None if setup.py names none or cannot be read."""
+    """Return the LLVM that the setup.py of an old Triton names; None if it names none or cannot be read."""
     file = checkout / "python" / "setup.py"
     try:
         text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")

@@ -65,7 +65,7 @@ def check_version(version: str) -> str:
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Raise an error if a Python version is not in `requires`, a source's `python_requires`, or if that is invalid."""
+    """Raise an error if `requires`, the `python_requires` of a source, is invalid or excludes a Python version."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 
     try:

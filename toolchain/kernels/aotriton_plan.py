@@ -28,8 +28,10 @@ from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
-_WAVES = 1  # the default of Triton, at least up to 3.1
-_REPORT = f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report it"
+_WAVES = 1  # Triton's default number of waves per EU, at least up to Triton 3.1
+_REPORT = (
+    f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report the error"
+)
 # The (argument, type) pairs in the kernel's order, and the sorted (argument, value) pairs of the constants.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 
@@ -134,7 +136,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read only the clusters and archives of a plan of AOTriton 0.13 or later, whose folder may have been moved."""
+    """Read only the clusters and archives of a plan from AOTriton 0.13 or later. Its folder may have been moved."""
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))

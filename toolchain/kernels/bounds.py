@@ -54,7 +54,7 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """Return the bounds for a machine with `available` bytes of memory, some of which other programs can use."""
+        """Return the bounds for a machine with `available` bytes of memory, of which other programs keep some."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)

@@ -46,7 +46,7 @@ class Entry:
 
 
 def entry_folder(hash_: str) -> str:
-    """Return the name of the folder for a kernel whose hash, 64 hex digits, is `hash_`."""
+    """Return the name of the folder for the kernel with this hash of 64 hex digits."""
     return base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
 
 

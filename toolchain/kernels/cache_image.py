@@ -50,7 +50,7 @@ class TritonCache:
     calls: Sequence[Mapping[str, str]]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `kernels cached --json` prints."""
+        """Return the values about the cache that `kernels cached --json` prints."""
         return {
             "entries": self.entries,
             "bytes": self.size,
@@ -75,7 +75,7 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, DOCKER_LAYER_GZIP):
         kinds = ", ".join(layer.media_type for layer in layers)
         fix = "publish it without --compression" if kinds.endswith("+zstd") else "build or fetch the image again"
-        raise _broken("it does not have exactly one layer, in gzip", f"its layers: {kinds or 'none'}", fix)
+        raise _broken("it does not have exactly one layer compressed with gzip", f"its layers: {kinds or 'none'}", fix)
     layout.verify(layers[0].digest)
     files = _files(layout, layers[0])
     cached = {name: file for name, file in files.items() if name.startswith(_CACHE)}
@@ -145,7 +145,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
                     raise _broken("it contains a file or a link that MCV does not extract", shown(member.name))
                 if member.size > _LARGEST or member.name in files or len(files) >= _MOST:
                     raise _broken(
-                        "it has too many files, or a file that is too large or not unique", shown(member.name)
+                        "it has too many files, or a file that is too large or occurs twice", shown(member.name)
                     )
                 content = tar.extractfile(member) if member.name.endswith(".json") else None
                 if content is not None:
@@ -256,7 +256,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
         raise ContractError(
             "cache-other-path",
             "Triton is not where it was when the cache was made, so every kernel would be compiled again",
-            why=f"it is {here['path']} instead of {path}, and the path of its bitcode is part of a kernel's key",
+            why=f"it is at {here['path']}, not {path}, and the path of its bitcode is part of a kernel's key",
             fix=f"put Triton at {path}",
         )
     if here["variables"]:

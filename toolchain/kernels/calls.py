@@ -261,7 +261,7 @@ def local_memory(gpu: str) -> int:
 
 
 def rule_of(call: Call, module: str) -> Rule:
-    """Return the rule that stands for a call, which `MODULE.py` makes; its object is a tar of cache entries."""
+    """Return the rule that stands for a call made by `module`; its object is a tar of cache entries."""
     function = str(next(iter(call.rows[0].values())))
     return Rule(
         source=f"{module}.py", root="", kernel=call.order or function, signature=(),

@@ -317,7 +317,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
         raise KernelError(
             "kernel-path-escapes",
             f"{rule.out} leads out of {out}",
-            why="a worker made a link, or the rule names a path, that leads there",
+            why="the path in the rule, or a link that a worker made, leads there",
             fix="remove the link, and run the command again; it continues",
         )
     both = (path, path.with_suffix(".json"))

@@ -54,7 +54,7 @@ class ClusterExecutor:
         try:
             self._client = distributed.Client(address, security=trust, set_as_default=False)
         except (OSError, ValueError) as error:
-            fix = "start one with `dask scheduler`, from the Dask version that is installed here"
+            fix = "start one with `dask scheduler`, in the version of Dask that is installed here"
             why = "it is not running, or it cannot be reached from here"
             raise UnreachableError(
                 "scheduler-unreachable", f"no scheduler answers at {address}", why=why, fix=fix
@@ -76,7 +76,7 @@ class ClusterExecutor:
         return []
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules, and yield outcomes. `code` in the outcome of a compiled rule is the object, and `json` its JSON."""
+        """Compile rules, and yield outcomes, which contain a compiled object as `code` and its JSON as `json`."""
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
         # A task contains rules of only one source file, because a compile process must be restarted for another file.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):
@@ -95,7 +95,7 @@ class ClusterExecutor:
                     "no-worker-fits",
                     f"the scheduler at {self._address} has no worker that fits this campaign",
                     why="\n".join(self._unfit) or "the scheduler has no workers",
-                    fix="start workers with `toolchain kernels worker` and its options, then run the campaign again",
+                    fix="start workers with `toolchain kernels worker` and the same options, then repeat this command",
                 )
             while waiting and len(pending) < _AHEAD * slots:
                 share = waiting.popleft()

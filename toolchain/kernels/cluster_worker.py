@@ -115,7 +115,9 @@ async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterab
             await worker
         except (OSError, RuntimeError, TimeoutError) as error:
             why = str(error.__cause__ or error) or type(error).__name__
-            fix = "start one with `dask scheduler`, in the version of Dask here, and give each worker another --name"
+            fix = (
+                "start one with `dask scheduler`, in the same Dask version as here, and give each worker another --name"
+            )
             raise UnreachableError(
                 "scheduler-unreachable", f"no scheduler at {address} accepts this worker", why=why, fix=fix
             ) from error

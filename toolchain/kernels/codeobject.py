@@ -1,6 +1,6 @@
 """Read the ELF tables of AMDGPU code objects, and check that a file contains a kernel for a GPU.
 
-Code objects may be hostile. So the size of every table is limited, and reading a small file cannot take hours, or
+Code objects may be hostile. The size of every table is limited, so that reading a small file takes neither hours nor
 gigabytes of memory.
 """
 

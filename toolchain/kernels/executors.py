@@ -136,7 +136,7 @@ class _Shares:
         self._workers: Counter[str] = Counter()
 
     def take(self, files: str | None) -> list[Job]:
-        """Return the next jobs for a worker that sees the set `files`, or for a new worker; empty if none are left."""
+        """Return the next jobs for a worker that sees the set `files` (None: a new worker); empty if none are left."""
         if files is not None:
             if part := next(self._left.get(files, iter(())), None):
                 return part

@@ -328,7 +328,7 @@ def _reason(error: sqlite3.Error) -> str:
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
     # A ledger that is locked or cannot be opened may be intact, so the advice must not be to remove it.
     whole = isinstance(error, sqlite3.OperationalError)
-    fix = "check its permissions, the disk, and what else uses it; then run it again" if whole else f"remove {path}"
+    fix = "check its permissions, the disk and its other users, then try again" if whole else f"remove {path}"
     return ConfigError("ledger-unusable", f"the ledger {path} cannot be used", why=_reason(error), fix=fix)
 
 

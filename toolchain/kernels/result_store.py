@@ -173,7 +173,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return a text that says in which inputs a result differs from the wanted one."""
+    """Return a text that says in which inputs a result differs from the one that is wanted."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",

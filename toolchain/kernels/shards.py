@@ -178,7 +178,7 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
             raise ConfigError(
                 "shard-mark-invalid",
                 f"the mark {name} of a finished shard in {store.root} is invalid",
-                why=str(error) if known else "it does not have the form that a shard writes",
+                why=str(error) if known else "its content does not have the expected form",
                 fix="run that shard again",
             ) from error
         marks.append(mark)
@@ -192,7 +192,7 @@ def _bad(mark: Mapping[str, Any]) -> list[Entry]:
         raise ConfigError(
             "shard-mark-invalid",
             "the mark of a shard is malformed",
-            why="its list of failed kernels does not have the form that a shard writes",
+            why="its list of failed kernels does not have the expected form",
             fix="run that shard again",
         ) from error
     return [entry for entry in rows if entry.status in {FAILED, TIMEOUT}]
