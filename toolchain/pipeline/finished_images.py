@@ -43,7 +43,6 @@ class Publication:
     """The publication of an image.
 
     Args:
-        ref: the reference under which the image was published.
         digest: the digest of the published index.
         when: the Unix time of the publication.
     """
@@ -148,7 +147,7 @@ def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
         "image-ambiguous",
         f"{text!r} stands for {len(matching)} images",
         why=why,
-        fix="give the whole name of one of them",
+        fix="give the full name of one of them",
     )
 
 
@@ -257,7 +256,7 @@ def checked(request: Request, built: Built) -> Built:
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415
 
-    console.note(f"{built.planned.name}: checking the numbers of {built.planned.image}")
+    console.note(f"{built.planned.name}: checking the results of kernels in {built.planned.image}")
     record = read_record(request.cache, built.input_digest)
     layer = record.layers[-1]
     files = _Files(Layout(request.cache.images).blob(layer["digest"]), str(layer["mediaType"]))

@@ -286,7 +286,7 @@ def _package(row: Any) -> LockedPackage:
         raise SourceError(
             "base-packages-unreadable",
             f"the base's list of packages cannot be read: {str(row)[:80]!r}",
-            why="a row names a package, its architecture and its version",
+            why="each row must name a package, its architecture and its version",
             fix="build the base again: toolchain build base",
         )
     return LockedPackage(name=match[1], arch=match[2], version=match[3].removeprefix("0:"), header=match[4])

@@ -79,7 +79,9 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     with open_place(parse(ref)) as place:
         layout, refs = place.images(scratch)
         if len(refs) != 1:
-            raise UnsupportedError("original-ambiguous", f"{ref} names {len(refs)} images", fix="name one: oci:DIR:TAG")
+            raise UnsupportedError(
+                "original-ambiguous", f"{ref} names {len(refs)} images", fix="name one of them: oci:DIR:TAG"
+            )
         top = refs[0].image
         images = layout.images_below(top)
         configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
@@ -88,7 +90,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             raise UnsupportedError(
                 "original-ambiguous",
                 f"{ref} contains {len(images)} images, {len(chosen)} for {arch or 'no architecture'}",
-                fix="name one: --arch",
+                fix="name one of them: --arch ARCH",
             )
         ((manifest, content),) = chosen
         require_whole(layout, manifest, ref)
@@ -116,7 +118,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             if verdict.problems or verdict.provenance is None:
                 raise UntrustedError(
                     verdict.id,
-                    f"{ref}: {verdict.problems[0] if verdict.problems else 'no provenance'}",
+                    f"{ref}: {verdict.problems[0] if verdict.problems else 'it has no provenance'}",
                     fix=verdict.fix,
                 )
             return _of_provenance(ref, verdict.provenance, expected)

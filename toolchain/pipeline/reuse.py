@@ -112,7 +112,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
                 "reuse-digest-unknown",
                 f"{planned.image} cannot be looked up at a publisher",
                 why="one of its inputs is not locked, so its input digest is unknown",
-                fix="build it once, or bring the lock of its base",
+                fix="build it once, or import a bundle that contains its base",
             )
         return None
     ref = reference(reuse.place, planned)

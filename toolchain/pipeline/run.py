@@ -289,9 +289,6 @@ def _build_stage(
 
 
 def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
-    """Return a context manager that lets only one process build a stage at a time.
-
-    Another process waits, and prints a note with the name of the stage's image.
-    """
+    """Return a context manager that lets only one process build a stage at a time; others wait (see `locks.held`)."""
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

@@ -78,7 +78,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     if len(request.arch) > 1:
         raise ConfigError(
             "shell-several-architectures",
-            "a shell is opened for one architecture",
+            "a shell can be opened for only one architecture",
             fix=f"name one: --arch {request.arch[0]}",
         )
     from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - as the engine itself

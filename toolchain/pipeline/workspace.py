@@ -108,8 +108,8 @@ class BuildWorkspace:
     def fetch(self, source: Source) -> FetchedSource:
         with reporting_to(self.progress.amount):
             self.prefetch.wait(source.name)
-            # Every file is read and verified again, because the disk may be faulty or another program may have changed
-            # the store.
+            # Files that this process has not read yet are verified, because the disk may be faulty or another program
+            # may have changed the store.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
@@ -249,7 +249,6 @@ class BuildWorkspace:
         return built
 
     def _write_layer(self, content: LayerContent) -> Layer:
-        """Write the uncompressed layer with this content to the folder for unfinished work, and return it."""
         raw = self.work() / "layer.tar"
         if content.tar is not None:
             return normalise_tar(content.tar, raw)

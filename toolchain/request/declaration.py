@@ -35,7 +35,6 @@ class Option:
     Args:
         name: the name without the two dashes, which is also the key in toolchain.toml.
         kind: the kind of its value; `commas` is one comma-separated text, `names` and `pairs` can be repeated.
-        help: the help text, one or two sentences.
         short: the letter of its short form; empty if it has none.
         least, most: the smallest and the largest valid number.
         explicit: whether giving the default value requests something other than giving no value.

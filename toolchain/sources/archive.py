@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import requests
 
 LIMIT_BYTES = 20 << 30
-ATTEMPTS = 5  # the maximum number of connections for a file; each retry resumes the download
+ATTEMPTS = 5  # the maximum number of attempts to download a file; each retry resumes the download
 BACKOFF = 2.0  # seconds before the first retry; the wait before each later retry is twice as long
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8

@@ -208,7 +208,6 @@ def _noted(package: str, version: str, cache: Cache, suite: str = "") -> Package
 
 
 def _agree(package: Package, digest: str | None) -> None:
-    """Raise DigestError if the digest in the index differs from the known digest."""
     if digest not in (None, f"sha256:{package.sha256}"):
         raise DigestError(
             "package-digest-mismatch",

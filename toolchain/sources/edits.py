@@ -46,7 +46,6 @@ class EditFile:
     """A parsed edit file.
 
     Args:
-        source: the name of the source, e.g. `triton`.
         commit: the commit of the source that the edits apply to.
         llvm: the prefix of the LLVM releases that need the edits: `22.1` stands for all releases of 22.1.
     """
@@ -72,7 +71,7 @@ class EditFile:
                 "edit-tree-mismatch",
                 f"{self.path.name} does not fit this tree: {file} has another digest",
                 why=f"expected sha256:{expected}, found {actual or 'no such file'}",
-                fix=f"undo the change to {file}, or commit it: the edits apply only to commit {self.commit[:12]}",
+                fix=f"undo the change to {file}, or commit it, because only commit {self.commit[:12]} is edited",
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:

@@ -18,7 +18,6 @@ class Wanted:
     """A file whose digest is known before it is fetched.
 
     Args:
-        source: the name of the source, such as `llvm`.
         sha256: the digest, with or without the prefix `sha256:`.
         size: the size in bytes.
         first: the name of the origin in messages, such as `apt`.

@@ -163,7 +163,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         if not names:
             raise SourceError(
                 "commit-tree-empty",
-                f"the tree of {sha[:12]} is empty or has none of {', '.join(part.taken)}",
+                f"the tree of {sha[:12]} is empty or contains none of {', '.join(part.taken)}",
                 fix="check the commit and the repository",
             )
         wanted = [f":(top,literal){name}" for name in names] if part.only else []

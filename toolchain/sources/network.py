@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import requests
 
 _ATTEMPTS = 4
-RETRY_BACKOFF = 1.0  # seconds before the first retry; the wait before each later retry is twice as long
+RETRY_BACKOFF = 1.0  # half of the seconds before the second retry (see `web.session`)
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)

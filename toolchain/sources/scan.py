@@ -170,9 +170,8 @@ def _kind(head: bytes) -> str:
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
     """Yield the path and the kind of a stream that is a binary, or of each binary in a stream that is an archive.
 
-    Args:
-        where: the path of the stream inside its containers, such as `!MEMBER`; empty for the file itself.
-        depth: the number of levels of nested archives that may still be unpacked.
+    `where` is the path of the stream inside its containers, such as `!MEMBER`, and empty for the file itself. `depth`
+    is the number of levels of nested archives that may still be unpacked.
     """
     head = stream.read(512)
     stream.seek(0)

@@ -164,7 +164,6 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
 
 
 def _commit_archive(text: str) -> SourceSpec:
-    """Parse `archive:COMMIT`, which names an archive in data/archives.toml."""
     row = archive_of(text.removeprefix("archive:").lower())
     if row is None:
         known = ", ".join(archive.commit for archive in commit_archives())

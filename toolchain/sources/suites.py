@@ -40,7 +40,6 @@ class Package:
 
     Args:
         version: the upstream version.
-        file: the name of the file.
         sha256: the digest of the file, as hexadecimal digits.
         size: the size of the file in bytes.
         mirrors: URLs of copies of the file.
