@@ -340,11 +340,7 @@ def assemble(
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """Return a description of the kernels and GPUs that the images lack; an empty string if they lack none.
-
-    Args:
-        part: the selection of kernels, such as `limit 300`.
-    """
+    """Return a description of the kernels and GPUs that the images lack; an empty string if they lack none."""
     parts = [f"{len(made.result.entries)} of {made.rules} kernels ({part})"] if made.partial else []
     parts += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
     bad = len(made.result.bad)

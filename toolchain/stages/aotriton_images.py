@@ -301,7 +301,7 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
             "gpu-not-in-aotriton",
             f"this AOTriton plans no kernel for {', '.join(missing)}",
             why=f"its plan is for {', '.join(sorted(planned)) or 'nothing'}",
-            fix="leave it out of --gpu, or use an AOTriton that supports it",
+            fix="leave these GPUs out of --gpu, or use an AOTriton that supports them",
         )
 
 

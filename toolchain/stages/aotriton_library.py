@@ -261,9 +261,7 @@ def library_in(prefix: Path, major: str) -> Path:
 def aotriton_source(request: Request) -> Source:
     """Return the source of the request's AOTriton, without using the network.
 
-    Raises:
-        UnsupportedError: the library would be linked with the base's HIP, but the base has no suitable one.
-        PinError: the request names no AOTriton, or a release whose commit is unknown.
+    An error is raised if the library would be linked with the base's HIP, but the base has no suitable one.
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - used only if a base is named
 
@@ -271,7 +269,7 @@ def aotriton_source(request: Request) -> Source:
         raise UnsupportedError(
             "base-without-hip",
             f"AOTriton cannot be built on {request.base}",
-            why="it has no HIP with hipStreamGetDevice, which AOTriton calls",
+            why="the base has no HIP with hipStreamGetDevice, which AOTriton calls",
             fix="leave out --base to build a portable library, or use --base debian13",
         )
     spec = request.sources.get("aotriton")

@@ -145,10 +145,7 @@ def recipe_digest(recipe: BaseRecipe) -> str:
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Return the name, version, architecture and SHA-256 of each package that apt or dpkg-deb printed, sorted.
-
-    BuildError is raised if `text` contains no package.
-    """
+    """Return the name, version, architecture and SHA-256 of each package that apt or dpkg-deb printed, sorted."""
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]

@@ -184,7 +184,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
         "wheel-contents-wrong",
         faults,
         f"{wheel.name} is not a wheel for CPython {python} on {arch} with glibc {glibc}",
-        fix="see in the log which files of the base or of another Python were packed",
+        fix="see the log: the wheel may contain files of the base or of another Python",
     )
     return {
         "file": wheel.name,

@@ -52,7 +52,6 @@ class CodegenLibraryStage:
 
     @property
     def name(self) -> str:
-        """The name of the stage, such as `codegen-amdgpu`."""
         return self.rule.stage
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
@@ -144,7 +143,6 @@ class CodegenLibraryStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLibraryStage:
-    """Return the stage with this name; raise UnsupportedError if the build is bound to a base."""
     return CodegenLibraryStage(require_portable(name, request))
 
 

@@ -59,7 +59,6 @@ class CodegenLlvmStage:
 
     @property
     def name(self) -> str:
-        """The name of the stage, such as `llvm-amdgpu`."""
         return self.rule.llvm
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[CodegenLlvmDetails]:
@@ -125,7 +124,6 @@ class CodegenLlvmStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:
-    """Return the stage with this name; raise UnsupportedError if the build is bound to a base."""
     return CodegenLlvmStage(require_portable(name, request))
 
 
@@ -270,11 +268,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
-    """Raise ConfigError if the request names the source of an LLVM that its Triton does not use.
-
-    Args:
-        rules: the rules of the LLVMs that the Triton uses.
-    """
+    """Raise ConfigError if the request names the source of an LLVM that has no rule in `rules`."""
     for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(

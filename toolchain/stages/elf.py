@@ -63,11 +63,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Return the dynamic linking information in an ELF file's content; raise ContractError if it is damaged.
-
-    Args:
-        name: the name of the file, for messages.
-    """
+    """Return the dynamic linking information in an ELF file's content; raise ContractError if it is damaged."""
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)

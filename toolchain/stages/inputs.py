@@ -39,7 +39,6 @@ def stage_inputs(
 
     Args:
         resolved: inputs that may not be known yet, such as the input digests of the stages below.
-        more: the other inputs of this stage.
     """
     if None in resolved.values():
         return None

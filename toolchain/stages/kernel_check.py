@@ -92,7 +92,6 @@ def check_numbers(
     computes wrong numbers.
 
     Args:
-        out: the folder of the campaign's objects.
         ledger: the campaign's ledger, in which each result is noted.
     """
     count = workspace.request.check

@@ -65,7 +65,6 @@ class LlvmDetails:
         needs: the projects and components that its Triton needs.
         by_version: whether the version of the LLVM decides which Triton's needs apply; see `triton_of`.
         version: the LLVM's major version. It may be None until the tree is fetched; then `needs` and `part` may change.
-        part: the part of LLVM that the layer contains.
         cross: whether the layer is for another machine.
         folder: the folder of the recipe's Containerfile.
     """

@@ -124,7 +124,6 @@ class ImageParts:
         revision: the commit or the version of the source.
         binaries: whether a label lists the prebuilt parts.
         licensed: whether a label names the licence; False if only files in the layer name it.
-        labels: additional labels.
         under: the stage whose layers are below this one; None for an image of one layer.
         beside: other stages, whose layers are between those of `under` and the stage's own layer.
         environment: see `ImageSpec`.

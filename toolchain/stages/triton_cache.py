@@ -237,11 +237,7 @@ def variables(wheel: str) -> dict[str, str]:
 
 
 def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """Return the `CompileSetup` whose processes call the functions of a wheel, so that Triton fills its cache.
-
-    Args:
-        built: the finished stage of the wheel.
-    """
+    """Return the `CompileSetup` whose processes call the functions of a wheel, so that Triton fills its cache."""
     image = workspace.image_to_run(built)
     made = out / MADE
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)

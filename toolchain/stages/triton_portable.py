@@ -155,11 +155,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
-    """Raise UnsupportedError if no wheel of a Triton tree can be built and tested for a Python in `versions`.
-
-    Args:
-        name: the name of the Triton in messages.
-    """
+    """Raise UnsupportedError if no wheel of a Triton tree can be built and tested for a Python in `versions`."""
     requires = python_requires(tree)
     for version in versions:
         check_range(version, requires, name=f"Triton {name}")

@@ -106,11 +106,7 @@ def plan_from_source(
     recipe: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Planned[TritonDetails]:
-    """Return the plan for building Triton from source; raise an error if an available tree does not fit the request.
-
-    Args:
-        recipe: the digests of the recipe's files.
-    """
+    """Return the plan for building Triton from source; raise an error if an available tree does not fit the request."""
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
@@ -198,8 +194,6 @@ def build_wheels(
 ) -> tuple[Path, list[Path]]:
     """Build Triton's wheels by the recipe in `containerfiles/<recipe_name>`.
 
-    BuildError is raised if the build left no wheel.
-
     Args:
         args, contexts: the arguments and contexts of this recipe only.
 
@@ -256,7 +250,6 @@ def finish(
     Args:
         out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
-        wheels: all wheels that were built.
         with_base: whether the image contains the base's layers. This is false for wheels for another machine, because
             the base is for this machine. Then the recipe does not run upstream's lit tests either.
     """

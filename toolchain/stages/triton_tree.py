@@ -48,11 +48,7 @@ def setup_text(tree: Path) -> str:
 
 
 def require_tree(tree: Path, name: str) -> None:
-    """Raise an error if a tree of Triton lacks setup.py, CMakeLists.txt, a backend or a submodule that its build reads.
-
-    Args:
-        name: the name of the source in messages.
-    """
+    """Raise an error if a tree of Triton lacks setup.py, CMakeLists.txt, a backend or a submodule of its build."""
     if tree.is_file():
         raise SourceError(
             "not-a-source-tree",
@@ -195,7 +191,7 @@ def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
             raise SourceError(
                 "build-would-download",
                 f"building this Triton would download {rule.library}",
-                why=f"its {rule.pin_file} pins one, and none of {', '.join(files)} reads {' and '.join(lacking)}",
+                why=f"its {rule.pin_file} pins its LLVM, and none of {', '.join(files)} reads {' and '.join(lacking)}",
                 fix="use another Triton, or correct the row in toolchain/data/codegen.toml",
             )
 
@@ -304,7 +300,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
         raise UnsupportedError(
             "llvm-unfit",
             f"{llvm.ref} is too {how} for this Triton: LLVM {there}, not {own - 1} or {own}",
-            why=f"the tree states the version {version}, which is written for an LLVM between these releases",
+            why=f"the tree says that it is Triton {version}, which is written for an LLVM between these releases",
             fix=f"use LLVM {own - 1} or {own}, or another Triton",
         )
 

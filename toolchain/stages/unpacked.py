@@ -57,7 +57,6 @@ class System:
     Args:
         name: the name of the system, for messages. A `sysroot` has the name of its only system.
         arch: the OCI architecture.
-        suite, packages: a suite of Debian, and the names of packages in it.
         relative: whether absolute links are made relative.
     """
 
