@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2153  # what stands in capitals comes from the environment
-# What action.yml does once the tool is there: take or build a stage, publish and sign it, leave no key and no login.
+# shellcheck disable=SC2153  # names in capitals are environment variables
+# Do the work of action.yml after the tool is installed: reuse or build a stage, publish and sign it, and remove the key
+# and the login.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 toolchain="$here/.venv/bin/toolchain"
@@ -20,14 +21,14 @@ fail() {
   echo "::error::$*"
   exit 1
 }
-# A registry once for each; a login that the job has made itself stays as it is.
+# Log in to a registry, unless the job has logged in itself.
 enter() {
   [ "$before" = no ] || return 0
   mkdir -p "$HOME/.docker"
   printf '%s' "$token" | skopeo login --authfile "$login" --username "$LOGIN" --password-stdin "${1%%/*}"
 }
 
-[ -z "$REUSE_FROM" ] || [ -n "$REUSE_KEY" ] || fail "reuse-from needs reuse-key: whose images are believed"
+[ -z "$REUSE_FROM" ] || [ -n "$REUSE_KEY" ] || fail "reuse-from needs reuse-key, the key that must have signed the images"
 [ -n "$PUBLISH_TO" ] || [ -z "$private" ] || fail "key without publish-to: nothing would be signed"
 if [ -z "$TOOLCHAIN_SOURCE$TOOLCHAIN_TRITON" ]; then export TOOLCHAIN_CONFIG="$here/.github/toolchain.toml"; fi
 words=()

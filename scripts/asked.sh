@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2153  # what stands in capitals comes from the environment
-# What a build workflow is asked for, planned before anything is built. Takes STAGE, BASES and ARCHES (JSON lists), and
-# the TOOLCHAIN_* variables of the build. No network; what the tool refuses, it refuses here.
+# shellcheck disable=SC2153  # names in capitals are environment variables
+# Plan the builds that a workflow is asked for, without a network, so that requests that the tool refuses fail before
+# anything is built. The input is STAGE, BASES and ARCHES (JSON lists), and the TOOLCHAIN_* variables of the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 toolchain=.venv/bin/toolchain
@@ -27,7 +27,7 @@ for base in $bases; do
     plan=$(TOOLCHAIN_BASE=$bound "$toolchain" plan "$stage" --arch "$arch" --json) || code=$?
     [ "$code" -eq 0 ] || fail "$stage on $base for $arch: $(jq --raw-output '[.what, .why, .fix] | join("; ")' <<<"$plan")"
     prebuilt=$(jq --raw-output '[.stages[].binaries[]] | join(", ")' <<<"$plan")
-    [ -z "$prebuilt" ] || fail "$stage on $base would take in prebuilt code ($prebuilt): name its source, e.g. triton=URL@COMMIT"
+    [ -z "$prebuilt" ] || fail "$stage on $base would use prebuilt code ($prebuilt): name its source, e.g. triton=URL@COMMIT"
     echo "- $stage on $base for $arch: $(jq --raw-output '[.stages[].image] | join(", ")' <<<"$plan")" >>"$GITHUB_STEP_SUMMARY"
   done
 done

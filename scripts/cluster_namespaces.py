@@ -86,11 +86,7 @@ class Machines:
     """The processes in the two network namespaces, which stand for two machines.
 
     Args:
-        folder: the folder for the output of the processes.
-        environment: additional environment variables for all processes.
         caches: the cache of each machine, by the name of its namespace.
-        options: the options for `kernels run` and for the workers.
-        nice: the niceness of the workers.
     """
 
     def __init__(
@@ -128,10 +124,8 @@ class Machines:
         """Run a campaign on machine one, and return the row that is printed for it.
 
         Args:
-            what: the name of the campaign in the row.
             port: the port of the scheduler; 0 for a campaign without one.
-            more: additional options for `kernels run`.
-            meanwhile: called repeatedly with the number of finished kernels until it returns True.
+            meanwhile: a function that is called with the number of finished kernels until it returns True.
         """
         cache = self._caches[ONE]
         for record in cache.glob("records/*.json"):

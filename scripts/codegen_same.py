@@ -62,7 +62,6 @@ class Library:
             getattr(self._library, name).restype = ctypes.c_int
 
     def revision(self) -> str:
-        """Return the revision of LLVM that the library reports."""
         return str(self._library.triton_amdgpu_revision().decode())
 
     def assembly(self, ir: bytes, gpu: str, features: str, *, fp_fusion: bool) -> bytes:

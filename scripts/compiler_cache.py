@@ -26,10 +26,10 @@ def objects(folder: Path) -> dict[Path, os.stat_result]:
 
 
 def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int]:
-    """Remove objects not used for `days` days, and the least recently used ones above `limit` bytes; list the rest.
+    """Remove objects, list the remaining ones in a file, and return the numbers of kept and removed objects.
 
-    Returns:
-        the number of kept files and the number of removed files.
+    An object is removed if it was not used for `days` days, or if it and all objects that were used after it take up
+    more than `limit` bytes.
     """
     found = sorted(objects(folder).items(), key=lambda item: item[1].st_mtime, reverse=True)
     kept, size = [], 0
@@ -53,7 +53,6 @@ def changed(folder: Path) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `trim` or `changed`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["trim", "changed"])
     parser.add_argument("folder", type=Path)

@@ -16,7 +16,7 @@ _PARTS = (
     "pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch",
 )  # fmt: skip
 _HEAD = """\
-Standard output has exactly one JSON document; messages go to standard error. [json.schema.json](../json.schema.json) is
+Standard output is exactly one JSON document; messages go to standard error. [json.schema.json](../json.schema.json) is
 its JSON Schema (2020-12), with a definition for each verb, the type and meaning of each key. Tests validate the output
 of all verbs. `keygen`, `report`, `shell` and `kernels worker` have no `--json`.
 

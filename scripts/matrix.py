@@ -3,7 +3,7 @@
     .venv/bin/python scripts/matrix.py build --tritons FOLDER [--only 19,21]
     .venv/bin/python scripts/matrix.py write
 
-`build` takes hours. FOLDER holds a checkout for each commit of `PAIRS`, named by the commit's first nine digits.
+`build` takes hours. FOLDER contains a checkout for each commit of `PAIRS`, named by the commit's first nine digits.
 Without --tritons only the LLVMs are built. `build` can be stopped and started again, because it skips builds that have
 a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all
 unfinished work, so that only one build tree of LLVM is on the disk. So give it a cache of its own (TOOLCHAIN_CACHE).
@@ -78,11 +78,7 @@ def words_of(pair: Pair, stage: str, tritons: Path | None) -> list[str]:
 
 
 def toolchain(*words: str) -> Any:
-    """Run a verb with `--json`, and return the JSON that it prints.
-
-    Raises:
-        SystemExit: the verb failed; its messages are on standard error.
-    """
+    """Run a verb with `--json`, and return the JSON that it prints; exit if the verb fails."""
     done = subprocess.run(
         [sys.executable, "-I", "-m", "toolchain", *words, "--json"],
         cwd=TOP,
@@ -97,7 +93,7 @@ def toolchain(*words: str) -> Any:
 
 def build(asked: argparse.Namespace) -> None:
     """Build the stages that have no result for their current inputs."""
-    from toolchain.core.cache import Cache, default_cache  # noqa: PLC0415 - the other half needs no cache
+    from toolchain.core.cache import Cache, default_cache  # noqa: PLC0415 - `write` needs no cache
 
     cache, results = Cache(default_cache()), read()
     only = {int(number) for number in asked.only.split(",")} if asked.only else {pair.llvm for pair in PAIRS}
@@ -128,7 +124,6 @@ def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | 
 
 
 def _row(said: Any, stage: str) -> dict[str, Any]:
-    """Return the row that describes a build in the results."""
     built = next(one for one in said["stages"] if one["name"] == stage)
     facts = built["facts"]
     row = {key: built[key] for key in ("image", "input_digest")}
@@ -243,14 +238,13 @@ def write(_: argparse.Namespace) -> None:
     """Write the page, and replace the generated rows at the end of tried.toml."""
     results = read()
     if not results:
-        raise SystemExit("scripts/matrix.json holds no result yet")
+        raise SystemExit("scripts/matrix.json contains no result yet")
     PAGE.write_text(page(results), encoding="utf-8")
     by_hand = TRIED.read_text(encoding="utf-8").partition(_MARK)[0].rstrip("\n") + "\n"
     TRIED.write_text(by_hand + _MARK + rows(results, tomllib.loads(by_hand)["tried"]), encoding="utf-8")
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `build` or `write`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     building = verbs.add_parser("build")

@@ -1,7 +1,7 @@
 """Find pins of Triton and AOTriton that are new upstream and missing in the data files, and propose builds for them.
 
 Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
-file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` holds the inputs of the build
+file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` lists the inputs of the build
 workflow, or null if this tool cannot build the pin. Text from upstream is checked for its form before it is passed on.
 """
 
@@ -195,7 +195,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
         return
     pin, problem = _pin(entry["files"])
     build = _build(pin, "", entry["files"])
-    told = f"it carries Triton {carried or 'nowhere'}" + (f", which pins LLVM {pin.commit}" if pin else f"; {problem}")
+    told = f"its Triton is {carried or 'unknown'}" + (f", which pins LLVM {pin.commit}" if pin else f"; {problem}")
     if named[2]:
         if carried and carried not in {row.triton for row in by_name.values()}:
             why = f"AOTriton's main is at {entry['commit']}; {told}"
@@ -212,7 +212,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
         yield Finding(f"AOTriton {named[1]} is on record without its {' and '.join(missing)}", why, build)
     elif (row.commit, row.triton) != (entry["commit"], carried) or (pin is not None and row.llvm != pin.commit):
         on_record = f"on record are {row.commit}, Triton {row.triton}, LLVM {row.llvm or 'unknown'}"
-        yield Finding(f"AOTriton {named[1]} is otherwise than on record", f"{why}; {on_record}", build)
+        yield Finding(f"AOTriton {named[1]} differs from the record", f"{why}; {on_record}", build)
 
 
 def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
@@ -239,9 +239,9 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
     for name in sorted({match[1] for file in files if (match := _CODEGEN.fullmatch(file))}):
         pinned, built = (files.get(f"cmake/{name}-llvm-{what}.json") for what in ("info", "build-info"))
         if name not in TARGETS:
-            odd[name] = "no rule knows it"
+            odd[name] = "this tool does not know the target"
         elif pinned is None:
-            odd[TARGETS[name]] = "it is built and not pinned yet"
+            odd[TARGETS[name]] = "upstream builds it, but does not pin it yet"
         elif (pin := _codegen_pin(TARGETS[name], pinned, built or "")) is None:
             odd[TARGETS[name]] = "its pin cannot be read"
         else:

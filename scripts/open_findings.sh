@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Opens an issue for each finding of new_pins.py (FINDINGS, a JSON list) that the workflow has opened none for yet, and
-# starts a short build for the first few. ISSUES and BUILDS bound how many in one run; REF is what builds run from.
+# Open an issue for each finding of new_pins.py (FINDINGS, a JSON list) for which the workflow has not opened one yet, and
+# start a short build for the first few. ISSUES and BUILDS are the maximum numbers in one run. REF is the git ref that is
+# built.
 set -euo pipefail
 repo="repos/$GITHUB_REPOSITORY"
 tell() { echo "- $*" | tee -a "$GITHUB_STEP_SUMMARY"; }
 
 if [ "$(gh api "$repo" --jq .has_issues)" != true ]; then
-  tell "issues are switched off in this repository: nothing is opened and nothing is built"
+  tell "issues are disabled in this repository, so nothing is opened and nothing is built"
   exit 0
 fi
-# Only its own issues are its memory: anybody may open one with such a title.
+# Only the workflow's own issues count, because anybody may open an issue with such a title.
 known=$(gh api --paginate "$repo/issues?state=all&per_page=100" \
   --jq '.[] | select(.user.login == "github-actions[bot]") | .title')
 while read -r finding; do
   title=$(jq --raw-output .title <<<"$finding")
   if grep --fixed-strings --line-regexp --quiet -- "$title" <<<"$known"; then continue; fi
   if [ "$ISSUES" -eq 0 ]; then
-    tell "$title: next week, so many at once would be a flood"
+    tell "$title: left for the next run, because this run has opened enough issues"
     continue
   fi
   ISSUES=$((ISSUES - 1))
@@ -24,7 +25,7 @@ while read -r finding; do
   triton=$(jq --raw-output '.build.triton // ""' <<<"$finding")
   body=$(jq --raw-output .why <<<"$finding")
   [ -z "$source" ] || body="$body. To build it: the workflow \`build\` with source \`$source\` and triton \`$triton\`."
-  # First the issue: without it the next run would start the same build again.
+  # The issue is opened first, because without it the next run would start the same build again.
   gh api "$repo/issues" --raw-field title="$title" --raw-field body="$body" --jq .html_url
   tell "$title: opened"
   if [ -n "$source" ] && [ "$BUILDS" -gt 0 ]; then

@@ -1,4 +1,5 @@
-# Sourced by ./quickstart and ./test: installs what is missing. Sets `venv` and `toolchain`. If `log` is set, apt and pip write there.
+# Install what is missing; ./quickstart and ./test source this file. It sets `venv` and `toolchain`. If `log` is set, it is
+# the file for the output of apt and pip.
 # shellcheck shell=sh
 venv="${TOOLCHAIN_VENV:-$PWD/.venv}"
 toolchain=$venv/bin/toolchain
@@ -7,7 +8,7 @@ logged() {
   if [ -n "${log:-}" ]; then "$@" >>"$log" 2>&1; else "$@" >&2; fi
 }
 
-# Debian packages that are not there yet.
+# Install the given Debian packages that are missing.
 prepare_system() {
   missing=
   for package in "$@"; do
@@ -24,7 +25,7 @@ prepare_system() {
   logged env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
 
-# llvm-objdump for the emulator, from the newest LLVM that the distribution has; 1 where it has none that will do.
+# Install llvm-objdump for the emulator from the distribution's newest LLVM; return 1 if it has none from 19 on.
 prepare_objdump() {
   for version in 22 21 20 19; do
     [ ! -x "/usr/bin/llvm-objdump-$version" ] || return 0
@@ -40,10 +41,10 @@ prepare_objdump() {
   return 1
 }
 
-# The tool and its plugin in a virtual environment of its own, from a lock file; `prepare_venv test` adds what tests need.
+# Install the tool and its plugin into a virtual environment from a lock file; `prepare_venv test` adds what tests need.
 prepare_venv() {
   kind=${1:-run}
-  # What tests need includes what running needs.
+  # An environment for tests also contains everything that the tool needs.
   for have in "$kind" test; do
     if [ -x "$toolchain" ] && [ "$(cat "$venv/.prepared" 2>/dev/null)" = "$(cat pyproject.toml lab/pyproject.toml "requirements/$have.lock")" ]; then
       return 0
@@ -51,11 +52,11 @@ prepare_venv() {
   done
   python=$(command -v python3)
   "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "Python 3.11 or newer is needed, $("$python" --version) is here" >&2
+    echo "Python 3.11 or newer is needed, but python3 is $("$python" --version)" >&2
     return 1
   }
   [ -x "$venv/bin/python" ] || "$python" -I -m venv "$venv"
-  # --no-deps: the lock holds everything, and pip 23 looks beyond it (docs/develop.md).
+  # --no-deps, because the lock lists all packages, and pip 23 would look for others (docs/develop.md).
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock"
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
   cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"

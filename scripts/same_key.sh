@@ -1,5 +1,5 @@
 #!/bin/sh
-# Whether PUBLIC_KEY is the public half of SIGNING_KEY, both in PEM. Nothing is written; neither key is shown.
+# Check that PUBLIC_KEY belongs to SIGNING_KEY, both in PEM. No key is written to a file or shown.
 set -eu
 fail() {
   echo "::error::$*"
@@ -7,12 +7,12 @@ fail() {
 }
 key_id() { sha256sum | cut -d' ' -f1; }
 
-[ -n "${PUBLIC_KEY:-}" ] || fail "the variable TOOLCHAIN_PUBLIC_KEY is not set: nobody could verify what is signed (docs/github.md)"
+[ -n "${PUBLIC_KEY:-}" ] || fail "the variable TOOLCHAIN_PUBLIC_KEY is not set: nobody could verify the signatures (docs/github.md)"
 [ -n "${SIGNING_KEY:-}" ] || fail "the secret TOOLCHAIN_SIGNING_KEY is not set in the environment ghcr (docs/github.md)"
 public=$(printf '%s\n' "$PUBLIC_KEY" | openssl pkey -pubin -outform DER 2>/dev/null | key_id)
 half=$(printf '%s\n' "$SIGNING_KEY" | openssl pkey -passin pass: -pubout -outform DER 2>/dev/null | key_id)
 nothing=$(key_id </dev/null)
-[ "$public" != "$nothing" ] || fail "TOOLCHAIN_PUBLIC_KEY is no public key in PEM"
-[ "$half" != "$nothing" ] || fail "TOOLCHAIN_SIGNING_KEY is no private key in PEM, or one with a passphrase"
-[ "$public" = "$half" ] || fail "TOOLCHAIN_PUBLIC_KEY is not the public half of TOOLCHAIN_SIGNING_KEY"
+[ "$public" != "$nothing" ] || fail "TOOLCHAIN_PUBLIC_KEY is not a public key in PEM"
+[ "$half" != "$nothing" ] || fail "TOOLCHAIN_SIGNING_KEY is not a private key in PEM, or has a passphrase"
+[ "$public" = "$half" ] || fail "TOOLCHAIN_PUBLIC_KEY does not belong to TOOLCHAIN_SIGNING_KEY"
 echo "key $public"

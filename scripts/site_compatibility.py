@@ -51,11 +51,7 @@ def anchor(heading: str) -> str:
 
 
 def measured(section: str) -> str:
-    """Return the address of a section of docs/measurements/, relative to docs/.
-
-    Raises:
-        KeyError: no page in docs/measurements/ has a section with this name.
-    """
+    """Return the address of a section of docs/measurements/, relative to docs/."""
     return f"measurements/{sections()[section]}#{anchor(section)}"
 
 

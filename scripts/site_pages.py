@@ -38,7 +38,7 @@ def main(words: list[str]) -> None:
     """Write the files, or compare them with `--check`."""
     if words == ["--check"]:
         if old := stale():
-            sys.exit(f"{', '.join(old)}: not what code and data say now. Run python -m scripts.site_pages")
+            sys.exit(f"{', '.join(old)}: out of date. Run python -m scripts.site_pages")
         return
     for name, make in MADE.items():
         (DOCS / name).parent.mkdir(parents=True, exist_ok=True)

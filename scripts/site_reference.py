@@ -35,16 +35,16 @@ def verbs() -> str:
         ("`toolchain VERB --help` describes a verb, and `toolchain --install-completion` completes verbs, options and names in your"
          " shell.\n"),
         "## Verbs\n",
-        (f"STAGE is {_listed([one.name for one in STAGES])} or `all`. If a verb is called without one, `stage` in toolchain.toml counts,"
-         " then `all`; for `kernels run` it is `kernels`. IMAGE is the name or input digest of a finished image (`toolchain images`),"
+        (f"STAGE is {_listed([one.name for one in STAGES])} or `all`. If a verb is called without one, `stage` in toolchain.toml is used,"
+         " otherwise `all`, or `kernels` for `kernels run`. IMAGE is the name or input digest of a finished image (`toolchain images`),"
          " or a unique prefix of either. REF is `oci:DIR[:TAG]` or `REGISTRY/NS/NAME[:TAG|@DIGEST]`.\n"),
         table(["verb", "what it does"], lines),
         "## Options of builds\n",
         ("\"Verbs of builds\" are `plan`, `fetch`, `lock`, `build`, `reproduce`, `kernels run` and `bundle export`. \"Variable\" is the"
          " environment variable `TOOLCHAIN_` and the name in capitals: `TOOLCHAIN_KERNEL_TIMEOUT` for `--kernel-timeout`. \"File\" is a"
-         " [configuration file](#configuration-file) that you name, \"any file\" also a `toolchain.toml` that lies in the current folder,"
+         " [configuration file](#configuration-file) that you name, \"any file\" also a `toolchain.toml` in the current folder,"
          " \"known names\" that such a file may only have versions and names that the tool knows. A \"recorded\" option decides what is"
-         " built, so records, locks and provenance have it.\n"),
+         " built, so records, locks and provenance contain it.\n"),
         table(head, of_builds),
         "## Options of single verbs\n",
         ("`--key` is the private key of `publish`. `--public-key` is the key that signatures are verified with. `--kernel-key` is the key"
@@ -63,7 +63,7 @@ def verbs() -> str:
          " someone else, as after `git clone`, so it cannot decide whose code, keys, paths or registries are used: a key that is not"
          " \"any file\" above ends with exit code 3. The example needs `--config` because of `drop-binary`.\n"),
         "## Environment\n",
-        "Values of repeatable options are separated by spaces. Variables that are no options:\n",
+        "Values of repeatable options are separated by spaces. Variables that are not options:\n",
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
             ["`TOOLCHAIN_LIMITS`", "limits of a container, `NAME=VALUE,…`: [isolation](../isolation.md#limits-of-a-container)"],

@@ -2,8 +2,9 @@
 
     python lab/scripts/barrier_scan.py FOLDER|FILE.hsaco…
 
-It follows all paths of a kernel and prints each barrier that some path reaches while an LDS store is outstanding. The
-emulator finds the same on the path that it executes. docs/lab/llvm-barrier.md describes the fault of LLVM behind it.
+The script follows all paths of a kernel, and prints each barrier that some path reaches while an LDS store is
+outstanding. The emulator finds such barriers only on the path that it executes. docs/lab/llvm-barrier.md describes the
+bug in LLVM that causes them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _NONE = 1 << 20
 
 
 def barriers(instructions: Sequence[Instruction]) -> list[tuple[int, str]]:
-    """Return address and name of each barrier that a path reaches while an LDS store is outstanding."""
+    """Return the address and the name of each barrier that a path reaches while an LDS store is outstanding."""
     places = {instruction.address: number for number, instruction in enumerate(instructions)}
-    # For each instruction the smallest number of accesses that a path has begun since its last LDS store.
+    # For each instruction, the smallest number of accesses that a path has begun since its last LDS store.
     younger = [_NONE + 1] * len(instructions)
     found, pending = set(), [(0, _NONE)]
     while pending:

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Compare the rules of matrix instructions with mmasim, an independent implementation, bit by bit.
+"""Compare the rules for matrix instructions bit by bit with mmasim, an independent implementation.
 
-Needs `mmasim`, `numpy` and a checkout: `PYTHONPATH=.:lab/src python lab/scripts/compare_matrix_rules.py [PRODUCTS]`.
-Two NaN are equal whatever their bits. mmasim drops a sum so far that is infinite or NaN where the exponent of a bf8
-product exceeds it by 25, because it takes the exponent of infinity as 0. Such differences are counted separately.
+    PYTHONPATH=.:lab/src python lab/scripts/compare_matrix_rules.py [PRODUCTS]
+
+The script needs `mmasim`, `numpy` and a checkout. Two NaNs are equal, whatever their bits are. mmasim drops a partial
+sum that is infinite or NaN if the exponent of a bf8 product exceeds the sum's exponent by 25, because mmasim takes the
+exponent of infinity as 0. Such differences are counted separately.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ _TYPES = {
 
 
 def compare(gpu: str, shape: str, wanted: int) -> tuple[int, int, int, int]:
-    """Compare at least so many results of an instruction.
+    """Compare at least `wanted` results of an instruction.
 
     Returns:
-        Their number, those that are NaN, those that differ, and those where mmasim dropped infinity or NaN.
+        The numbers of results, of NaNs, of differences, and of results for which mmasim dropped infinity or NaN.
     """
     _, depth, kind, suffix = instruction(shape)
     other = MFMA(_ARCHITECTURES[gpu], f"f32_{shape}")
@@ -55,7 +57,7 @@ def compare(gpu: str, shape: str, wanted: int) -> tuple[int, int, int, int]:
 
 
 def main() -> None:
-    """Print a line for each instruction; exit with 1 if a bit differs."""
+    """Print a line for each instruction; exit with 1 if a result differs for another reason than a dropped sum."""
     wanted, differing = int(sys.argv[1]) if sys.argv[1:] else 100_000, 0
     print(f"mmasim {version('mmasim')}, torch {torch.__version__}, numpy {np.__version__}")
     for gpu, shapes in SHAPES.items():

@@ -1,12 +1,12 @@
-"""How much `kernels check` notices: faults planted into compiled kernels, one at a time.
+"""Plant faults into compiled kernels, one at a time, and count how many of them `kernels check` notices.
 
     python lab/scripts/emulator_mutants.py [--gpus gfx942,gfx950,gfx1100,gfx1201] [--each 50] [--seed 1] [--json FILE]
 
-It compiles the attention kernel of lab/tests/emulated for each GPU, with 70 rows and blocks of 32, and runs its last
-two workgroups as the check does. `--each` mutants of a GPU change one executed instruction: it is left out, reads
-another register, does something else, or has another offset. Then each executed barrier and each executed wait is
-left out. A mutant is noticed where the check does not say `right`. Each survivor is listed: no byte of the output
-changed, or the error stayed within the rule.
+The script compiles the attention kernel of lab/tests/emulated for each GPU, with 70 rows and blocks of 32, and runs its
+last two workgroups as the check does. For each GPU, `--each` mutants change one executed instruction: the instruction
+is removed, reads another register, is replaced by another operation, or has another offset. In further mutants, an
+executed barrier or wait is removed. A mutant is noticed if the result of the check is not `right`. Each survivor is
+listed with the reason: no byte of the output changed, or the error stayed within the tolerance.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS, BLOCK, HEAD = 70, 32, 32
 
 
 def cases(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """The last two blocks of queries; the last one is not full."""
+    """Yield a case with the last two blocks of queries, the last of which is not full."""
     arguments = Arguments(metadata)
     problem = Problem(FP16, Shape(((ROWS, ROWS),), 1, 1, HEAD, HEAD), HEAD**-0.5, seed, window=(None, None))
     out, lse = problem.empty("o", keys=False, heads=1), rows_tensor(1, 1, ROWS)
@@ -63,19 +63,19 @@ def cases(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 class Subject:
-    """A kernel that mutants are made of."""
+    """A kernel from which mutants are made."""
 
     def __init__(self, path: Path) -> None:
         self.metadata = read_metadata(path)
         self.program = Program.of(load(path), disassembler())
         self.right = self.check(self.program)
         if self.right[0] != RIGHT:
-            raise SystemExit(f"{path} is not right itself: {self.right[1]}")
+            raise SystemExit(f"the unchanged kernel {path} fails the check: {self.right[1]}")
         self.bytes = self.output(self.program)
         self.executed = executed(self.program)
 
     def check(self, program: Program) -> tuple[str, str, float]:
-        """Status, reason, and the error as a share of the rule."""
+        """Return the status, the reason, and the largest error as a share of the allowed error."""
         try:
             done = check_program(program, self.metadata, "", make=cases)
         except (NotEmulatedError, FaultyKernelError) as error:
@@ -90,14 +90,14 @@ class Subject:
         return b"".join(buffer.tobytes() for buffer in run(program, launch).buffers.values())
 
     def what_survived(self, program: Program, share: float) -> str:
-        """Why a mutant was not noticed."""
+        """Return why a mutant was not noticed."""
         if self.output(program) != self.bytes:
-            return f"within the rule: {share:.2f} of it"
+            return f"within the tolerance: {share:.2f} of it"
         return "no byte changed"
 
 
 def measure(subject: Subject, gpu: str, each: int, seed: int) -> dict[str, Any]:
-    """Faults of one GPU: how many were noticed, and the survivors."""
+    """Check mutants of a kernel, and return the counts of the results and the survivors."""
     draw = random.Random(f"{seed} {gpu}")  # noqa: S311 - faults that can be drawn again
     counts: Counter[str] = Counter()
     survivors = []

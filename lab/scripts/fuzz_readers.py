@@ -1,11 +1,11 @@
-"""Mutants of every kind of file that holds kernels, read in this process: none may end in a traceback.
+"""Read mutants of every kind of file that can contain kernels; none may cause a traceback.
 
     python lab/scripts/fuzz_readers.py [--each 2000] [--seed 1] [--kinds aks2,wheel,…] [--json FILE] [--keep DIR]
 
-The files are made of two code objects that are compiled here. A mutant changes a few places of a file, or of what the
-file packs, which is then packed again; so both the containers and what lies inside them are damaged. Each is read as
-the verbs read it. An error of the tool is the right answer, and so is reading it. Everything else is a fault: another
-exception, more than 5 seconds, or more than 1 GB of memory. `--keep` writes the faulty mutants to a folder.
+The files are made from two code objects, which the script compiles. A mutant changes a few places in a file, or in the
+content of a container, which is then packed again. Each mutant is read in this process, as the verbs read it. A mutant
+passes if it is read, or if the tool raises an error of its own. It is a fault if the mutant causes another exception,
+or takes more than 5 seconds or more than 1 GB of memory. `--keep` writes the mutants with faults to a folder.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ _NUMBERS = (
 
 
 class TooSlowError(BaseException):
-    """A mutant took more than the limit."""
+    """Reading a mutant took longer than `LIMIT_SECONDS`."""
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
-    """A copy with one to eight changes."""
+    """Return a copy with at most eight random changes."""
     content = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
         at = draw.randrange(len(content) + 1)
@@ -105,17 +105,17 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(content)
 
 
-# --- what is mutated ---
+# --- mutants ---
 
 
 def aks2(directory: bytes, objects: bytes, count: int) -> bytes:
-    """An .aks2 file of an unpacked directory and objects."""
+    """Return an .aks2 file with the given directory and objects."""
     head = struct.pack("<III", len(directory) + len(objects), count, len(directory))
     return b"AKS2" + head + lzma.compress(directory + objects, preset=0)
 
 
 def mutated_aks2(codes: list[bytes], draw: random.Random) -> bytes:
-    """A mutant of an .aks2 file, of its directory or of its objects."""
+    """Return a mutant of an .aks2 file: its compressed bytes, its directory or its objects are changed."""
     directory, objects = b"", b""
     for at, code in enumerate((*codes, b"")):
         name = b"kernel-%d\0" % at
@@ -130,7 +130,7 @@ def mutated_aks2(codes: list[bytes], draw: random.Random) -> bytes:
 
 
 def mutated_zip(files: Mapping[str, bytes], draw: random.Random, method: int) -> bytes:
-    """A mutant of a zip archive: of its bytes, or of its names and flags."""
+    """Return a mutant of a .zip: its bytes, its central directory, or only some names are changed."""
     stream = io.BytesIO()
     names = [(_name(name, draw) if draw.random() < 0.1 else name, content) for name, content in files.items()]
     with zipfile.ZipFile(stream, "w") as archive:
@@ -142,7 +142,7 @@ def mutated_zip(files: Mapping[str, bytes], draw: random.Random, method: int) ->
     how = draw.randrange(3)
     if how == 0:
         return mutated(bytes(data), draw)
-    if how == 1:  # of the list at the end alone, which zipfile trusts
+    if how == 1:  # only the central directory, which zipfile trusts
         start = data.find(b"PK\x01\x02")
         return bytes(data[:start]) + mutated(bytes(data[start:]), draw)
     return bytes(data)
@@ -168,7 +168,7 @@ def _name(name: str, draw: random.Random) -> str:
 
 
 def bundle(codes: Mapping[str, bytes]) -> bytes:
-    """A plain offload bundle."""
+    """Return a plain offload bundle with code objects by GPU."""
     rows, body, at = b"", b"", 4096
     for gpu, code in {"": b"", **codes}.items():
         target = f"hipv4-amdgcn-amd-amdhsa--{gpu}".encode() if gpu else b"host-x86_64-unknown-linux--"
@@ -180,7 +180,7 @@ def bundle(codes: Mapping[str, bytes]) -> bytes:
 
 
 def packed_bundle(content: bytes, draw: random.Random) -> bytes:
-    """A compressed bundle of a random version and method."""
+    """Return a compressed bundle with a random version and compression method."""
     from backports import zstd  # noqa: PLC0415 - only for this kind
 
     version, method = draw.choice(((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
@@ -192,7 +192,7 @@ def packed_bundle(content: bytes, draw: random.Random) -> bytes:
 
 
 def mutated_bundle(codes: Mapping[str, bytes], draw: random.Random) -> bytes:
-    """A mutant of a compressed bundle, of what it packs, or of its header."""
+    """Return a mutant of a compressed bundle: its content, its compressed bytes or its header is changed."""
     how = draw.randrange(3)
     content = bundle(codes)
     if how == 0:
@@ -206,7 +206,7 @@ def mutated_bundle(codes: Mapping[str, bytes], draw: random.Random) -> bytes:
 
 
 def library(section: bytes) -> bytes:
-    """An ELF file for a host with a `.hip_fatbin`."""
+    """Return an ELF file for the host with a section `.hip_fatbin`."""
     names = b"\0.hip_fatbin\0.shstrtab\0"
     row = struct.Struct("<IIQQQQIIQQ")
     first = row.pack(1, 1, 2, 0x1000, 64, len(section), 0, 0, 4096, 0)
@@ -217,11 +217,11 @@ def library(section: bytes) -> bytes:
 
 @dataclass
 class Caches:
-    """A Triton cache as MCV takes it, in an image whose digests are right.
+    """A Triton cache in the form that MCV reads.
 
     Args:
-        tar: the layer, unpacked.
-        image_labels: of the image.
+        tar: the uncompressed layer of the image with the cache.
+        image_labels: the labels of the image.
     """
 
     tar: bytes
@@ -229,7 +229,7 @@ class Caches:
 
     @classmethod
     def of(cls, codes: Mapping[str, bytes], scratch: Path) -> Caches:
-        """The cache of some code objects by GPU."""
+        """Return the cache for code objects by GPU."""
         tree, entries = scratch / "tree", []
         for at, (gpu, code) in enumerate(codes.items()):
             hash_ = f"{at:064x}"
@@ -251,7 +251,7 @@ class Caches:
         return cls(stream.getvalue(), labels(entries))
 
     def written(self, layer: bytes, image_labels: Mapping[str, str], folder: Path) -> tuple[Layout, Any]:
-        """An image of a layer in a new layout."""
+        """Return a new layout with an image of the given layer, and the descriptor of the image."""
         layout = Layout(folder).ensure()
         blob = layout.put_bytes(layer, media.LAYER_GZIP)
         about = {"architecture": "amd64", "os": "linux", "config": {"Labels": dict(image_labels)},
@@ -266,7 +266,7 @@ class Caches:
         return layout, layout.put_json(manifest, media.MANIFEST)
 
 
-# --- how it is read ---
+# --- readers ---
 
 
 def read_place(path: Path, scratch: Path) -> None:
@@ -298,7 +298,7 @@ def _noted(faults: list[ToolchainError]) -> Iterator[None]:
 
 
 def read_code(path: Path, scratch: Path) -> None:
-    """Read a code object, for the emulator too."""
+    """Read a code object as the emulator does, and then as `read_place` does."""
     faults: list[ToolchainError] = []
     with _noted(faults), translation():
         load(path)
@@ -306,7 +306,7 @@ def read_code(path: Path, scratch: Path) -> None:
 
 
 def read_pack(path: Path, scratch: Path) -> None:
-    """Read a pack, as the builder's check of its own packs does too."""
+    """Read a pack as the check in a build does, and then as `read_place` does."""
     faults: list[ToolchainError] = []
     with _noted(faults):
         for _, kernels in read_archive(path):
@@ -316,7 +316,7 @@ def read_pack(path: Path, scratch: Path) -> None:
 
 
 def read_wheel(path: Path, scratch: Path) -> None:
-    """Read a wheel, and unpack it."""
+    """Unpack a wheel, and then read it as `read_place` does."""
     faults: list[ToolchainError] = []
     with _noted(faults):
         unzip(path, scratch / "unpacked")
@@ -328,12 +328,12 @@ def read_wheel(path: Path, scratch: Path) -> None:
 
 @dataclass
 class Kind:
-    """One kind of file.
+    """A kind of file.
 
     Args:
-        suffix: of the file.
-        make: a mutant.
-        read: how it is read, given its path and a folder for what is written.
+        suffix: the end of the file's name.
+        make: a function that returns a mutant.
+        read: a function that reads a file, given its path and a folder for temporary files.
     """
 
     suffix: str
@@ -343,7 +343,7 @@ class Kind:
 
 @dataclass
 class Outcome:
-    """What became of the mutants of a kind."""
+    """The results for the mutants of a kind."""
 
     mutants: int = 0
     answers: Counter[str] = field(default_factory=Counter)
@@ -352,7 +352,6 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
         return {
             "mutants": self.mutants, "answers": dict(self.answers.most_common()),
             "slowest_seconds": round(self.slowest, 3), "peak_bytes": self.peak, "faults": self.faults,
@@ -360,7 +359,7 @@ class Outcome:
 
 
 def kinds(codes: Mapping[str, bytes], scratch: Path) -> dict[str, Kind]:
-    """Every kind of file, made of code objects by GPU."""
+    """Return all kinds of files by name; the files are made from code objects by GPU."""
     objects = list(codes.values())
     caches = Caches.of(codes, scratch)
     with Ledger(scratch / "ledger") as ledger:
@@ -421,7 +420,7 @@ def kinds(codes: Mapping[str, bytes], scratch: Path) -> dict[str, Kind]:
 
 
 def fuzz(kind: Kind, count: int, seed: str, keep: Path | None = None) -> Outcome:
-    """Make and read the mutants of a kind."""
+    """Make and read `count` mutants of a kind; copy those with faults to the folder `keep`."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="toolchain-fuzz-") as folder:
         for number in range(count):
@@ -450,12 +449,12 @@ def fuzz(kind: Kind, count: int, seed: str, keep: Path | None = None) -> Outcome
 
 
 def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
-    """Read a mutant: the name of its answer, or `!` and the fault; seconds, and bytes at the most."""
+    """Read a mutant; return the result, or `!` and the fault, and the seconds and the peak of memory in bytes."""
 
     def too_slow(*_: object) -> None:
         raise TooSlowError
 
-    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
     before = signal.signal(signal.SIGALRM, too_slow)
     timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     began = time.perf_counter()
@@ -466,7 +465,7 @@ def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
         answer = type(error).__name__
     except TooSlowError:
         answer = f"!more than {LIMIT_SECONDS} seconds:\n{traceback.format_exc(-6)}"
-    except (Exception, RecursionError):  # noqa: BLE001 - that is what is looked for
+    except (Exception, RecursionError):  # noqa: BLE001 - these are the faults
         answer = f"!{traceback.format_exc(-6)}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -479,13 +478,12 @@ def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
 
 
 def bound_memory() -> None:
-    """Let an allocation fail that goes far beyond the limit, before the machine swaps."""
+    """Limit the address space, so that an allocation far beyond the limit fails before the machine swaps."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + 2 * LIMIT_BYTES, resource.RLIM_INFINITY))
 
 
 def main() -> int:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)

@@ -5,8 +5,8 @@
     beside.py launch OUT RESULT                  runs the kernels; needs a GPU, its driver and the standard library
     beside.py compare OUT RESULT [CHECKED...]    prints the errors against float64; needs this project
 
-OBJECT is an AMD code object with its JSON beside it. OUT is a folder, and RESULT is a .zip. CHECKED is a file with the
-output of `kernels check --json` for the objects.
+OBJECT is an AMD code object with its JSON file next to it. OUT is a folder, and RESULT is a .zip. CHECKED is a file
+with the output of `kernels check --json` for the objects.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> 
                 made = compiler.triton.compile(
                     source, target=target, options={**options, "ptx_version": compiling.PTX_VERSION}
                 )
-        except Exception as error:  # noqa: BLE001 - Triton raises anything; the others still count
+        except Exception as error:  # noqa: BLE001 - Triton may raise anything; the next object is compiled
             traceback.print_exc()
             print(f"failed {path.name}: {str(error).splitlines()[-1:]}", flush=True)
             continue
@@ -80,7 +80,7 @@ def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> 
 
 def cases_of(about: Mapping[str, Any]) -> list[Any]:
     """Return the cases by which `kernels check` judges an object."""
-    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - not there where a GPU is
+    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - not installed where a GPU is
     from toolchain_lab.numbers.check import CASES, SEED  # noqa: PLC0415
 
     # The metadata names another GPU, because the bounds for gfx942 allow for fp32 that is rounded to xf32.
@@ -157,11 +157,7 @@ class Driver:
 
 
 def launch_one(folder: Path, stem: str, result: Path) -> None:
-    """Launch all cases of a kernel, and write the bytes of its results to the .zip `result`.
-
-    Raises:
-        RuntimeError: a call of the driver failed.
-    """
+    """Launch all cases of a kernel, and write the bytes of its results to the .zip `result`."""
     driver, about = Driver(), json.loads((folder / f"{stem}.json").read_text())
     launch = about["launch"]
     function = driver.function((folder / f"{stem}.ptx").read_bytes(), launch["name"], launch["shared"])

@@ -46,11 +46,7 @@ LAUNCH = (
 
 
 def find(table: Mapping[str, Any], name: str) -> Any:
-    """Return the value in `table` for an argument: that of its exact name, else that of the first matching glob.
-
-    Raises:
-        ValueError: no key of the table matches the argument.
-    """
+    """Return the value for an argument: that of the key with its exact name, or else of the first glob that matches."""
     if name in table:
         return table[name]
     for pattern, value in table.items():
@@ -60,7 +56,7 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 
 
 def kernels(text: str) -> list[dict[str, Any]]:
-    """Return all tables of kernels.toml, each completed from the one of its family whose role its key `like` names."""
+    """Return the tables of kernels.toml; `like` names the role whose table in the same family completes a table."""
     tables: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
     for table in tables:
         if "like" in table:
@@ -116,9 +112,6 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
 
     Args:
         compiler: the kernel worker's `Compiler`, which loads modules and translates signatures for Triton.
-
-    Raises:
-        Exception: Triton or the kernel's module may raise any exception.
     """
     where = {"root": str(root), "source": str(root / table["file"]), "kernel": filled(table["function"], form)}
     function = compiler.function(**where)
@@ -185,7 +178,7 @@ def main() -> int:
             try:
                 with worker.own_cache():
                     name, code, about = compile_one(compiler, table, form, root, target)
-            except Exception:  # noqa: BLE001 - a kernel module may raise anything; the others still count
+            except Exception:  # noqa: BLE001 - a module may raise anything; the next form is compiled
                 traceback.print_exc()
                 failed += 1
                 print(f"failed {label}", flush=True)

@@ -109,9 +109,9 @@ class Driver:
         scratch = sum(1 for key in ("global_scratch_size", "profile_scratch_size") if key in launch)
         if wanted != len(about["parameters"]) + scratch:
             known = f"{len(about['parameters'])} and {scratch} for scratch memory"
-            raise ValueError(f"the PTX takes {wanted} parameters, its JSON has {known}")
+            raise ValueError(f"the PTX takes {wanted} parameters, but its JSON lists {known}")
         if launch["shared"] > self.shared:
-            raise DoesNotFitError(f"needs {launch['shared']} bytes of shared memory, a block has {self.shared}")
+            raise DoesNotFitError(f"it needs {launch['shared']} bytes of shared memory, but a block has {self.shared}")
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), ptx + b"\0")
         self._call("cuModuleGetFunction", ctypes.byref(function), module, launch["name"].encode())
@@ -156,11 +156,7 @@ def tiles(text: str, values: Mapping[str, Any]) -> int:
 
 
 def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Return the argument for a parameter as the C value that the kernel takes.
-
-    Raises:
-        ValueError: the value is not a multiple of the number that the kernel was compiled for.
-    """
+    """Return the argument for a parameter as the C value that the kernel takes."""
     text = parameter["value"]
     value: Any = text
     if isinstance(text, str):
@@ -192,11 +188,7 @@ class Family:
         self._loaded: dict[str, Kernel] = {}
 
     def kernel(self, role: str, *parts: Any) -> Kernel:
-        """Return the kernel for a role and a form; the first call loads it.
-
-        Raises:
-            FileNotFoundError: the folder does not contain the kernel.
-        """
+        """Return the kernel for a role and a form; the first call loads it."""
         name = "-".join([self.family, role, *(str(part) for part in parts)])
         if name not in self._loaded:
             about = json.loads((self._folder / f"{name}.json").read_text())
@@ -262,7 +254,7 @@ def one(families: Sequence[Family], case: tuple[str, int, bool, int, int]) -> li
             row[name] = {"ours": ours, "pytorch": torchs, "bound": bound}
             row["sha256_" + name] = hashlib.sha256(got[name].cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
             if not ours <= bound:
-                row["status"], row["why"] = "failed", f"{name}: error {ours:.2e} is over {bound:.2e}"
+                row["status"], row["why"] = "failed", f"{name}: the error {ours:.2e} is larger than {bound:.2e}"
         rows.append(row)
     return rows
 

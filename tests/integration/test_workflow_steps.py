@@ -244,7 +244,7 @@ def test_verify(
     ("private", "public", "message"),
     [
         ("", "key", "the secret TOOLCHAIN_SIGNING_KEY is not set"),
-        ("key", "other", "not the public half"),
+        ("key", "other", "does not belong"),
     ],
     ids=["fork-without-secrets", "another-public-key"],
 )

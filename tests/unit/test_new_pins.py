@@ -98,11 +98,11 @@ def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
         ),
         (
             {AMD: pinned(RECORDED.llvm), "cmake/nvidia-llvm-build-info.json": pinned(NEW)},
-            "Triton 3.9.0 has an LLVM for NVPTX: it is built and not pinned yet",
+            "Triton 3.9.0 has an LLVM for NVPTX: upstream builds it, but does not pin it yet",
         ),
         (
             {AMD: pinned(RECORDED.llvm), "cmake/intel-llvm-info.json": pinned(NEW)},
-            "Triton 3.9.0 has an LLVM for intel: no rule knows it",
+            "Triton 3.9.0 has an LLVM for intel: this tool does not know the target",
         ),
         *(({AMD: text}, "Triton 3.9.0 has an LLVM for AMDGPU: its pin cannot be read")
           for text in ("[]", "{", pinned("$(id)"), pinned(OTHER, -1))),
@@ -149,8 +149,8 @@ def change(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("alter", "title"),
     [
-        (change("refs/tags/0.13b", triton=NEW), "AOTriton 0.13b is otherwise than on record"),
-        (change("refs/tags/0.8b", files={HASH: NEW}), "AOTriton 0.8b is otherwise than on record"),
+        (change("refs/tags/0.13b", triton=NEW), "AOTriton 0.13b differs from the record"),
+        (change("refs/tags/0.8b", files={HASH: NEW}), "AOTriton 0.8b differs from the record"),
         (change("refs/tags/0.11.2b", files={HASH: NEW}), "AOTriton 0.11.2b is on record without its LLVM"),
         (change("refs/tags/0.13b", ref="refs/tags/0.15b"), "AOTriton 0.15b is not on record"),
         (change("refs/tags/0.13b", ref="refs/tags/0.14b"), "AOTriton 0.14b is on record without its Triton"),

@@ -306,7 +306,7 @@ def test_how_it_was_built_can_be_demanded(tmp_path: Path) -> None:
     for number, (facts, isolation, wanted) in enumerate((
         ({}, {"mode": "chroot", "measures": "sha256:1"}, ""),
         ({"compiler_cache": "0123456789abcdef"}, {"mode": "chroot"}, "0123456789abcdef"),
-        ({}, None, "isolation"),
+        ({}, None, "isolated"),
     )):  # fmt: skip
         stand = Stand(
             Layout(tmp_path / f"{number}"), tmp_path / f"w{number}", image_facts(facts=facts, isolation=isolation)

@@ -43,7 +43,7 @@ def keys(tmp_path: Path) -> dict[str, str]:
     ("private", "public", "told"),
     [
         ("one", "one.pub", ""),
-        ("one", "other.pub", "half"),
+        ("one", "other.pub", "belong"),
         ("", "one.pub", "SIGNING_KEY"),
         ("one", "", "PUBLIC_KEY"),
         ("text", "one.pub", "private"),
@@ -138,7 +138,7 @@ def test_a_first_run_floods_nobody(tmp_path: Path) -> None:
     assert "inputs[source]=llvm=u@0" in build
     # The issue is the memory, so it is there before the build.
     assert calls.index(build) > next(n for n, call in enumerate(calls) if "title=LLVM 0" in call)
-    assert (tmp_path / "summary").read_text().count("next week") == 4
+    assert (tmp_path / "summary").read_text().count("next run") == 4
 
 
 def test_an_issue_that_cannot_be_opened_starts_no_build(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_where_issues_are_switched_off_nothing_is_built(tmp_path: Path) -> None:
     done, calls = findings(tmp_path, 2, HAS_ISSUES="false")
     assert done.returncode == 0
     assert len(calls) == 1
-    assert "switched off" in done.stdout
+    assert "disabled" in done.stdout
 
 
 # The compiler cache

@@ -25,7 +25,6 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
 
     Args:
         own: the existing lock, which must contain the digest of each tree.
-        lock: the lock of the bundle.
         what: a sentence that says what happened, for the error.
     """
     problems = differences(own, lock, whole=False)
@@ -67,8 +66,6 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
     version of this tool wrote the record in another format.
 
     Args:
-        value: the JSON of the record.
-        base: the base or sysroot in the lock.
         layers: the layers in the manifest of the image.
         title: the name of the record in the bundle.
     """

@@ -49,8 +49,6 @@ class Entry:
             tree; `patch` for a patch to a source; `base` for the package list of a base or sysroot; `record` for
             the record of a base or sysroot; `blob` for the manifest, the config or a layer of its image.
         name: the name of the source, base or sysroot that the entry belongs to; `toolchain` for the lock.
-        title: the file name.
-        blob: the digest and size of the layer.
         of: the media type of the manifest, config or layer of an image; empty for other kinds.
     """
 
@@ -96,7 +94,6 @@ class Entry:
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as `--json` prints it."""
         return {"kind": self.kind, "name": self.name, "file": self.title, "digest": self.blob.digest,
                 "bytes": self.blob.size}  # fmt: skip
 
@@ -110,7 +107,6 @@ class Exported:
     entries: tuple[Entry, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value as `bundle export --json` prints it."""
         return {
             "ref": self.published.ref,
             "tags": list(self.published.tags),
@@ -127,8 +123,6 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     The same cache and request give the same bytes. Blobs that the destination already has are skipped.
 
     Args:
-        request: the request for the build.
-        target: the target of the build.
         dest: the reference under which the bundle is published; it must not contain a digest.
     """
     if dest.digest:
@@ -252,7 +246,6 @@ class _Packer:
         self.content("base", base.owner, packages.name, canonical(strict_json.read(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
-        """Add the manifest, the config and the layers of an image."""
         for part in (manifest, *layout.children(manifest)):
             plain = part.digest.removeprefix("sha256:")
             self.file("blob", name, plain, layout.blob(part.digest), part.digest, of=part.media_type)

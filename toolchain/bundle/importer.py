@@ -60,9 +60,6 @@ class Imported:
     """The result of importing a bundle.
 
     Args:
-        digest: the digest of the bundle's manifest.
-        lock: the lock of the bundle.
-        taken: the entries of the bundle.
         command: the command that builds from the bundle.
     """
 
@@ -72,7 +69,6 @@ class Imported:
     command: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value as `bundle import --json` prints it."""
         return {
             "digest": self.digest,
             "entries": [entry.entry.as_json() | {"new": entry.new} for entry in self.taken],
@@ -87,8 +83,6 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     stored, and LockedError if the bundle contradicts an existing lock or the content of the cache.
 
     Args:
-        ref: a reference to the bundle.
-        cache: the cache to fill.
         lock_path: the path of the user's lock. If the lock exists, it must agree with the bundle; if not, the lock of
             the bundle is written there after everything else.
     """
@@ -137,9 +131,8 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
-        self._layers: dict[
-            str, list[dict[str, Any]]
-        ] = {}  # the layers of each image by the digest of its manifest, lowest first
+        # The layers of each image by the digest of its manifest, lowest first.
+        self._layers: dict[str, list[dict[str, Any]]] = {}
 
     def _of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self._entries if entry.kind in kinds]

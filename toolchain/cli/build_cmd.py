@@ -231,10 +231,7 @@ def _tell_known_bad(built: list[Built]) -> None:
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """Print a line for each stage, and the commands that show a report and publish the images.
-
-    With --json, the stages and the names of the images to publish are printed as JSON instead.
-    """
+    """Print a line for each stage, and commands that show a report and publish the images; with --json, print JSON."""
     wanted = published(target)
     records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)

@@ -130,7 +130,8 @@ def _joined(context: typer.Context, option: Option, given: list[str] | None) -> 
     """
     file = file_of(context)
     typed = given or () if source_of(context, option.parameter) == COMMAND_LINE else ()
-    # Typer would split a variable at every space. Paths may contain spaces, so the text is split only before NAME=.
+    # Typer would split an environment variable at every space. Paths may contain spaces, so the text is split only
+    # before NAME=.
     of_environment = os.environ.get(option.variable, "").strip()
     names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
     weaker = [(option.variable, re.split(rf"\s+(?=(?:{names})=)", of_environment) if of_environment else [])]
@@ -203,7 +204,7 @@ def _told_where(places: Places) -> Iterator[None]:
 
 
 def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
-    """Append the origins of option values, such as a variable or file, to the text of an error.
+    """Append the origins of option values, such as an environment variable or a file, to the text of an error.
 
     No origin is appended for a value from the command line, or if the value may be from one of several places.
 

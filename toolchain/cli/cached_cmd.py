@@ -79,10 +79,7 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
-    """Yield the layout and the descriptor of the image that a name or reference identifies.
-
-    ConfigError is raised if the name or reference identifies several images.
-    """
+    """Yield the layout and the descriptor of the image that a name or reference identifies."""
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
@@ -103,10 +100,7 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
 
 
 def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, str]) -> dict[str, Any]:
-    """Return the facts that Triton reports about itself in a new container of the image.
-
-    ContractError is raised if Triton cannot be imported there.
-    """
+    """Return the facts that Triton reports about itself in a new container of the image."""
     from toolchain.core import recipe, strict_json  # noqa: PLC0415
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415
     from toolchain.stages.triton_cache import RECIPE  # noqa: PLC0415

@@ -35,7 +35,6 @@ class ConfigFile:
     """The content of a configuration file.
 
     Args:
-        path: the path of the file, for messages.
         values: the values by parameter, in the form of the command line; paths are relative to the current folder.
     """
 

@@ -34,7 +34,6 @@ class Check:
 
     Args:
         status: `ok`; `warn` if builds may work nevertheless; `fail` if `doctor` must exit with an error.
-        detail: what the check found.
         fix: what the user can do; empty if the status is `ok`.
         code: the exit code of `doctor` if this is the first check that failed.
     """
@@ -151,7 +150,7 @@ def _storage(cache: Cache) -> Check:
         "storage",
         "warn",
         f"{driver}: every container is a full copy of its image",
-        "put the cache on a file system that overlay mounts work on (ext4, xfs), with --cache",
+        "put the cache on a file system that supports overlay mounts (ext4, xfs), with --cache",
     )
 
 
@@ -216,7 +215,6 @@ def _docker(_: Cache) -> Check:
 
 
 def _emulators(_: Cache) -> Check:
-    """Check whether the qemu programs for other architectures are installed."""
     here = this_machine()
     names = {arch: emulator_name(arch) for arch in sorted(set(MACHINES) - {here})}
     missing = {name for name in names.values() if process.find(name) is None}

@@ -102,7 +102,6 @@ def _link_loop(text: str) -> ConfigError | None:
 
 
 def _folder_deleted() -> bool:
-    """Return whether the current folder was deleted."""
     try:
         os.getcwd()  # noqa: PTH109 - the path itself is not needed
     except FileNotFoundError:

@@ -25,7 +25,6 @@ class Listing:
     Empty columns are omitted.
 
     Args:
-        columns: the names of the columns.
         rows: the cells of each row; they are not parsed as markup.
         head: the columns that are shown in a row's line if the table is too wide. The other columns follow below the
             line, together with columns of `head` that do not fit into it.

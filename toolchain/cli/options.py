@@ -67,7 +67,7 @@ def declaration_of(parameter: Any) -> Option | None:
     """Return the declaration of a verb's parameter; None if only the command line can set it.
 
     Declared options are recognized by their environment variable. An option such as `lock --check`, which only shares
-    its name with a declared one, has no variable.
+    its name with a declared one, has no environment variable.
     """
     if parameter.param_type_name == "argument":
         return STAGE if parameter.name == STAGE.parameter else None

@@ -126,7 +126,7 @@ def source_of(context: Any, name: str) -> str:
 
 
 def place_of(context: Any, name: str) -> str:
-    """Return the option, variable or file that a parameter's value comes from; an empty string for the default."""
+    """Return the option, environment variable or file that a parameter's value comes from; empty for the default."""
     file = file_of(context)
     places = {
         COMMAND_LINE: f"--{name.replace('_', '-')}",

@@ -56,7 +56,6 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     Args:
         given: the verb's own parameters. The function removes `public_key`, and replaces the name or reference in
             `image` with an `Original`, which contains the facts about the image.
-        chosen: the options on the command line, and the cache.
     """
     from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415

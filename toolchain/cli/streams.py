@@ -18,11 +18,7 @@ class ReaderGoneError(SystemExit):
 
 
 class Terminated(SystemExit):
-    """A signal asked the tool to end.
-
-    Args:
-        number: the number of the signal.
-    """
+    """A signal asked the tool to end."""
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number

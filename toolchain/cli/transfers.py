@@ -22,10 +22,7 @@ class _Lines:
         self._what, self._tenth, self._said = "", -1, 0.0
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Print a line for a new transfer, and then at every 10 % and every ten seconds.
-
-        Lines about the same transfer are at least a second apart.
-        """
+        """Print a line for a new transfer, then at every 10 % (at most once a second) and every ten seconds."""
         tenth, now = 10 * done // total if total else 0, time.monotonic()
         if what == self._what and (tenth == self._tenth or now - self._said < 1) and now - self._said < 10:
             return

@@ -25,7 +25,7 @@ R = TypeVar("R")
 GROUPS = {
     "kernels": "Compile FlashAttention kernels, and check and compare them.",
     "bundle": "Move all inputs of a build to a machine without a network.",
-    "cache": "Show what the cache holds, and free disk space.",
+    "cache": "Show the size of the cache, and free disk space.",
 }
 VERBS = (
     Verb("doctor", "doctor_cmd:doctor", "Check this machine, and show how to fix what is missing."),
@@ -119,7 +119,6 @@ class Verbs(TyperGroup):
         return command
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the verbs, for help and completion."""
         self._add_plugins(ctx)
         return super().list_commands(ctx)
 
@@ -146,7 +145,6 @@ class _NotInstalledError(typer.BadParameter):
     """The package that provides a verb is not installed."""
 
     def format_message(self) -> str:
-        """Return the message, which names the package to install."""
         return f"`toolchain {self.message}` is a verb of {plugins.LAB}, which is not installed. {plugins.INSTALL}."
 
 

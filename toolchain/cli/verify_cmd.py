@@ -165,10 +165,7 @@ def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, 
 
 
 def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa: Path | None) -> tuple[Builder, ...]:
-    """Return the builders in the file of --builders; an empty tuple without the option.
-
-    ConfigError is raised for --rebuilders without --builders, and for --builders without --rebuilders or --vsa.
-    """
+    """Return the builders in the file of --builders; an empty tuple without the option."""
     from toolchain.trust.rebuilt import read_builders  # noqa: PLC0415 - it imports cryptography
 
     if path is None and needed is not None:

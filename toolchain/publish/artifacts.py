@@ -47,7 +47,6 @@ class DeliveredFiles:
     evidence: AttachedEvidence
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value of the key `files` in a row of `publish --json`."""
         return vars(self) | {"files": [file.as_json() for file in self.files], "evidence": self.evidence.as_json()}
 
 
@@ -62,14 +61,13 @@ def deliver_files(
 ) -> DeliveredFiles | None:
     """Publish the archives, wheels and reports of an image as one artifact, whose subject is the index of the image.
 
+    The result is None if the stage has no plain files.
+
     Args:
         made: the facts of the image for each architecture.
         index: the index of the image, which `place` must already contain.
         refs: the references under which the artifact is published, each with a tag.
         signer: the signer of the provenance, which names each file; None to attach no provenance.
-
-    Returns:
-        The published files; None if the stage has no plain files.
     """
     if made[0].record.stage not in FORMS:
         return None

@@ -51,10 +51,8 @@ class AttachedEvidence:
     """The SBOMs and attestations that were attached to an image or to the artifact with its plain files.
 
     Args:
-        kinds: the kinds of the documents, such as `provenance`.
         signed_by: the id of the key, or the identity; empty if the documents are not signed.
         how: where the documents are listed (see `place.Attached`); `none` if nothing was sent.
-        pushed_bytes: the number of bytes that were sent or written.
         tags: cosign's tags that also point to the documents.
     """
 
@@ -65,7 +63,6 @@ class AttachedEvidence:
     tags: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value as `publish --json` prints it."""
         return {key: value for key, value in vars(self).items() if key != "tags" or value}
 
 
@@ -183,12 +180,8 @@ def attach_evidence(
     this check is attested as well.
 
     Args:
-        layout: a layout that contains the image.
         manifest: the image for one platform.
-        index: the index with the image.
-        place: the repository or folder to which the image was published.
         signer: the key or identity that signs; None for unsigned SBOMs.
-        scratch: a folder for temporary files.
     """
     documents, subjects = sboms(image_facts, layout, manifest), (manifest, index)
     if signer is None:
@@ -274,11 +267,7 @@ def _sign(
 def attach_statement(
     statement: attest.Statement, digests: Sequence[str], place: Place, *, kind: str, signer: Signer, scratch: Path
 ) -> AttachedEvidence:
-    """Sign a statement about an image, and attach it to the manifests or indexes with the given digests.
-
-    Args:
-        kind: the name of this kind of statement, for the result.
-    """
+    """Sign a statement about an image, and attach it to the manifests or indexes with the given digests."""
     subjects = [place.manifest(digest)[0] for digest in digests]
     content = _Content(
         dsse.sign(statement, signer).as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]}
@@ -323,16 +312,7 @@ def _bundled(kind: str, bundle: bytes) -> _Content:
 def _tagged(
     own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
 ) -> tuple[Tagged, ...]:
-    """Sign an image in cosign's format, and return the layers to add under cosign's tags.
-
-    The signature belongs under the tag `.sig`, and the envelopes belong under the tag `.att`.
-
-    Args:
-        own: a layout for the blobs of the layers.
-        named: the repository of the image; for an image in a folder, the name of the image.
-        envelopes: the predicate type and the envelope of each attestation.
-        subject: the digest of the image or index.
-    """
+    """Sign an image in cosign's format; return the signature for cosign's tag `.sig`, and the envelopes for `.att`."""
     signature = cosign.signature_layer(own, signer, named, subject)
     layers = [cosign.attestation_layer(own, envelope.as_bytes(), kind) for kind, envelope in envelopes]
     return Tagged(subject, "sig", (signature,)), Tagged(subject, "att", tuple(layers))

@@ -63,7 +63,6 @@ class Use:
     unknown: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value as `publish --json` and `inspect --use --json` print it."""
         return {
             "kind": self.kind,
             "from": self.source,
@@ -96,7 +95,6 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
 
     Args:
         layout: the layout that contains the image or index.
-        top: the image or index.
         where: the reference by which consumers get the image.
         name: the name of an image in a layout folder; empty to use its title or tag.
     """

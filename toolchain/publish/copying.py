@@ -33,12 +33,8 @@ class Copied:
     """The result of copying an image.
 
     Args:
-        image: the name of the image in the destination.
-        refs: the references to the image in the destination, one for each tag.
-        digest: the digest of the index or manifest.
         platforms: the number of images in the index; 1 for a single image.
         attached: the number of attached artifacts, and of signatures and attestations under cosign's tags.
-        pushed_bytes: the number of bytes that were sent or written.
         skipped_bytes: the number of bytes that the destination already had.
     """
 
@@ -51,7 +47,6 @@ class Copied:
     skipped_bytes: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row of the image in `publish --json`."""
         return vars(self) | {"refs": list(self.refs)}
 
 
@@ -60,14 +55,10 @@ class _Everything:
     """An image to copy, with everything that is attached to it.
 
     Args:
-        layout: the layout that contains all of it.
-        top: the index or manifest.
         images: the images in the index, or the image itself.
-        name: the name of the image in the destination.
         tags: the tags to set in the destination, each with its target, which is the image or the artifact with its
             plain files. The empty tag means `latest`.
         artifacts: the attached artifacts, by the digest of their subject.
-        tagged: the layers under cosign's tags.
     """
 
     layout: Layout
@@ -125,9 +116,6 @@ def _named(source: Target) -> list[Target]:
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
     """Download an image, and everything that is attached to it, into a layout.
 
-    DigestError or UntrustedError is raised if a digest or an attached SBOM is wrong, and RegistryError if too much is
-    attached.
-
     Args:
         known: the tags in the source, of which those for cosign's signatures and attestations are also downloaded.
     """
@@ -159,12 +147,7 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Download the layers under cosign's tags for a subject into a layout, and return the layers of each tag.
-
-    Args:
-        subject: the digest of the image, index or attached artifact.
-        known: the tags in the source; a tag that is not among them is skipped.
-    """
+    """Download the layers under those of cosign's tags for a subject that are in `known`, and return them."""
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:
@@ -260,11 +243,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if a digest or an attached SBOM is wrong. No key is known, so no signature is checked.
-
-    Args:
-        when: when the check takes place, for the error.
-    """
+    """Raise UntrustedError if a digest or an attached SBOM is wrong. No key is known, so no signature is checked."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

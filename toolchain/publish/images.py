@@ -43,7 +43,6 @@ class Delivered:
     files: DeliveredFiles | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row of the image in `publish --json`."""
         files = self.files.as_json() if self.files is not None else None
         return vars(self) | {"evidence": self.evidence.as_json(), "use": self.use.as_json(), "files": files}
 

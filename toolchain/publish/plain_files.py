@@ -43,11 +43,6 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 
     ConfigError is raised if no stage of the build has plain files, if the folder is in a source, or if it is not
     writable.
-
-    Args:
-        target: the stage to build, or `all`.
-        folder: the value of `--archive`.
-        sources: the sources of the request by name.
     """
     if not any(involves(target, name) for name in FORMS):
         raise no_plain_form("--archive", "build")
@@ -74,11 +69,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the plain files of those images whose stages have plain files; archives that exist unchanged are kept.
-
-    Returns:
-        The paths of the files, in the order of the records.
-    """
+    """Write the plain files of the images whose stages have any, and return their paths; keep unchanged archives."""
     folder.mkdir(parents=True, exist_ok=True)
     cache.work.mkdir(parents=True, exist_ok=True)
     return [path for record in records if record.stage in FORMS for path in FORMS[record.stage](cache, record, folder)]
@@ -226,10 +217,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _at_commit(record: Record) -> bool:
-    """Return whether the commit of the AOTriton source is known.
-
-    It is known for a source from git, and for the archive of a known commit.
-    """
+    """Return whether the AOTriton source is from git, or is the archive of a known commit."""
     source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 

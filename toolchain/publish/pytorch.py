@@ -42,7 +42,6 @@ class Archive:
     """An archive that PyTorch downloads.
 
     Args:
-        name: the name of the file.
         sha256: 64 hexadecimal digits; all zeros or empty if upstream did not publish the file.
         rocm: the ROCm version of a runtime; empty for images.
         pack: the pack of GPUs of images; empty for a runtime.
@@ -143,7 +142,6 @@ def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dic
     The name is empty if the library itself contains the kernels for the GPU.
 
     Args:
-        release: the release of AOTriton.
         packs: the packs that PyTorch names, which are used if the release is unknown.
         gpus: the GPUs to look up if the release is unknown.
     """
@@ -362,7 +360,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return a list with the fault if a library cannot be read, or links to another HIP than that of a ROCm version.
+    """Return a list with the fault if a library cannot be read, or links to another HIP than that of `rocm`.
 
     The list is empty if there is no fault.
     """

@@ -66,22 +66,12 @@ class Statement(TypedDict):
 
 
 def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
-    """Return a list with one subject for each digest; all subjects have the name `image`.
-
-    Args:
-        digests: the digests of the image's manifest and of its indexes, as `sha256:<hex>`.
-    """
+    """Return one subject for each digest (`sha256:<hex>`); all subjects have the name `image`."""
     return [{"name": image, "digest": {"sha256": digest.removeprefix("sha256:")}} for digest in digests]
 
 
 def statement(subject: Sequence[Resource], kind: str, predicate: Mapping[str, Any]) -> Statement:
-    """Return an in-toto statement.
-
-    Args:
-        subject: the resources that the statement is about.
-        kind: the type of the predicate, which is a URI.
-        predicate: the content of the statement.
-    """
+    """Return an in-toto statement about the resources in `subject`, whose predicate has the type `kind`."""
     return {"_type": STATEMENT, "subject": list(subject), "predicateType": kind, "predicate": dict(predicate)}
 
 
@@ -218,7 +208,6 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
     """Return the JSON object in a byproduct of a provenance; None if the provenance has no such byproduct.
 
     Args:
-        name: the name of the byproduct.
         recorded: the value that the byproduct's annotation `recorded` must have; None to accept any value.
     """
     for byproduct in statement["predicate"]["runDetails"].get("byproducts") or ():
@@ -229,10 +218,7 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
 
 
 def _byproducts(image_facts: ImageFacts) -> list[Resource]:
-    """Return the byproducts that `--reuse-from` reads: the result of the isolation probe, and the build report.
-
-    A byproduct that is unknown or empty is missing from the list.
-    """
+    """Return the result of the isolation probe and the build report as byproducts, as far as they are known."""
     record = image_facts.record
     resources: list[Resource] = []
     if probe := record.isolation or image_facts.isolation:

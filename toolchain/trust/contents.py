@@ -20,13 +20,11 @@ TRITON, LLVM = "triton", "llvm"
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """The version of Triton or LLVM in an image.
+    """The version of Triton or LLVM in an image. An unknown field is empty.
 
     Args:
-        version: the version of the release; empty if it is unknown.
-        commit: the commit, as 40 hex digits; empty if it is unknown.
-        tree: for a local checkout, whose commit is not recorded, the first 12 hex digits of the digest of its tree;
-            otherwise empty.
+        tree: the first 12 hex digits of the digest of a local checkout's tree. The commit of a checkout is not
+            recorded.
     """
 
     version: str = ""
@@ -43,7 +41,6 @@ class Component:
         return " ".join(part for part in (self.version, self.commit) if part) or str(self)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields as JSON; unknown fields are null."""
         return {"version": self.version or None, "commit": self.commit or None, "tree": self.tree or None}
 
 
@@ -57,7 +54,6 @@ class Contents:
     pythons: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the contents in the form that `images`, `inspect` and `verify` print."""
         return {
             "triton": self.triton.as_json() if self.triton is not None else None,
             "llvm": self.llvm.as_json() if self.llvm is not None else None,
@@ -84,7 +80,6 @@ def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
     """Return the contents of a finished image.
 
     Args:
-        record: the record of the image.
         below: the records of the stages on which the image was built, lowest first.
     """
     rows = [row for each in (record, *reversed(below)) for row in each.sources]
@@ -97,7 +92,6 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
     Args:
         rows: the sources of the image's stage, followed by those of the stages below. If several sources have the same
             name, the first one is used.
-        inputs: the inputs of the image's stage, which contain the GPUs and the Python versions.
     """
     by_name: dict[str, Component] = {}
     for row in rows:

@@ -27,7 +27,6 @@ def payload(reference: str, digest: str) -> bytes:
 
     Args:
         reference: the repository of the image, or the name of an image in a folder.
-        digest: the digest of the image or index.
     """
     return canonical(
         {

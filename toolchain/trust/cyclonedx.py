@@ -50,9 +50,7 @@ def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_dige
     The document is deterministic: its serial number is a name-based UUID of the input digest, and its time is `EPOCH`.
 
     Args:
-        spdx: the SPDX document of the image.
         files: the files of the image's own layer, which become components of the image's component.
-        input_digest: the input digest of the image.
     """
     texts = {row["licenseId"]: row for row in spdx.get("hasExtractedLicensingInfos", ())}
     rows = {row["SPDXID"]: row for row in spdx["packages"]}

@@ -15,6 +15,7 @@ from toolchain.trust.keys import PublicKey, Signer
 
 MEDIA_TYPE = media.DSSE
 MOST_SIGNATURES = 16
+_MALFORMED = "it is not JSON, or a field is missing or has another form"
 IN_TOTO = "application/vnd.in-toto+json"
 _ENVELOPE: Keys = {"payload": None, "payloadType": None, "signatures": dict.fromkeys(("keyid", "sig", "cert"))}
 BUNDLE: Keys = {
@@ -73,7 +74,7 @@ def from_bundle(content: bytes) -> Envelope:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:
         raise UntrustedError(
-            "not-a-sigstore-bundle", "what is attached is not a bundle with an envelope", why=_reason(error)
+            "not-a-sigstore-bundle", "an attachment is not a Sigstore bundle with an envelope", why=_reason(error)
         ) from error
     return _envelope(value)
 
@@ -87,13 +88,13 @@ def read(content: bytes) -> Envelope:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
     except ValueError as error:
         raise UntrustedError(
-            "envelope-malformed", "what is attached is not a signed envelope", why=_reason(error)
+            "envelope-malformed", "an attachment is not a signed envelope", why=_reason(error)
         ) from error
     return _envelope(value)
 
 
 def _reason(error: Exception) -> str:
-    return error.what if isinstance(error, DocumentError) else type(error).__name__
+    return error.what if isinstance(error, DocumentError) else _MALFORMED
 
 
 def _envelope(value: Any) -> Envelope:
@@ -107,9 +108,7 @@ def _envelope(value: Any) -> Envelope:
             ),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UntrustedError(
-            "envelope-malformed", "what is attached is not a signed envelope", why=type(error).__name__
-        ) from error
+        raise UntrustedError("envelope-malformed", "an attachment is not a signed envelope", why=_MALFORMED) from error
     if len(envelope.signatures) > MOST_SIGNATURES:
         # Anyone who may push can attach an envelope, and the whole payload is hashed for each signature.
         raise UntrustedError(

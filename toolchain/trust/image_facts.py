@@ -31,7 +31,6 @@ class Package:
     """A package of a Linux distribution.
 
     Args:
-        kind: `deb` or `rpm`.
         sha256: the SHA-256 of the package file in hex; empty if the list of packages does not contain it.
         source: the name and version of the source package, such as `glibc 2.41-12`, because security advisories name
             source packages; empty if they are unknown, or equal to those of the package.
@@ -64,7 +63,6 @@ class ImageFacts:
     """The facts from which the SBOM and the provenance of an image are made.
 
     Args:
-        record: the record of the image, as the pipeline wrote it.
         dependencies: the records of the stages on which the image was built, lowest first.
         packages: the packages of the base, and other packages whose code was compiled or copied into a stage.
         isolation: the result of the isolation probe on the machine that publishes, which is used if the record contains
@@ -128,7 +126,6 @@ class Origin:
     """The public identity of a source.
 
     Args:
-        purl: the package URL.
         version: the commit, the version, or the first digits of the digest.
         location: the download location in SPDX's form; NOASSERTION if there is none that the public can use.
         sha256: the SHA-256 of the source's archive or package in hex; empty if the source is a commit or a tree.
@@ -143,7 +140,6 @@ class Origin:
 
 
 def origin(row: RecordedSource) -> Origin:
-    """Return the public identity of a recorded source."""
     name, ref, repository, digest = row.name, row.ref, row.repository, row.digest or ""
     plain = digest.removeprefix("sha256:") if digest.startswith("sha256:") else ""
     match row.kind:
@@ -182,8 +178,7 @@ def is_tool(row: RecordedSource) -> bool:
 def binary_row(name: str, record: Record) -> RecordedSource | None:
     """Return the recorded source of a prebuilt input; None if the input is not a wheel from a package index.
 
-    Args:
-        name: the name of the prebuilt input: `triton-wheel` for the source `triton`.
+    The prebuilt input `triton-wheel`, for example, belongs to the source `triton`.
     """
     return next((row for row in record.sources if f"{row.name}-wheel" == name and row.kind == "pypi"), None)
 
@@ -212,12 +207,7 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """Return `NAME VERSION` of a package's source package; empty if both are equal to those of the package.
-
-    Args:
-        name, version: the name and version of the package.
-        field: the value of dpkg's field `Source`, which omits a name or version that is equal to the package's.
-    """
+    """Return `NAME VERSION` of a package's source package; empty if both are equal to those of the package."""
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATIENCE = 180.0  # seconds to wait for a signature, or for the root certificates of a Sigstore
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the variable that sigstore's own program reads
+TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the environment variable that sigstore's own program reads
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Identity:
     def _verifier(self) -> Verifier:
         from sigstore.verify import Verifier  # noqa: PLC0415
 
-        with _translated("the roots of Sigstore are not available"):
+        with _translated("the root certificates of Sigstore are not available"):
             return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
 
     def opened(self, content: bytes) -> Envelope:
@@ -81,11 +81,15 @@ class Identity:
                 "identity-mismatch", "a bundle is not signed by this identity", why=_short(error)
             ) from error
         except DocumentError as error:
-            raise UntrustedError("not-a-sigstore-bundle", "what is attached is not a bundle", why=error.what) from error
+            raise UntrustedError(
+                "not-a-sigstore-bundle", "an attachment is not a Sigstore bundle", why=error.what
+            ) from error
         except Exception as error:
             # For hostile certificates and JSON, sigstore and its dependencies raise exceptions of many types.
             raise UntrustedError(
-                "not-a-sigstore-bundle", "what is attached is not a bundle", why=type(error).__name__
+                "not-a-sigstore-bundle",
+                "an attachment is not a Sigstore bundle",
+                why=f"sigstore cannot read it ({type(error).__name__})",
             ) from error
         return Envelope(kind, payload, ((self.name, b""),))
 
@@ -120,7 +124,7 @@ class Keyless:
             with context.signer(self._token) as signer:
                 return signer.sign_dsse(Statement(canonical(statement))).to_json().encode()
 
-        with _translated("Sigstore does not sign", secret=str(self._token)):
+        with _translated("Sigstore did not sign the statement", secret=str(self._token)):
             return _patiently(signed)
 
 
@@ -155,8 +159,8 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
         raise ConfigError(
             "trust-config-malformed",
             f"{path} is not a trust config of Sigstore",
-            why=error.strerror if isinstance(error, OSError) and error.strerror else "it lacks a value, or is no JSON",
-            fix="give its ClientTrustConfig, the JSON that its operator provides",
+            why=error.strerror if isinstance(error, OSError) and error.strerror else "it is not JSON, or lacks a value",
+            fix="give the file ClientTrustConfig, in JSON, that the operator of the Sigstore provides",
         ) from error
 
 
@@ -177,19 +181,14 @@ def _identity() -> IdentityToken:
     raise ConfigError(
         "identity-missing",
         "--keyless needs an identity, and this process has none",
-        why=f"no CI that hands out OIDC tokens was recognised, and {TOKEN} is not set",
-        fix="run it in such a CI (on GitHub: permissions: id-token: write), or sign with --key FILE",
+        why=f"no CI system that issues OIDC tokens was recognised, and {TOKEN} is not set",
+        fix="run it in such a CI system (on GitHub: permissions: id-token: write), or sign with --key FILE",
     )
 
 
 @contextmanager
 def _translated(what: str, *, secret: str = "") -> Iterator[None]:
-    """Turn exceptions of sigstore into UnreachableError or ConfigError.
-
-    Args:
-        what: what failed, for the error.
-        secret: a token to remove from the text of the error.
-    """
+    """Turn exceptions of sigstore into UnreachableError or ConfigError."""
     import requests  # noqa: PLC0415
     from sigstore.errors import NetworkError, TUFError  # noqa: PLC0415
 
@@ -218,10 +217,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`; raise UnreachableError if it takes longer than `PATIENCE`.
-
-    The limit is needed because sigstore has no timeout of its own.
-    """
+    """Return the result of `call`; raise UnreachableError after `PATIENCE`, because sigstore itself has no timeout."""
     result: list[T] = []
     failed: list[Exception] = []
 

@@ -17,7 +17,7 @@ from toolchain.core.digest import sha256_bytes, write_atomically
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import NewFile
 
-PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
+PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of an environment variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
 _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
 _LONGEST_PASSPHRASE = 1023  # bytes; OpenSSL's maximum
@@ -54,7 +54,6 @@ class PublicKey:
         return True
 
     def pem(self) -> bytes:
-        """Return the key in PEM format."""
         return self.key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -71,7 +70,6 @@ class Signer:
 
     @property
     def public(self) -> PublicKey:
-        """The public key that belongs to this private key."""
         return PublicKey(self.key.public_key())
 
     def sign(self, content: bytes) -> bytes:
@@ -96,9 +94,11 @@ def new_key(path: Path) -> PublicKey:
     exists or cannot be written.
     """
     if not path.name:
-        raise ConfigError("not-a-file-name", f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
+        raise ConfigError(
+            "not-a-file-name", f"{path} is not the name of a file", fix="e.g. toolchain keygen release-key"
+        )
     if not path.parent.is_dir():
-        fix = f"make it, for you alone: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
+        fix = f"make it, readable only by you: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
         raise ConfigError(
             "output-unwritable", f"cannot write {path}", why=f"the folder {path.parent} does not exist", fix=fix
         )
@@ -138,17 +138,14 @@ def _passphrase() -> bytes | None:
         raise ConfigError(
             "passphrase-too-long",
             f"the passphrase in {PASSPHRASE} has {len(passphrase):,} bytes",
-            why=f"a key is encrypted with at most {_LONGEST_PASSPHRASE:,}",
-            fix="set a shorter one",
+            why=f"a passphrase may have at most {_LONGEST_PASSPHRASE:,} bytes",
+            fix="set a shorter passphrase",
         )
     return passphrase or None
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a key file, which is read only once, because it may be a pipe.
-
-    ConfigError is raised if the file cannot be read or is empty.
-    """
+    """Return the content of a key file, which is read only once, because it may be a pipe."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)
@@ -175,9 +172,9 @@ def _p256(key: object) -> bool:
 def _other_kind(path: Path) -> ConfigError:
     return ConfigError(
         "key-kind",
-        f"{path} is a key of another kind",
+        f"the kind of the key {path} is not supported",
         why="only Ed25519 and ECDSA on P-256 are supported",
-        fix="toolchain keygen FILE makes one; to verify, ask the publisher for one of these kinds",
+        fix="toolchain keygen FILE makes a key; to verify an image, ask its publisher for a key of one of these kinds",
     )
 
 
@@ -197,33 +194,33 @@ def _signer(content: bytes, path: Path) -> Signer:
             "not-a-private-key",
             f"{path} is not a private key",
             why="it is a public key, which can only verify",
-            fix="name the private half; keygen writes it beside FILE.pub as FILE",
+            fix="name the private key; keygen writes it to FILE, and the public key to FILE.pub",
         )
     if label in _OF_COSIGN:
         raise ConfigError(
             "not-a-private-key",
             f"{path} is not a private key that can be used",
-            why="it is encrypted in cosign's own way, which is not read here",
-            fix="make one with toolchain keygen FILE; `cosign import-key-pair --key FILE` gives it to cosign. "
-            "To verify, name the public half, cosign.pub",
+            why="it is encrypted in cosign's own format, which this tool cannot read",
+            fix="make a key with toolchain keygen FILE; `cosign import-key-pair --key FILE` imports it. "
+            "To verify, name the public key, cosign.pub",
         )
-    # `cryptography` refuses a passphrase for an unencrypted key. The variable may be set for another key, so it is only
-    # used for an encrypted one.
+    # `cryptography` refuses a passphrase for an unencrypted key. The environment
+    # variable may be set for another key, so it is only used for an encrypted one.
     encrypted = b"ENCRYPTED" in content
     secret = _passphrase() if encrypted else None
     try:
         key = serialization.load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        why, fix = "no PEM of PKCS#8 or SEC1", "toolchain keygen FILE makes one"
+        why, fix = "it is not a PEM file with a PKCS#8 or SEC1 key", "toolchain keygen FILE makes a key"
         if label and not encrypted:
-            why += f", but of {label.decode()}"
+            why += f"; it contains: {label.decode()}"
         if encrypted:
             why = (
                 "it is encrypted, and the passphrase is missing"
                 if secret is None
-                else "the passphrase does not open it"
+                else "the passphrase does not decrypt it"
             )
-            fix = f"put its passphrase into the variable {PASSPHRASE}"
+            fix = f"put its passphrase into the environment variable {PASSPHRASE}"
         raise ConfigError(
             "not-a-private-key", f"{path} is not a private key that can be used", why=why, fix=fix
         ) from error
@@ -246,8 +243,8 @@ def load_public(path: Path) -> PublicKey:
         raise ConfigError(
             "not-a-public-key",
             f"{path} is not a public key",
-            why="no PEM of a public key",
-            fix="toolchain keygen FILE makes one",
+            why="it is not a PEM file with a public key",
+            fix="toolchain keygen FILE makes a pair of keys",
         ) from error
     if not isinstance(key, _PUBLIC) or not _p256(key):
         raise _other_kind(path)

@@ -19,7 +19,6 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
     """Return a statement with the result of a numerical check of an image's kernels.
 
     Args:
-        about: the resources that the statement is about, which are the image's manifest and its indexes.
         numbers: how many kernels were checked, how many were skipped, and how many gave wrong results.
     """
     return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
@@ -43,7 +42,9 @@ def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
     try:
         rows = [dict(text["predicate"]["numbers"]) for text in texts]
         if any(row["wrong"] for row in rows):
-            raise UntrustedError("numbers-wrong", "numbers: kernels in it compute wrong numbers, as its publisher says")
+            raise UntrustedError(
+                "numbers-wrong", "numbers: its publisher states that some of its kernels compute wrong results"
+            )
         best = max(rows, key=lambda row: int(row["checked"]), default=None)
         return "" if best is None else describe(best)
     except (KeyError, TypeError, ValueError) as error:

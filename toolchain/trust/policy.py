@@ -27,7 +27,7 @@ POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The requirements of `verify` for the provenance of an image.
+    """The requirements of `verify` for the provenance of an image. None, empty and false values require nothing.
 
     Args:
         source_only: whether prebuilt inputs are refused, except for those in `allow`. The packages of the base are not
@@ -37,10 +37,8 @@ class Policy:
         no_kernel_store: whether an image with kernels from a kernel store is refused.
         allow: the names of the prebuilt inputs that `source_only` permits, as in `--allow-binary`.
         source_repos: the repositories from which the sources of the image's own stage may come, in the form that
-            `normal_repository` returns; empty to allow any repository.
-        max_age: the maximum number of days since the end of the build; None for no limit.
-        input_digest: the required input digest; None to accept any.
-        image: the required name of the image; None to accept any.
+            `normal_repository` returns.
+        max_age: the maximum number of days since the end of the build.
     """
 
     source_only: bool = False
@@ -105,8 +103,8 @@ def normal_repository(text: str) -> str:
         raise ConfigError(
             "not-a-repository",
             f"{text!r} is not a repository",
-            why="it names a part of one",
-            fix="leave out what follows #",
+            why="the URL has a fragment after #",
+            fix="remove the fragment",
         )
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
@@ -117,7 +115,7 @@ def normal_repository(text: str) -> str:
     if re.fullmatch(r"[a-z0-9]+", text):
         return text
     raise ConfigError(
-        "not-a-repository", f"{text!r} is not a repository", fix="give OWNER/NAME or the URL, as https://HOST/PATH"
+        "not-a-repository", f"{text!r} is not a repository", fix="give OWNER/NAME or a URL such as https://HOST/PATH"
     )
 
 
@@ -130,11 +128,7 @@ def _same(repository: str, wanted: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _reading(check: str) -> Iterator[None]:
-    """Raise UntrustedError instead of the exceptions that reading a malformed statement raises.
-
-    Args:
-        check: the name of the check, for the error.
-    """
+    """Raise UntrustedError instead of the exceptions that reading a malformed statement raises."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -161,35 +155,32 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
 @_reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
-    """Check the build type and the input digest of a provenance, the name of its image, and that it names a source.
-
-    A stage that consists of a distribution's packages needs no source.
-    """
+    """Check a provenance against itself, the image's label, and the required input digest and image name."""
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
         raise UntrustedError(
-            "provenance-build-type", f"provenance: it is of another kind of build: {definition['buildType']}"
+            "provenance-build-type", f"provenance: its build type {definition['buildType']} is not that of this tool"
         )
     inner = definition["internalParameters"]
     inputs = inner["inputDigest"]
     if sha256_json(inner["inputs"]) != inputs:
         raise UntrustedError(
             "provenance-digest-mismatch",
-            "provenance: input digest mismatch: its inputs have another digest than it names",
+            "provenance: its input digest is not the digest of its inputs",
         )
     if label is not None and inputs != label:
         raise UntrustedError(
             "provenance-label-mismatch",
-            f"provenance: it is about the inputs {inputs}, the image was labelled with {label}",
+            f"provenance: its input digest is {inputs}, but the label of the image is {label}",
         )
     if demands.input_digest is not None and inputs != demands.input_digest:
         raise UntrustedError(
             "provenance-other-inputs",
-            f"provenance: it is about the inputs {inputs}, wanted is what is made from {demands.input_digest}",
+            f"provenance: its input digest is {inputs}, but {demands.input_digest} is required",
         )
     if demands.image is not None and inner["image"] != demands.image:
         raise UntrustedError(
-            "provenance-other-image", f"provenance: it is about {inner['image']}, not about {demands.image}"
+            "provenance-other-image", f"provenance: it is about the image {inner['image']}, not about {demands.image}"
         )
     for row in inner.get("kernelStores", ()):
         stored(row)
@@ -225,7 +216,6 @@ def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
 
 @_reading("age")
 def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> None:
-    """Check that the build ended neither too long ago nor in the future."""
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
@@ -247,7 +237,8 @@ def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
     if named != list(listed):
         raise UntrustedError(
             "prebuilt-lists-differ",
-            f"policy: provenance and SBOM disagree about prebuilt inputs: {', '.join(named)} and {', '.join(listed)}",
+            "policy: the provenance and the SBOM list different prebuilt inputs:"
+            f" {', '.join(named) or 'none'} and {', '.join(listed) or 'none'}",
         )
 
 
@@ -259,15 +250,17 @@ def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
     if names:
         raise UntrustedError(
             "prebuilt-forbidden",
-            f"policy: it was made with the prebuilt {', '.join(names)}, which is not allowed",
+            f"policy: it was built with prebuilt inputs that are not allowed: {', '.join(names)}",
             fix=f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}",
         )
-    how = "--fresh for `fresh`, no --kernel-store for `no-kernel-store`"
-    again = f"have it built again as the policy demands ({how}), or demand less"
+    how = "with --fresh for `fresh`, and without --kernel-store for `no-kernel-store`"
+    again = f"have it built again ({how}), or require less"
     if demands.isolated and str(inner["isolation"]) == "none":
-        raise UntrustedError("isolation-unproved", "policy: no isolation of the build was proved", fix=again)
+        raise UntrustedError(
+            "isolation-unproved", "policy: its provenance contains no proof that the build was isolated", fix=again
+        )
     if demands.fresh and str(inner["compilerCache"]) != "none":
-        why = f"it was built with the compiler cache {inner['compilerCache']}, and not with `fresh`"
+        why = f"it was built with the compiler cache {inner['compilerCache']}"
         raise UntrustedError("compiler-cache-used", f"policy: {why}", fix=again)
     if demands.no_kernel_store and (taken := [stored(row) for row in inner["kernelStores"]]):
         raise UntrustedError("kernel-store-used", f"policy: {'; '.join(taken)}", fix=again)
@@ -281,13 +274,10 @@ def met(demands: Policy, *names: str) -> dict[str, str]:
     """Return a text to display for each of the named checks whose requirements the image met, by name.
 
     A check without requirements is missing from the result.
-
-    Args:
-        names: the names of checks that passed: `source-repo`, `age` or `policy`.
     """
     policies = (
-        (demands.source_only, "nothing prebuilt but what was allowed"),
-        (demands.isolated, "built in a proved isolation"),
+        (demands.source_only, "no prebuilt inputs except the allowed ones"),
+        (demands.isolated, "built in isolation, as its provenance proves"),
         (demands.fresh, "built without a compiler cache"),
         (demands.no_kernel_store, "no kernel from a kernel store"),
     )
@@ -318,19 +308,13 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: Mapping[str, Any]) -> str:
-    """Return a sentence to display about a kernel store in a provenance.
-
-    The sentence says how many kernels were taken from the store, and which key signed them, if any.
-    """
+    """Return a sentence that says how many kernels came from a kernel store, and which key signed them, if any."""
     signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
     return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 
 
 def named(statement: Mapping[str, Any]) -> str:
-    """Return a text to display with the name of the image in a trusted provenance.
-
-    The text also says whether the image is partial, and whether it was built without its contract check.
-    """
+    """Return the name of the image in a provenance, and whether it is partial or was built without a contract check."""
     row = summary(statement)
     part = f", a part: {row['partial']}" if row["partial"] else ""
     return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

@@ -31,7 +31,6 @@ def provenance(
     user or path.
 
     Args:
-        image: the name of the image.
         digests: the digests of the image's manifest and of the indexes that list the image.
         builder: the URI of the rebuilder.
         parameters: the request with which the image was rebuilt.
@@ -64,7 +63,6 @@ class Builder:
 
     Args:
         id: the URI that provenance of this builder contains.
-        signer: the key or identity that must have signed the provenance of this builder.
         operator: the name of the person or organization that runs the builder. Builders of the same operator are not
             independent of each other.
         level: the SLSA build level of the builder's provenance: 1, or for a hosted builder 2 or 3.
@@ -104,7 +102,6 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
     `level`. The value of `key` is a path relative to the folder of the file.
 
     Args:
-        path: the TOML file.
         sigstore: a file with the trust config for identities; None for the public Sigstore.
     """
     try:
@@ -113,9 +110,9 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             "builders-unreadable",
-            f"{path} lists no builders",
-            why="it cannot be read, or a table [[builder]] has other fields than id, operator, key or identity and"
-            " issuer, and a level of 2 or 3",
+            f"the list of builders in {path} cannot be used",
+            why="it cannot be read, or a table [[builder]] does not contain id, operator, and key or both identity and"
+            " issuer, or contains other fields or a level other than 1, 2 or 3",
             fix="see the example in docs/trust.md",
         ) from error
     _require_distinct(builders)
@@ -123,11 +120,7 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
 
 
 def _require_distinct(builders: Sequence[Builder]) -> None:
-    """Raise ConfigError if the list of builders is ambiguous, or if it lists the local builder as hosted.
-
-    The list is ambiguous if a signer or an id belongs to two operators, if the name of an operator is written in two
-    ways, or if two tables have the same id and signer.
-    """
+    """Raise ConfigError if the list of builders is ambiguous, or if it lists the local builder as hosted."""
     owners: dict[str, str] = {}
     for row in builders:
         name = " ".join(row.operator.casefold().split())
@@ -136,24 +129,24 @@ def _require_distinct(builders: Sequence[Builder]) -> None:
         if row.level > 1 and not ids:
             raise ConfigError(
                 "builder-not-hosted",
-                f"--builders: level {row.level} is for hosted builders, and {row.id} is none",
+                f"--builders: level {row.level} requires a hosted builder, but {row.id} is the id of local builds",
                 why="every build outside of a CI has this id, unless its publisher names another one",
-                fix="leave the level out, or name the hosted builder's own id",
+                fix="remove the level, or give the hosted builder's own id",
             )
         for what in (f"the signer {row.signer.id}", *ids, f"the operator {name!r}"):
             if (other := owners.setdefault(what, row.operator)) != row.operator:
                 raise ConfigError(
                     "builders-not-distinct",
                     f"--builders: {what} is listed as {other!r} and as {row.operator!r}",
-                    why="operators count once each, and these names are one operator's, or share a signer or an id",
-                    fix="write one operator's name in one way, and give each operator its own key and id",
+                    why="each operator counts once, and these names mean the same operator, or share a signer or an id",
+                    fix="write each operator's name always in the same way, and give each operator its own key and id",
                 )
     if len({(row.id, row.signer.id) for row in builders}) != len(builders):
         raise ConfigError(
             "builders-not-distinct",
             "--builders: a builder is listed twice with the same id and signer",
             why="its level would depend on the order",
-            fix="leave one of the tables out",
+            fix="remove one of the tables",
         )
 
 
@@ -181,7 +174,6 @@ def granted_level(
     A provenance has the level of the builder that it names, if this builder is listed with `signer`, and otherwise 1.
 
     Args:
-        builders: the listed builders.
         signer: the key or identity that signed all of the provenances.
     """
     levels = {row.id: row.level for row in builders if row.signer == signer}
@@ -196,8 +188,6 @@ def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *
     digest of the image's manifest and the input digest of the image.
 
     Args:
-        evidence: the files that are attached to the image.
-        digest: the digest of the image's manifest.
         input_digest: the input digest in the label of the image. If it is None, no provenance counts.
     """
     operators = set()
@@ -211,8 +201,8 @@ def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *
     if len(operators) < rebuilders.needed:
         raise UntrustedError(
             "rebuilders-too-few",
-            f"rebuilders: {len(operators)} independent builders made it, {rebuilders.needed} are needed",
-            why=f"with provenance: {', '.join(sorted(operators)) or 'none'}",
+            f"rebuilders: {len(operators)} independent builders made it, but {rebuilders.needed} are required",
+            why=f"operators with valid provenance: {', '.join(sorted(operators)) or 'none'}",
             fix="ask the rebuilders, or build it again yourself: toolchain reproduce REF",
         )
     return f"{len(operators)} independent builders made it: {', '.join(sorted(operators))}"

@@ -38,7 +38,6 @@ class Listing:
     """The facts about an image that its SBOM states.
 
     Args:
-        manifest: the digest of the image's manifest.
         diff_id: the digest of the uncompressed layer that contains the files.
         files: a SHA-256 in hex for each path in the layer. For a file, it is the SHA-256 of the content. For a symbolic
             link, it is the SHA-256 of the path to which the link points.
@@ -62,7 +61,7 @@ class Listing:
             if path not in self.files:
                 raise UntrustedError("sbom-lacks-file", f"sbom: /{path} is in the layer but not in the SBOM")
             if self.files[path] != there[path].sha256:
-                raise UntrustedError("sbom-other-content", f"sbom: /{path} has another content than the SBOM says")
+                raise UntrustedError("sbom-other-content", f"sbom: /{path} has other content than the SBOM states")
 
 
 @dataclass(frozen=True)

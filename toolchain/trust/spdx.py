@@ -178,10 +178,7 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
 
 
 def _inside(image_facts: ImageFacts) -> set[str]:
-    """Return the names of the lower stages whose layers are part of the image.
-
-    The other lower stages were only used during the build.
-    """
+    """Return the lower stages whose layers are part of the image; the others were only used during the build."""
     own = {*image_facts.record.layer_digests}
     return {
         dependency.stage

@@ -35,8 +35,6 @@ class Evidence:
     """A file that is attached to an image.
 
     Args:
-        media_type: the media type of the content.
-        content: the bytes of the file.
         artifact: the digest of the artifact that contains the file.
     """
 
@@ -59,7 +57,6 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
     logged.
 
     Args:
-        place: the repository or folder with the image.
         subjects: the digests to which files may be attached: those of the image and of its index.
         scratch: a layout for the downloaded files.
     """
@@ -69,14 +66,14 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
         for artifact in place.referrers(subject):
             left -= 1
             if left < 0:
-                LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
+                LOG.warning("the image has more than %d attachments; the others are ignored", _MOST_ARTIFACTS)
                 return list(evidence.values())
             try:
                 for content in _contents(place, artifact, subject, scratch, room=room):
                     room -= len(content.content)
                     evidence.setdefault((content.media_type, content.content), content)
             except (RegistryError, DigestError, DocumentError) as error:
-                LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
+                LOG.warning("the attachment %s cannot be read: %s", artifact.digest, error.what)
     return list(evidence.values())
 
 
@@ -90,15 +87,19 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
         if layer.media_type not in _KINDS:
             continue
         if layer.size > room:
-            LOG.warning("%s, which is attached, is too large: %d bytes", artifact.digest, layer.size)
+            LOG.warning(
+                "the attachment %s is ignored, because it contains a file that is too large: %d bytes",
+                artifact.digest,
+                layer.size,
+            )
             continue
         room -= layer.size
         path = place.blob(layer, scratch)
         if path.stat().st_size != layer.size:
             raise DigestError(
                 "attestation-size-mismatch",
-                f"{layer.digest} has another size than its artifact says",
-                fix="do not use the image; its publisher has to publish it again",
+                f"{layer.digest} has another size than its artifact states",
+                fix="do not use the image; its publisher must publish it again",
             )
         yield Evidence(layer.media_type, path.read_bytes(), artifact.digest)
 
@@ -109,8 +110,6 @@ def signed_by(
     """Return the attached statements that a key or an identity has signed; raise UntrustedError if there are none.
 
     Args:
-        key: the key or identity.
-        evidence: the attached files.
         digest: the digest of the image to which the files are attached, for the error.
         checks: the checks that passed; an entry `signature`, which names the signer, is added to it.
     """
@@ -135,9 +134,9 @@ def signed_by(
     if not contents or not (good or names or isinstance(key, Identity)):
         raise UntrustedError(
             "signature-missing",
-            f"signature: nothing signed is attached to {digest}",
+            f"signature: no signed statement is attached to {digest}",
             why=broken,
-            fix="if this is a mirror, copy it again by `toolchain publish DEST REF`, because skopeo leaves signatures"
+            fix="if this is a mirror, copy it again with `toolchain publish DEST REF`, because skopeo leaves signatures"
             f" behind ({page('docs/tasks/publish-verify.md#mirror')}); if you publish it, sign it: publish --key FILE",
         )
     statements = []
@@ -145,7 +144,7 @@ def signed_by(
         try:
             statements.append(opened(envelope))
         except UntrustedError as error:  # one valid statement is enough, so others are skipped
-            LOG.warning("%s is passed over: %s", error.what, error.why)
+            LOG.warning("%s, so it is ignored: %s", error.what, error.why)
             broken = f"{error.what}: {error.why}"
     if not statements:
         raise UntrustedError(
@@ -169,12 +168,14 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, nam
     """
     of_kind = [statement for statement in statements if statement["predicateType"] == kind]
     if not of_kind:
-        raise UntrustedError("statement-other-key", f"{name}: none is signed by this key")
+        raise UntrustedError(
+            "statement-other-key", f"{name}: there is none with a valid signature by the given key or identity"
+        )
     matching = [statement for statement in of_kind if needed <= subjects_of(statement)]
     if not matching:
         missing = sorted(needed - subjects_of(of_kind[-1]))
         raise UntrustedError(
-            "statement-other-image", f"{name}: what is signed is about other images, not about {missing[0]}"
+            "statement-other-image", f"{name}: the signed statements are about other images, not about {missing[0]}"
         )
     return matching
 
@@ -211,16 +212,13 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UntrustedError(
             "statement-not-in-toto",
-            "signature: an envelope holds no in-toto statement",
+            "signature: an envelope contains no in-toto statement",
             why="a field is missing, or has another form",
         ) from error
 
 
 def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return the name and the digest (`sha256:<hex>`) of each subject of a statement.
-
-    Subjects without a SHA-256 digest are skipped.
-    """
+    """Return the name and the digest (`sha256:<hex>`) of each subject of a statement that has a SHA-256 digest."""
     named = set()
     for subject in statement["subject"]:
         digest = subject.get("digest") if isinstance(subject, dict) else None

@@ -38,15 +38,14 @@ class Verdict:
     """The result of a verification.
 
     Args:
-        ref: the reference to the image, for display.
         digest: the digest of the verified image, index or artifact.
         problems: descriptions of the problems; empty if the verification passed. If `verify_layout` found faults, the
             list contains all of them. Otherwise, it contains the single problem that ended the verification.
         checks: a text to display for each check that passed, by the name of the check, in the order of the checks.
         believed: the signed provenances that were accepted: one for each image, or one or more for plain files. It is
             empty if no signature was required, or if a check failed.
-        fix: advice for the user about the problem; empty if there is none.
-        id: the id of the error for the first problem; empty if there is no problem.
+        fix: advice for the user; empty if there is none.
+        id: the error id of the first problem; empty if there is no problem.
     """
 
     ref: str
@@ -74,7 +73,6 @@ class Verdict:
         return "intact" if self.provenance is None else "trusted"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry for the image in the output of `verify --json`."""
         return {
             "ref": self.ref,
             "digest": self.digest,
@@ -102,7 +100,6 @@ def verify(
     Args:
         place: the repository or folder with the attached signatures, SBOMs and provenances.
         layout: the layout that contains all blobs of `top`.
-        top: the image, index or artifact.
         key: the key or identity that must have signed it; None if no signature is required.
         demands: requirements for the provenance, which are checked only if `key` is given.
         rebuilders: the builders of which enough must have rebuilt the image; None for no requirement.
@@ -133,7 +130,9 @@ def verify(
                 raise UntrustedError("artifact-names-unusable", f"names: {error.what}", why=error.why) from error
             if rebuilders is not None:
                 raise UntrustedError(
-                    "rebuilders-for-files", "rebuilders: these are files, and images are rebuilt", fix="name the image"
+                    "rebuilders-for-files",
+                    "rebuilders: this is an artifact with files, but only images can be rebuilt",
+                    fix="name the image",
                 )
             if key is not None:
                 evidence = gather(place, [top.digest], layout)
@@ -174,11 +173,6 @@ def _signed_files(
 
     There may be several, because the files for each architecture come from a build of their own. UntrustedError is
     raised if the provenances that `key` has signed, and that meet the requirements, do not name every file.
-
-    Args:
-        manifest: the manifest of the artifact, which each provenance must name too.
-        evidence: the files that are attached to the artifact.
-        checks: the checks that passed; the checks of this function are added to it.
     """
     statements = signed_by(key, evidence, manifest.digest, checks)
     left = {(file.name, file.blob.digest) for file in files}
@@ -199,7 +193,7 @@ def _signed_files(
     if left or not chosen:
         names = ", ".join(sorted(name for name, _ in left)) or "nothing"
         raise problem or UntrustedError(
-            "artifact-not-named", f"provenance: what is signed does not name {names}, or names other bytes"
+            "artifact-not-named", f"provenance: the signed provenance does not name {names}, or names other digests"
         )
     checks["provenance"] = f"it names every file ({len(files)}) by name and digest, and agrees with itself"
     checks |= policy.met(demands, "source-repo", "age", "policy")
@@ -210,7 +204,7 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
     if images := layout.images_below(top):
         return images
     raise UntrustedError(
-        "index-without-image", "digests: there is no image in it", why=top.artifact_type or top.media_type
+        "index-without-image", "digests: the index contains no image", why=top.artifact_type or top.media_type
     )
 
 
@@ -226,7 +220,7 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
     if len(floors) > 1:
         by_arch = [f"{arch}: {f'glibc {floor}' if floor else 'bound to its base'}" for floor, arch in floors.items()]
         raise UntrustedError(
-            "floor-mismatch", "floor: the index holds layers for different systems", why="; ".join(sorted(by_arch))
+            "floor-mismatch", "floor: the images in the index are for different systems", why="; ".join(sorted(by_arch))
         )
     (floor,) = floors
     return f"links with glibc {floor} and later" if floor else ""
@@ -265,16 +259,12 @@ class _Image:
                 self._checks["sbom"] = f"every file ({files}) is as an SBOM lists it; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
-        """Check that enough independent builders have signed provenance of the image."""
         self._checks["rebuilders"] = rebuilt.require(
             rebuilders, self._found, self._image.digest, input_digest=self._label
         )
 
     def _documents(self, format_: Format) -> Iterator[Mapping[str, Any]]:
-        """Yield each attached SBOM of a format, whether or not it is signed; signatures are not verified.
-
-        Attachments that cannot be read are skipped, and a warning is logged.
-        """
+        """Yield each attached SBOM of a format, signed or not; log a warning for attachments that cannot be read."""
         for attached in self._found:
             try:
                 if attached.media_type == format_.media_type:
@@ -284,9 +274,9 @@ class _Image:
                     if statement["predicateType"] == format_.predicate:
                         yield statement["predicate"]
             except (UntrustedError, RegistryError, DocumentError) as error:
-                LOG.warning("%s: %s", attached.artifact, error.what)
+                LOG.warning("the attachment %s cannot be read: %s", attached.artifact, error.what)
             except (ValueError, RecursionError) as error:  # hostile JSON
-                LOG.warning("%s: it holds no envelope (%s)", attached.artifact, type(error).__name__)
+                LOG.warning("the attachment %s is malformed (%s)", attached.artifact, type(error).__name__)
 
     def signed(
         self,
@@ -295,10 +285,7 @@ class _Image:
         now: datetime,
         accept: Callable[[Mapping[str, Any]], object] | None,
     ) -> Mapping[str, Any]:
-        """Check the provenance and the SBOMs that a key or an identity has signed, and return the accepted provenance.
-
-        UntrustedError is raised if there is no provenance that passes all checks.
-        """
+        """Check the provenance and the SBOMs that `key` has signed, and return the accepted provenance."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
         made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
@@ -323,8 +310,7 @@ class _Image:
     def _signed_sbom(self, statements: Sequence[dict[str, Any]], format_: Format) -> tuple[str, ...] | None:
         """Return the prebuilt inputs in the signed SBOM of a format, after comparing this SBOM with the image.
 
-        The result is None if there is no CycloneDX document, because only the SPDX document is required. UntrustedError
-        is raised if the SPDX document is missing, or if a document does not match the image.
+        The result is None if there is no CycloneDX document, because only the SPDX document is required.
         """
         if format_ is not SPDX and all(each["predicateType"] != format_.predicate for each in statements):
             return None

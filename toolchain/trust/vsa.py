@@ -23,8 +23,6 @@ def statement(
     """Return the verification summary of images as a statement, which is not signed.
 
     Args:
-        ref: the reference to the images.
-        digests: the digests of the verified images.
         policy: the requirements that the images were checked against; the summary contains only the digest of this
             object.
         ok: whether the verification passed.

@@ -42,7 +42,6 @@ class Contents:
     """The sources of a wheel.
 
     Args:
-        input_digest: the input digest of the stage that builds the wheel.
         sources: the sources of this stage, and of the stages whose code the wheel contains. They may include wheels
             that the build only imports, which the SBOM does not list.
     """
@@ -62,22 +61,26 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
     except ValueError:  # packaging's own error, or a number with too many digits
-        raise _refused(wheel, "wheel-without-name", "its file name names no project, version and tags") from None
+        raise _refused(
+            wheel, "wheel-without-name", "its file name does not consist of a project, a version and tags"
+        ) from None
     folder = dist_info(wheel)
     with open_wheel(wheel) as archive:
         names = archive.namelist()
         if others := sorted(
             {f"{top}/" for name in names if (top := name.split("/")[0]).endswith(".dist-info")} - {folder}
         ):
-            raise _refused(wheel, "wheel-without-name", f"it has the folder {others[0]}, and by its name {folder}")
+            raise _refused(
+                wheel, "wheel-without-name", f"it contains the folder {others[0]}, but its name requires {folder}"
+            )
         if missing := sorted({f"{folder}{part}" for part in ("METADATA", "RECORD", "WHEEL")} - {*names}):
-            raise _refused(wheel, "wheel-without-record", f"it has no {missing[0]}")
+            raise _refused(wheel, "wheel-without-record", f"it does not contain {missing[0]}")
         taken = EntryNames(wheel.name, ignore_case=True)
         try:
             for name in (*names, f"{folder}{_FILE}"):
                 taken.add(name, folder=name.endswith("/"))
         except HostileInputError:  # the SBOM's name is taken, because `open_wheel` checked the other names
-            why = f"it has {folder}{_FILE}, or a file or folder in its place that differs in case alone"
+            why = f"it contains {folder}{_FILE}, or a file or folder whose name differs only in case"
             raise _refused(wheel, "wheel-sbom-name-taken", why) from None
         fields = email.parser.HeaderParser().parsestr(_text(wheel, archive, f"{folder}METADATA"))
         if not _names(fields.get_all("Name"), fields.get_all("Version"), project, version):
@@ -143,7 +146,7 @@ def _component(row: RecordedSource) -> dict[str, Any]:
 
 
 def _refused(wheel: Path, id: str, why: str) -> BuildError:
-    return BuildError(id, f"{wheel.name} takes no SBOM", why=why, fix="see the log, and what the project's build packs")
+    return BuildError(id, f"no SBOM can be added to {wheel.name}", why=why, fix="see the log, and correct the build")
 
 
 def _encoded(digest: bytes) -> str:
@@ -153,7 +156,7 @@ def _encoded(digest: bytes) -> str:
 
 def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
     if archive.getinfo(name).file_size > _LARGEST_FILE:
-        raise _refused(wheel, "wheel-without-record", f"{name} has more than 8 MiB")
+        raise _refused(wheel, "wheel-without-record", f"{name} is larger than 8 MiB")
     try:
         return archive.read(name).decode()
     except UnicodeDecodeError:
@@ -161,12 +164,7 @@ def _text(wheel: Path, archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, project: str, version: Version) -> bool:
-    """Return whether METADATA contains exactly one `Name` and one `Version`, and both are as expected.
-
-    Args:
-        projects, versions: all values of the two fields; None if a field is missing.
-        project, version: the expected name, in its normalized form, and the expected version.
-    """
+    """Return whether METADATA contains exactly one `Name` and one `Version`, and both are as expected."""
     try:
         return [canonicalize_name(name.strip()) for name in projects or ()] == [project] and [
             Version(text) for text in versions or ()
@@ -176,20 +174,16 @@ def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, proje
 
 
 def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[list[str]]:
-    """Return the rows of RECORD; raise BuildError unless it lists exactly the wheel's files with the right hashes.
-
-    Args:
-        record: the path of RECORD in the wheel.
-    """
+    """Return the rows of RECORD; raise BuildError unless it lists exactly the wheel's files with the right hashes."""
     try:
         rows = [row for row in csv.reader(io.StringIO(_text(wheel, archive, record)), strict=True) if row]
     except csv.Error:
-        raise _refused(wheel, "wheel-record-mismatch", f"{record} is no list in CSV") from None
+        raise _refused(wheel, "wheel-record-mismatch", f"{record} is not valid CSV") from None
     listed = {row[0]: row for row in rows}
     files = {name for name in archive.namelist() if not name.endswith("/")}
     if any(len(row) != 3 for row in rows) or len(listed) != len(rows):
         raise _refused(
-            wheel, "wheel-record-mismatch", f"a row of {record} has not three fields, or a file has two rows"
+            wheel, "wheel-record-mismatch", f"a row of {record} does not have three fields, or a file has two rows"
         )
     if differing := sorted(files ^ listed.keys()):
         raise _refused(
@@ -202,15 +196,12 @@ def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[li
             found = hashlib.file_digest(content, algorithm).digest() if algorithm in _HASHES else b""
         size = listed[name][2]
         if not found or _encoded(found) != text or size not in {"", str(archive.getinfo(name).file_size)}:
-            raise _refused(wheel, "wheel-record-mismatch", f"{record} has another hash or size of {name}")
+            raise _refused(wheel, "wheel-record-mismatch", f"{record} contains another hash or size of {name}")
     return rows
 
 
 def _replace(wheel: Path, name: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Remove the file `name` from a wheel, and append files with the date and permissions of the removed file.
-
-    The appended files are not compressed.
-    """
+    """Remove the file `name` from a wheel, and append uncompressed files with its date and permissions."""
     with zipfile.ZipFile(wheel, "a") as archive:
         stream = cast("io.BufferedRandom", archive.fp)
         removed = archive.getinfo(name)

@@ -219,7 +219,7 @@ def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_pat
     assert CliRunner().invoke(app, words).exit_code == 28
     one, other = results.read_text().splitlines()
     # Killed within its second result: the first is taken as it stands, the second is checked.
-    results.write_text(one.replace("there is no case", "kept") + "\n" + other[:40])
+    results.write_text(one.replace("there is no test case", "kept") + "\n" + other[:40])
     done = CliRunner().invoke(app, [*words, "--allow-skipped"])
     assert done.exit_code == 0, done.output
     reasons = [row["reason"] for row in json.loads(done.stdout)["kernels"]]

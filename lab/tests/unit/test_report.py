@@ -213,7 +213,7 @@ def test_a_finished_image_shows_times_and_what_it_holds(tmp_path: Path, cache: C
     kept.write_text(LOG)
     titles = [section["title"] for section in data_of(made(tmp_path, built.planned.image))]
     assert titles[:2] == ["Time by stage", "The build by ninja's log"]
-    assert "What the layer holds" in titles
+    assert "Content of the layer" in titles
 
 
 def test_a_finished_campaign_keeps_its_ledger(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

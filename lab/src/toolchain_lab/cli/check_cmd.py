@@ -41,7 +41,7 @@ PlanOpt = Annotated[
     ),
 ]
 SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="Source tree of AOTriton, for --plan.")]
-SkippedOpt = Annotated[bool, typer.Option("--allow-skipped", help="Accept kernels that no case fits.")]
+SkippedOpt = Annotated[bool, typer.Option("--allow-skipped", help="Accept kernels without a test case.")]
 ResultsOpt = Annotated[
     Path | None,
     typer.Option(
@@ -68,7 +68,7 @@ def kernels_check(
     """Run compiled attention kernels on the CPU and compare their results with float64.
 
     Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support, and with
-    28 if no case fits a kernel. A check that is stopped shows the results so far.
+    28 if there is no test case for a kernel. A check that is stopped shows the results so far.
     """
     count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):
@@ -169,5 +169,5 @@ def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> No
             "kernels-not-checked",
             f"{len(skipped)} kernels or packs were not checked",
             why=listed(skipped),
-            fix="accept them with --allow-skipped, or compare them by `toolchain emulate --expect`",
+            fix="accept them with --allow-skipped, or compare them with `toolchain emulate --expect`",
         )

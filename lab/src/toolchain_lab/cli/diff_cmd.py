@@ -74,11 +74,7 @@ def kernels_diff(
 
 
 def conditions_of(text: str) -> list[str]:
-    """Return the conditions that the value of `--fail-on` lists.
-
-    Raises:
-        ConfigError: one of the conditions is unknown.
-    """
+    """Return the conditions that the value of `--fail-on` lists; raise ConfigError if one is unknown."""
     from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
 
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -110,7 +110,7 @@ def emulate(
         if len(unpacked) != 1:
             raise ConfigError(
                 "grid-for-several",
-                f"--grid with {len(unpacked)} code objects",
+                f"--grid needs one code object, but there are {len(unpacked)}",
                 why=", ".join(name for name, _ in unpacked[:9]),
                 fix="give one code object, with --gpu GPU if it is in a bundle, or omit --grid",
             )
@@ -128,8 +128,8 @@ def emulate(
         if odd := sorted(name for name in expected if getattr(values.get(name), "size", 0) == 0):
             raise ConfigError(
                 "unknown-buffer",
-                f"--expect names {', '.join(odd)}",
-                why="--arg gives no such buffer",
+                f"--expect names {', '.join(odd)}, which is not a buffer",
+                why="a buffer must be given with --arg, and must not be empty",
                 fix="name a buffer that --arg gives",
             )
         program = Program.of(code, tool, exact=not fast)
@@ -189,12 +189,7 @@ def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
 
 
 def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle.
-
-    Raises:
-        ConfigError: the bundle contains no code object for this GPU.
-        KernelError: the bundle is damaged, or cannot be unpacked here.
-    """
+    """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle."""
     from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - for a verb that runs
 
     names = []
@@ -216,7 +211,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
 
 
 def decoder(path: Path | None) -> Disassembler:
-    """Check that numpy is installed, and return the disassembler.
+    """Return the disassembler, after checking that numpy is installed.
 
     Raises:
         ConfigError: numpy is not installed.
@@ -229,8 +224,7 @@ def decoder(path: Path | None) -> Disassembler:
 def place(text: str, option: str) -> tuple[int, int, int]:
     """Return the three numbers in the value of an option; a missing number is 1 for a grid and 0 for a workgroup.
 
-    Raises:
-        ConfigError: the text is not one to three numbers, separated by commas, of at most nine digits each.
+    ConfigError is raised unless the text is one to three numbers of at most nine digits, separated by commas.
     """
     parts = text.split(",")
     if not 1 <= len(parts) <= 3 or not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):

@@ -97,12 +97,9 @@ def kernels_try(
 
 
 def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
-    """Return the Triton that `--triton-wheel` or `--with-python` names.
+    """Return the Triton that `--triton-wheel` or `--with-python` names, or else the one that this Python imports.
 
-    If neither option is given, return the Triton that this Python imports.
-
-    Raises:
-        ConfigError: both options are given, or `--with-python` is empty.
+    ConfigError is raised if both options are given, or if `--with-python` is empty.
     """
     from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
 

@@ -30,7 +30,6 @@ class Audit:
     """The result of auditing a place.
 
     Args:
-        what: the audited place, as the user named it.
         missing: keys of kernels that the plan lists but the place lacks.
         empty: keys of kernels whose code object is empty, which AOTriton's loader treats as known bad.
         damaged: a description of the fault in each file that is damaged.
@@ -99,7 +98,7 @@ class Audit:
             ("kernels are empty (known bad)", [] if allow_empty else self.empty),
             ("files are damaged", self.damaged),
             ("kernels or functions are missing that another GPU has", self.uneven),
-            ("kernels compile to other bytes", wrong),
+            ("kernels have other bytes when they are compiled again", wrong),
         ]
         unknown = [f"{self.sealed_note()}: {_first(self.unknown)} may be in there"] if self.unknown else []
         return [*(f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys), *unknown]
@@ -113,7 +112,6 @@ class Audit:
         return f"{self.sealed} bundles are compressed, and their GPUs are unknown"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the audit as `audit --json` prints it."""
         return {
             "what": self.what,
             "gpus": self.gpus(),
@@ -169,8 +167,8 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     if not (result.kernels or result.libraries or result.damaged or result.sealed):
         raise ConfigError(
             "nothing-compiled",
-            f"{what} holds no compiled code",
-            why="\n".join(["it has neither kernels nor libraries", *result.notes]),
+            f"{what} contains no compiled code",
+            why="\n".join(["it contains neither kernels nor libraries", *result.notes]),
             fix="name an image, a prefix, an archive, a wheel or a folder with compiled code",
         )
     result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]

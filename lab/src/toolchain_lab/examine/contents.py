@@ -41,7 +41,6 @@ class Code:
         name: the path in the place. For a code object in a bundle, `#` and the GPU follow the path of the bundle. For a
             kernel in a pack, the kernel's name follows the path of its .aks2 file without the suffix.
         file: the path of the file that contains the code, followed by the name of the entry if that file is a .zip.
-        size: the size of the content in bytes.
         read: a function that returns the content; it must be called before the iteration goes on to the next code
             object.
         shared: the number of bytes of LDS that a launch adds; None if the file does not record it.
@@ -98,9 +97,8 @@ class Pack:
     def codes(self, on_fault: OnFault) -> Iterator[Code]:
         """Return an iterator over the code objects.
 
-        Args:
-            on_fault: a function that is called with the error if the pack, or an .aks2 file in it, is damaged. The rest
-                of the damaged file is then skipped.
+        If the pack or an .aks2 file in it is damaged, `on_fault` is called, and the rest of the damaged file is
+        skipped.
         """
         self._budget.add(self._file.size)
         is_zip = self.path.endswith(".zip")
@@ -109,11 +107,7 @@ class Pack:
 
 
 def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | Beside | LaunchList | Pack]:
-    """Yield the compiled code, the packs, the JSON files and the launch lists of a place, in the order of its files.
-
-    Args:
-        on_fault: a function that is called with the error for a damaged file, which is then skipped.
-    """
+    """Yield the compiled code, the packs, the JSON files and the launch lists of a place, in the order of its files."""
     budget = UnpackBudget()
     for file in files:
         try:
@@ -223,7 +217,6 @@ def _inside(path: str, name: str) -> str:
 
 
 def _packed(file: StoredFile, budget: UnpackBudget) -> Iterator[Code]:
-    """Yield the kernels in an .aks2 file."""
     try:
         with file.start() as stream, open_aks2(stream, file.size, budget) as kernels:
             for kernel in kernels:

@@ -69,7 +69,6 @@ class Row:
         return {name: pair for name, pair in rows.items() if None not in pair and pair[0] != pair[1]}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as `kernels diff --json` prints it."""
         return {
             "key": self.key,
             "gpu": self.gpu,

@@ -37,11 +37,9 @@ class Facts:
         wave: the number of lanes in a wave.
         threads: the largest number of threads in a workgroup; 0 if a PTX file does not state it.
         vgpr: the number of vector registers that a wave uses, including AGPRs.
-        vgpr_spills, sgpr_spills: the numbers of spilled vector and scalar registers.
         lds: the size of a workgroup's LDS in bytes, including the LDS that a launch adds if this is known.
         scratch: the size of a lane's scratch memory in bytes.
         code: the size of the instructions in bytes; for PTX, the number of instructions.
-        digest: a digest of the instructions.
         two_units: whether the kernel runs in workgroup processor mode.
         allocated: the number of vector registers that the kernel descriptor reserves, which limits the number of waves;
             0 if it is unknown.
@@ -92,7 +90,6 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     """Return the facts about each kernel in a code object.
 
     Args:
-        where: the name of the file, for error messages.
         shared: the number of bytes of LDS that a launch adds.
 
     Raises:

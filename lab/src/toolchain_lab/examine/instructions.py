@@ -94,13 +94,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Replace the constant that an instruction adds to one half of the program counter with a name.
-
-    Args:
-        at: the index of the instruction that reads the program counter.
-        register: the scalar register that holds the half.
-        name: the name of the half, which replaces the constant.
-    """
+    """Replace the constant that is added to a half of the program counter, in `register`, with the half's name."""
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
             texts[place] = f"{match[1]} s{register} {name}"

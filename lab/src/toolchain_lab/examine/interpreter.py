@@ -27,9 +27,8 @@ class Interpreter:
     """A CPython interpreter that is installed on the host.
 
     Args:
-        named: the path or the name that the user gave.
         file: the path of the program, with links resolved.
-        prefix: the folder in which it is installed, which contains `bin` and `lib`.
+        prefix: the folder that contains `bin` and `lib`.
         environment: the folder of the virtual environment that contains the given path; None if it is not in one.
     """
 
@@ -66,7 +65,7 @@ def interpreter_at(named: str) -> Interpreter:
     ):
         raise KernelError(
             "not-a-python",
-            f"{named} is not a Python",
+            f"{named} is not a Python interpreter",
             why=f"{file} has no standard library in {prefix}",
             fix="name the interpreter itself, not a script that starts it: --with-python PATH",
         )
@@ -90,8 +89,8 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
     if package is None:
         raise ConfigError(
             "python-without-triton",
-            f"{interpreter.named} has no Triton",
-            why="looked for a folder `triton` in its site-packages and in the folders that .pth files there name",
+            f"Triton is not installed for {interpreter.named}",
+            why="there is no folder `triton` in its site-packages, nor in the folders that .pth files there name",
             fix="give --triton-wheel VERSION, or install Triton for that Python, but not in editable mode",
         )
     found = {"triton": package}

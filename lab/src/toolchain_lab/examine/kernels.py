@@ -28,8 +28,6 @@ class Kernel:
 
     Args:
         key: a name that is the same for the same kernel in another place. `kernels_in` makes it unique in the place.
-        path: the path of the kernel's file in the place.
-        sha256: the SHA-256 of the code object, in hex.
         facts: the facts about the kernel; None if it is empty, which AOTriton's loader treats as known bad.
         launch: a digest of the compilation inputs in the kernel's JSON; empty if there is no such JSON, or if it lacks
             the inputs.
@@ -80,7 +78,7 @@ def kernels_in(
             note(f"{what}: {line}")
     if not kernels:
         raise ConfigError("nothing-compiled",
-            f"{what} holds no compiled kernels",
+            f"{what} contains no compiled kernels",
             why="\n".join(["nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
                            *files.notes()]),
             fix=f"for the images in this folder: oci:{what}"
@@ -95,12 +93,7 @@ def _refuse(error: ToolchainError) -> None:
 
 
 def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
-    """Yield the kernels in files.
-
-    Args:
-        on_fault: a function that is called with the error for a damaged file, which is then skipped.
-        keep: the digests of the code objects whose content should be kept.
-    """
+    """Yield the kernels in files."""
     waiting: list[tuple[str, Kernel]] = []
     beside: dict[str, Mapping[str, Any]] = {}
     for item in contents(files, on_fault):

@@ -126,11 +126,9 @@ class _Found:
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
 
     def _take(self, size: int, path: str) -> None:
-        """Add the size of a section of device code to the total, and check the total against the size of the file.
+        """Raise HostileInputError if the sections of device code so far are together larger than the file.
 
-        Raises:
-            HostileInputError: the total is larger than the file, so sections overlap. Such a file could take hours to
-                read.
+        Such sections overlap, and the file could take hours to read.
         """
         self._left -= size
         self._budget.add(size)
@@ -158,9 +156,6 @@ def newest(versions: Iterable[str]) -> str:
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
     """Yield the architecture of each entry in a section's CUDA fat binaries, such as `sm_90`, or `compute_90` for PTX.
-
-    Args:
-        start, size: the offset and the size of the section in bytes.
 
     Raises:
         HostileInputError: the section contains too many entries, or too many words between them.

@@ -43,13 +43,9 @@ def occupancy(
     """Return the number of waves that fit on a SIMD by registers and by LDS; None if the GPU is unknown.
 
     Args:
-        gpu: LLVM's name for the GPU.
         vgpr: the number of vector registers that a wave uses, including AGPRs, or that `allocated` returns if that is
             more.
-        sgpr: the number of scalar registers that a wave uses.
-        lds: the size of a workgroup's LDS in bytes.
         wave: the number of lanes in a wave, 32 or 64.
-        threads: the number of threads in a workgroup.
         two_units: whether the kernel runs in workgroup processor mode.
     """
     row = limits_of(gpu)

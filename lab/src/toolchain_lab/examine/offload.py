@@ -1,4 +1,4 @@
-"""Read Clang's offload bundles, which hold code objects for several GPUs in one file or section, plain or compressed.
+"""Read Clang's offload bundles, which are code objects for several GPUs in one file or section, plain or compressed.
 
 A plain bundle consists of a list of (offset, size, target) and the code objects. A compressed bundle (`CCOB`, versions
 1 to 3) is a plain bundle that is compressed with zlib or zstd. A section contains the bundles of all object files that
@@ -43,7 +43,6 @@ class Part:
 
     Args:
         target: the target that the bundle names, such as `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`.
-        size: the size of the code object in bytes.
     """
 
     target: str
@@ -70,11 +69,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A compressed bundle that cannot be unpacked here.
-
-    Args:
-        why: the reason why it cannot be unpacked, for a message.
-    """
+    """A compressed bundle that cannot be unpacked here."""
 
     why: str
 
@@ -92,9 +87,7 @@ def parts(
     For a compressed bundle that cannot be unpacked here, a `Sealed` is yielded.
 
     Args:
-        stream: the file, which must be seekable.
         size: the size of the range in bytes, from `start`.
-        where: the name of the file, for error messages.
         budget: a limit on unpacked bytes that several calls share; by default, this call gets a limit of its own.
 
     Raises:
@@ -153,7 +146,7 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
         for _ in range(count):
             offset, length, name = _ROW.unpack(stream.read(_ROW.size))
             if name > _LONGEST_TARGET or offset + length > size:
-                raise _damaged(where, f"it has {size} bytes, and its list needs {offset + length}")
+                raise _damaged(where, f"it has {size} bytes, but its list requires {offset + length}")
             target = stream.read(name)
             place += _ROW.size + len(target)
             found.append(Part(target.decode("ascii", "backslashreplace"), length, at + offset, stream))
@@ -163,7 +156,7 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
     for part in sorted((part for part in found if part.size), key=lambda part: part._offset):
         if part._offset < end:
             raise HostileInputError(
-                "offload-bundle-overlap", f"{where} holds code objects that overlap", why=part.target, fix=_AGAIN
+                "offload-bundle-overlap", f"{where} contains code objects that overlap", why=part.target, fix=_AGAIN
             )
         end = part._offset + part.size
     return found, end - at
@@ -186,15 +179,15 @@ def _packed(
         raise _damaged(where, "its header ends early") from error
     packed, unpacked = (size, numbers[0]) if version == 1 else numbers
     if not len(PACKED) + form.size <= packed <= size:
-        raise _damaged(where, f"it has {size} bytes, and {packed} by its header")
+        raise _damaged(where, f"it has {size} bytes, but its header states {packed}")
     if unpacked > _LARGEST or not budget.takes(unpacked):
         raise HostileInputError(
-            "offload-bundle-bomb", f"{where} holds a bundle of {packed} bytes that unpacks to {unpacked}", fix=_AGAIN
+            "offload-bundle-bomb", f"{where} contains a bundle of {packed} bytes that unpacks to {unpacked}", fix=_AGAIN
         )
     try:
         unpack, errors = _unpacker(method, where)
     except ImportError:
-        yield Sealed("zstd cannot be unpacked without the package backports.zstd")
+        yield Sealed("zstd cannot be decompressed without the package backports.zstd")
         return packed
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spooled:
         content = cast("BinaryIO", spooled)
@@ -204,7 +197,7 @@ def _packed(
         except errors as error:
             raise _damaged(where, "its compressed data is damaged") from error
         if made != unpacked or not unpack.eof:
-            raise _damaged(where, f"it unpacks to {made} bytes, and {unpacked} by its header")
+            raise _damaged(where, f"it unpacks to {made} bytes, but its header states {unpacked}")
         content.seek(0)
         if content.read(MAGIC_BYTES) != PLAIN:
             raise _damaged(where, "its content is not a bundle")
@@ -227,13 +220,9 @@ def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: in
 
 
 def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a decompressor for a compression method, and the errors that it raises.
+    """Return a decompressor with the interface of `zstd.ZstdDecompressor`, and the errors that it raises.
 
-    The decompressor has the interface of `zstd.ZstdDecompressor`.
-
-    Raises:
-        KernelError: the compression method is unknown.
-        ImportError: the package for zstd is not installed.
+    ImportError is raised if the package for zstd is not installed.
     """
     if method == _ZLIB:
         return _Zlib(), (zlib.error,)

@@ -99,13 +99,12 @@ class Notes:
         return found is not None
 
     def link(self, path: str) -> None:
-        """Record a link that was not followed."""
         self._links.add(path)
 
     def lines(self) -> list[str]:
         """Return a line for each kind of skipped file."""
         kinds = (
-            ("unfinished folder of Triton's cache was left out", "unfinished folders of Triton's cache were left out",
+            ("unfinished folder of Triton's cache was skipped", "unfinished folders of Triton's cache were skipped",
              self._unfinished),
             ("link out of the folder was not followed", "links out of the folder were not followed", self._links),
         )  # fmt: skip
@@ -136,13 +135,13 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
             yield Files(lambda notes: local_files(real, path.name, notes))
         return
     if what.startswith((".", "/", "~")) or _FILE.fullmatch(what) or _TAR.fullmatch(what):
-        raise ConfigError("path-missing", f"there is no {what}", fix="check the path")
+        raise ConfigError("path-missing", f"{what} does not exist", fix="check the path")
     with tempfile.TemporaryDirectory(prefix="toolchain-kernels-") as scratch, reading(what):
         layout, images = images_of(what, cache, Path(scratch))
         for image in images:
             if faults := verify_layout(layout, image):
                 why = "\n".join(fault.text for fault in faults[:5])
-                raise UntrustedError(faults[0].id, f"{what} has other bytes than its digests say", why=why)
+                raise UntrustedError(faults[0].id, f"the bytes of {what} do not match its digests", why=why)
         digests = [image.digest for image in images]
         yield Files(lambda notes: (file for image in images for file in _image_files(layout, image, notes)), digests)
 
@@ -168,7 +167,6 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
     Args:
         name: the name of the path, whose suffix determines what kind of file it is.
-        notes: the record to which files that are skipped are added.
     """
     notes = notes or Notes()
     if path.is_dir():
@@ -228,11 +226,7 @@ class _Budgeted:
         self._stream, self._budget, self._name = stream, budget, name
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes.
-
-        Raises:
-            HostileInputError: the archive unpacks to more bytes than its budget allows.
-        """
+        """Read at most `size` bytes; raise HostileInputError if the archive unpacks to too many bytes."""
         content: bytes = self._stream.read(size)
         if not self._budget.takes(len(content)):
             raise HostileInputError("archive-bomb", f"{self._name} unpacks to more than 200 times its size", fix=_AGAIN)
@@ -255,11 +249,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
-    """Return the images that a name in the cache or a reference stands for, after the layout that contains them.
-
-    Raises:
-        SourceError, ConfigError: there is no such image.
-    """
+    """Return the images that a name in the cache or a reference stands for, after the layout that contains them."""
     if "/" not in what and not what.startswith("oci:"):
         from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - imports the plan's modules
 

@@ -37,7 +37,6 @@ def rebuild(
         source: the root of the kernels' source.
         plan: the folder that AOTriton's generator wrote; if it is None, the compilation inputs are read from the JSON
             file next to each code object.
-        seed: the seed of the random choice.
         timeout: the average time in seconds that a kernel may take; only their total time is limited.
 
     Raises:
@@ -76,11 +75,7 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """Return the rules of a plan, by the path of their code object. The plan may have been written at another path.
-
-    Raises:
-        SourceError: the folder does not contain a plan, or kernels of the plan are missing from the source.
-    """
+    """Return the rules of a plan, by the path of their code object. The plan may have been written at another path."""
     try:
         with (plan / FLATZIP).open(encoding="utf-8") as stream:
             build = stream.readline().split(";")[3].partition("/aks2/")[0]
@@ -89,7 +84,7 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
     except (OSError, IndexError, UnicodeDecodeError) as error:
         why = error.strerror or "it cannot be read" if isinstance(error, OSError) else "its first line is not a rule"
         fix = "give the folder that AOTriton's generator wrote: --plan"
-        raise SourceError("plan-missing", f"{plan} holds no plan of AOTriton", why=why, fix=fix) from error
+        raise SourceError("plan-missing", f"{plan} contains no plan of AOTriton", why=why, fix=fix) from error
     tree = file.partition("/modules/")[0]
     return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
 

@@ -42,7 +42,6 @@ class Triton:
     """A Triton, and the Python interpreter that imports it.
 
     Args:
-        python: the path or the name of the interpreter.
         wheel: the folder with Triton's unpacked wheel; None if Triton is installed for the interpreter.
     """
 
@@ -71,7 +70,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
                 "python-missing",
                 f"CPython 3.{oldest} is not installed",
                 why=f"{wheel.name} needs it",
-                fix="install it, give a wheel for another CPython, or a Python with Triton: --with-python PATH",
+                fix="install it, or give a wheel for another CPython, or a Python with Triton: --with-python PATH",
             )
         folder = cache.work / f"triton-{sha256_file(wheel).removeprefix('sha256:')[:16]}"
         if not folder.is_dir():
@@ -166,7 +165,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
     if len(roots) != 1:
         raise SourceError(
             "kernel-source-ambiguous",
-            f"{source} has {len(roots)} files {file}",
+            f"{source} contains {len(roots)} files {file}",
             why="; ".join(map(str, roots[:3])),
             fix="give the root of the kernels' source: --source",
         )
@@ -231,15 +230,14 @@ def compile_rules(
 
 
 def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the worker's answers. They are checked, because untrusted code in the worker can print anything.
-
-    Raises:
-        KernelError: the output does not contain a valid answer to each rule.
-    """
+    """Return the worker's answers. They are checked, because untrusted code in the worker can print anything."""
     lines = printed.splitlines()[1:]
     if len(lines) != len(rules):
         raise KernelError(
-            "kernel-not-compiled", "the kernel did not compile", why="the compiler died", fix="try another Triton"
+            "kernel-not-compiled",
+            "the kernel did not compile",
+            why="the compiler ended early",
+            fix="try another Triton",
         )
     answers = []
     for line, rule in zip(lines, rules, strict=True):
@@ -255,11 +253,7 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, Any]:
-    """Copy the code object and the JSON file that an answer reports, and return the answer with the object's digest.
-
-    Raises:
-        KernelError: one of the files is missing, too large or not a regular file.
-    """
+    """Copy the code object and the JSON file that an answer reports, and return the answer with the object's digest."""
     out.parent.mkdir(parents=True, exist_ok=True)
     digests = {}
     for suffix, limit in ((".hsaco", LARGEST_OBJECT), (".json", LARGEST_METADATA)):
@@ -276,19 +270,16 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:
-    """Return the version of an interpreter, such as `3.12`.
-
-    The interpreter is run in namespaces that contain only its own files.
-
-    Raises:
-        KernelError: the program is not a Python interpreter.
-    """
+    """Return the version of an interpreter, such as `3.12`; run it in namespaces that contain only its own files."""
     words = ["env", str(python.file), "-I", "-S", "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
     done = process.run(view.command(words, settings, show=installed), capture=True, check=False, timeout=_SECONDS)
     if done.returncode != 0 or not _MINOR.fullmatch(done.stdout.strip()):
         why = "\n".join(done.tail[-3:])
         raise KernelError(
-            "not-a-python", f"{python.named} is not a Python", why=why, fix="give a Python: --with-python PATH"
+            "not-a-python",
+            f"{python.named} is not a Python interpreter",
+            why=why,
+            fix="give a Python interpreter: --with-python PATH",
         )
     return done.stdout.strip()
 

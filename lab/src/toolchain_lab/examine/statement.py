@@ -26,7 +26,6 @@ def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any
     """Return the in-toto statement for an audit, without the path of the audited place.
 
     Args:
-        name, digests: the name and the digests of the statement's subjects.
         result_json: the result of the audit as `audit --json` prints it.
     """
     result = {key: value for key, value in result_json.items() if key not in {"what", "attested"}}

@@ -77,7 +77,6 @@ class Library:
     also: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; unknown values are null."""
         return {**_known(dataclasses.asdict(self)), "told": [_known(dataclasses.asdict(one)) for one in self.told]}
 
 
@@ -105,7 +104,6 @@ class WheelLlvm:
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; unknown values are null."""
         plain = {"file": self.file, "bytes": self.bytes, "sha256": self.sha256}
         named = {"project": self.project or None, "version": self.version or None, "tag": self.tag or None}
         return {**plain, **named, "libraries": [library.as_json() for library in self.libraries]}

@@ -53,7 +53,6 @@ class _Form:
     swapped: bool
 
     def place(self, block: int, head: int, sequence: int) -> Place:
-        """Return the ids of the workgroup that handles a block of a head in a sequence."""
         return (head, block, sequence) if self.swapped else (block, head, sequence)
 
 

@@ -20,7 +20,7 @@ SEED = 0
 
 
 def require_check() -> None:
-    """Raise an error unless numpy and llvm-objdump, which checks need, are installed.
+    """Check that numpy and llvm-objdump are installed.
 
     Raises:
         ConfigError: numpy is not installed.
@@ -44,7 +44,6 @@ def check_objects(
 
     Args:
         count: the maximum size of the sample; 0 for all objects.
-        jobs: the maximum number of processes.
         note: a function that is called with the name and the result of each kernel.
     """
     chosen = sample(objects, count or None, SEED)
@@ -58,7 +57,6 @@ def check_files(
 
     Args:
         count: the maximum size of the sample; 0 for all objects.
-        jobs: the maximum number of processes.
         label: the name of the place with the files, for error messages.
 
     Raises:
@@ -84,7 +82,6 @@ def _checked(
     progress: Callable[[int, int, str], None] | None,
     note: Callable[[str, Mapping[str, Any]], None] | None,
 ) -> dict[str, Any]:
-    """Check kernels in separate namespaces, and return the result in the form that is published."""
     from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - numpy
 
     report = check_contained(

@@ -40,7 +40,6 @@ class Report:
     decoder: str
 
     def counts(self) -> dict[str, int]:
-        """Return the number of kernels by status."""
         counts = Counter(row.status for row in self.rows)
         return {status: counts[status] for status in STATUSES}
 
@@ -50,7 +49,6 @@ class Report:
         return {label: counts[label] for label in LABELS}
 
     def of(self, status: str) -> list[Checked]:
-        """Return the results that have a given status."""
         return [row for row in self.rows if row.status == status]
 
     def groups(self) -> list[dict[str, Any]]:
@@ -75,11 +73,7 @@ class Report:
         ]
 
     def require_right(self) -> None:
-        """Raise an error if a kernel is wrong.
-
-        Raises:
-            NumbersError: a kernel gave a wrong result.
-        """
+        """Raise NumbersError if a kernel gave a wrong result."""
         require_right(self.published())
 
     def published(self) -> dict[str, Any]:
@@ -93,7 +87,6 @@ class Report:
         return {**self._head(), "groups": groups, "kernels": kernels}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
         return {**self._head(), "groups": self.groups(), "kernels": [row.as_json() for row in self.rows]}
 
     def _head(self) -> dict[str, Any]:
@@ -121,7 +114,6 @@ def run(
     """Check kernels in parallel processes, and return a report.
 
     Args:
-        jobs: the maximum number of processes.
         available: the number of kernels from which the sample was drawn; by default, `len(objects)`.
         known: the results of an earlier check, by name; those for objects with the same bytes are reused.
         exact: whether matrix instructions follow the published rounding rules for the GPU.

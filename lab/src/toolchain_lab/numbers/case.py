@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class NotCheckedError(Exception):
-    """No case fits a kernel; the error's message says why."""
+    """There is no test case for a kernel; the error's message says why."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,6 @@ class Case:
     """A launch and its expected results.
 
     Args:
-        label: a description of the launch for display.
-        values: the values of the arguments, by name.
-        grid: the number of workgroups along x, y and z.
         only: the ids of the workgroups that run.
         free: by argument, the indices of elements that a kernel may write but whose values have no meaning.
     """
@@ -146,11 +143,7 @@ class Arguments:
                 self.values[parameter.name] = None if parameter.pointer else 0
 
     def done(self) -> dict[str, Value]:
-        """Return the values of all arguments, by name.
-
-        Raises:
-            NotCheckedError: an argument has no value.
-        """
+        """Return the values of all arguments, by name; raise NotCheckedError if an argument has no value."""
         lacking = [parameter.name for parameter in self.metadata.parameters if parameter.name not in self.values]
         if lacking:
             raise NotCheckedError("no-case", f"no value is known for {', '.join(lacking)}")

@@ -37,17 +37,15 @@ class Checked:
     """The result of checking a kernel.
 
     Args:
-        status: `right`, `wrong`, `skipped` (no case fits the kernel) or `refused` (the emulator does not support it).
+        status: `right`, `wrong`, `skipped` (there is no test case) or `refused` (the emulator does not support it).
         reason: why the kernel is not right; empty if it is right.
         share: the largest ratio of an error to the allowed error; infinite if a fault stopped the kernel.
         errors: the error and the allowed error of each result, by label, from the launch in which their ratio is
             largest.
-        cases: the labels of the launches.
         unknown: the instructions in the kernel that the emulator does not support and that were not executed.
         exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if the kernel was skipped or
             stopped by a fault.
         approximate: the executed instructions that are not exact, each with the bound on its error.
-        sha256: the SHA-256 of the code object, in hex.
     """
 
     name: str
@@ -73,7 +71,6 @@ class Checked:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Checked:
-        """Return the result for JSON values that `as_json` returned."""
         errors = {name: (_number(error), float(bound)) for name, (error, bound) in row["errors"].items()}
         more = {"share": _number(row["share"]), "cases": tuple(row["cases"]), "unknown": tuple(row["unknown"])}
         return cls(**{**row, **more, "errors": errors})
@@ -110,8 +107,6 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     """Check a code object that has a JSON file next to it, and return the result.
 
     Args:
-        name: the name of the kernel in the result.
-        seed: the seed for the inputs and for the initial contents of registers and memory.
         exact: whether matrix instructions follow the published rounding rules for the GPU.
     """
     gpu = kernel = ""
@@ -149,14 +144,14 @@ def check_program(
         make: a function that returns the cases; by default, the known cases for the kernel.
 
     Raises:
-        NotCheckedError: no case fits the kernel.
+        NotCheckedError: there is no test case for the kernel.
         NotEmulatedError: the emulator does not support an instruction of the kernel.
         FaultyKernelError: the kernel has a fault, such as an out-of-bounds access.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))
     if make is None:
-        raise NotCheckedError("no-case", f"there is no case for {metadata.kernel} of {metadata.source}")
+        raise NotCheckedError("no-case", f"there is no test case for {metadata.kernel} of {metadata.source}")
     errors: dict[str, tuple[float, float]] = {}
     labels, faults, instructions, workgroups = [], [], 0, 0
     for case in make(metadata, seed):
@@ -213,7 +208,7 @@ def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]])
         if known is None or error * known[1] >= known[0] * bound:
             errors[expected.label] = (error, bound)
         if not error <= bound:
-            yield f"{expected.label}: error {error:.2e} is over {bound:.2e}"
+            yield f"{expected.label}: the error {error:.2e} is larger than {bound:.2e}"
         touched.setdefault(expected.argument, []).append(np.ravel(expected.places))
     for name, buffer in done.buffers.items():
         before = case.values[name]

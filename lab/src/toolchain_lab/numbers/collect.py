@@ -31,7 +31,6 @@ class Collected:
     """The code objects that `collect` found.
 
     Args:
-        objects: the chosen code objects.
         available: the number of code objects from which they were chosen.
         unknown: the paths of AOTriton packs that lack launch data.
     """
@@ -74,8 +73,8 @@ def collect(
         if name in objects:
             raise ConfigError(
                 "object-ambiguous",
-                f"{label} holds {name} more than once",
-                why="there are several images in it",
+                f"{label} contains {name} more than once",
+                why="it contains several images",
                 fix="name one of them",
             )
         there.add(gpu)
@@ -103,17 +102,17 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
             fix="give the folder of AOTriton's generator and its source: --plan DIR --source DIR",
         )
     if there:
-        fix = "name one of these, or leave --gpu out"
+        fix = "name one of these, or omit --gpu"
         return ConfigError(
             "no-code-objects",
-            f"{label} holds no code objects{wanted}",
-            why=f"it has {', '.join(sorted(there))}",
+            f"{label} contains no code objects{wanted}",
+            why=f"it contains code objects for {', '.join(sorted(there))}",
             fix=fix,
         )
     return ConfigError(
         "no-code-objects",
-        f"{label} holds no code objects{wanted}",
-        why=f"it has no {SUFFIX} file, no pack of AOTriton and no result of a kernel store",
+        f"{label} contains no code objects{wanted}",
+        why=f"it contains no {SUFFIX} file, no pack of AOTriton and no result of a kernel store",
         fix=f"for the images in this folder: oci:{label}"
         if (Path(label) / "oci-layout").is_file()
         else "name a folder, image, pack or kernel store with code objects",

@@ -40,9 +40,6 @@ def check_contained(
 ) -> Report:
     """Check kernels in separate namespaces; see `campaign.run`.
 
-    Args:
-        folder: a folder that contains all the objects.
-
     Raises:
         EngineError: this machine cannot create the namespaces, or the check ended early.
     """
@@ -83,7 +80,7 @@ def check_contained(
         except process.CommandError as error:
             raise EngineError(
                 "check-died",
-                "the check of kernels died",
+                "the process that checks the kernels failed",
                 why=error.why,
                 fix="free memory, or give fewer --jobs; if that does not help, report it",
             ) from error
@@ -91,8 +88,8 @@ def check_contained(
     if lacking:
         raise EngineError(
             "check-died",
-            "the check of kernels ended early",
-            why=f"{lacking[0]}: no answer; {done.stdout[-300:]}",
+            "the process that checks the kernels ended early",
+            why=f"there is no result for {lacking[0]}; {done.stdout[-300:]}",
             fix="give fewer --jobs; if that does not help, report it",
         )
     return Report(tuple(checked[each.name] for each in objects), available, disassembler.label)

@@ -91,7 +91,6 @@ def tensor(
         shape: the numbers of batches, heads, rows and columns.
         fill: a function that returns values of a given shape.
         pitch: the number of elements from one head to the next; at least the number of columns.
-        guard: the number of guard rows after each batch.
     """
     batch, heads, rows, columns = shape
     pitch = max(pitch, columns)

@@ -39,14 +39,14 @@ def element_of(metadata: Metadata, *names: str) -> Element:
 
 
 def refuse_forms(arguments: Arguments, **off: Any) -> None:
-    """Raise NotCheckedError if a compile-time argument enables a feature for which there is no case.
+    """Raise NotCheckedError if a compile-time argument enables a feature for which there is no test case.
 
     Args:
         off: for each such argument, the value that disables the feature.
     """
     for name, value in off.items():
         if arguments.constant(name, value) != value:
-            raise NotCheckedError("no-case", f"there is no case for {name} = {arguments.constant(name)}")
+            raise NotCheckedError("no-case", f"there is no test case for {name} = {arguments.constant(name)}")
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:

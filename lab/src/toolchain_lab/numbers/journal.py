@@ -17,11 +17,7 @@ _MOST = 1 << 30  # bytes; the limit for the size of the file
 
 
 def append(path: Path, row: Checked, decoder: str) -> None:
-    """Append a result to the file.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Append a result to the file; raise ConfigError if the file cannot be written."""
     try:
         with path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"decoder": decoder, "row": row.as_json()}) + "\n")

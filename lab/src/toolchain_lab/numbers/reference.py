@@ -22,7 +22,6 @@ class Inputs:
         q, k, v, do: `float64[rows, columns]`. If `do` is None, no gradients are computed.
         scale: the factor by which scores are multiplied.
         visible: which keys each query may see, `bool[queries, keys]`.
-        bias: the bias that is added to the scores; None if there is none.
         keep: which elements dropout keeps, `bool[queries, keys]`; None without dropout.
         drop: the probability with which dropout drops an element.
     """
@@ -43,7 +42,6 @@ class Results:
     """The results of attention for one head.
 
     Args:
-        o: the output.
         lse: the log-sum-exp of each row.
         delta: for each row, the scalar product of the output and its gradient; empty if no gradients are computed.
         dq, dk, dv, db: the gradients of q, k, v and the bias; empty if no gradients are computed.

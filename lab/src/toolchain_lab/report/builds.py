@@ -56,7 +56,7 @@ def build_report(cache: Cache, record: Record) -> Report:
     sections += [_timeline(steps)] if steps else []
     if (files := _files(Layout(cache.images), record)).rows:
         note = f"Files of {console.size(_ALONE)} and more; smaller files are added up by folder."
-        sections.append(Section(title="What the layer holds", table=files, note=note))
+        sections.append(Section(title="Content of the layer", table=files, note=note))
     if (sources := _sources(records)).rows:
         sections.append(Section(title="Sources", table=sources))
     subject = f"{full_name(record)}, {record.arch}" + (f"; {record.partial}" if record.partial else "")

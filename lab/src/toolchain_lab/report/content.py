@@ -35,7 +35,6 @@ class Column:
 
     Args:
         key: the column's name in filters, such as `vgpr>128`.
-        label: the heading of the column.
         help: an explanation of the heading, if it needs one.
         before: if this column contains values of side B, the key of the column with the values of side A.
     """

@@ -21,7 +21,6 @@ def json_report(value: Any, name: str) -> Report:
     """Return the report about a document that `kernels diff --json` or `audit --json` printed.
 
     Args:
-        value: the JSON document.
         name: the name of the document's file, for the report and for error messages.
 
     Raises:
@@ -34,7 +33,7 @@ def json_report(value: Any, name: str) -> Report:
             return audit_report(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _unknown(name, "a value is missing, or has an unexpected type") from error
-    raise _unknown(name, "its keys are those of neither")
+    raise _unknown(name, "it does not have the keys of either")
 
 
 def _unknown(name: str, why: str) -> ConfigError:

@@ -51,8 +51,6 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
     """Return the report about a campaign.
 
     Args:
-        title: the name of the campaign.
-        entries: the entries of its ledger.
         kernels: the kernels in its code objects; the kernel for an entry is found by digest.
     """
     figures, section = campaign_part(entries, kernels)
