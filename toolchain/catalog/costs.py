@@ -30,7 +30,7 @@ class Cost:
         return least * share, most * share
 
     def time_for(self, cores: int, left: float = 1.0) -> str:
-        """Return text such as `2 to 5 h` or `12 to 30 min + 1.1 s a kernel` for the fraction `left` of the stage."""
+        """Return text such as `2 to 5 h` or `12 to 30 min + 1.1 s a kernel` for a fraction (`left`) of the stage."""
         least, most = (_duration(minutes * left) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"

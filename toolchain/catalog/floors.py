@@ -52,8 +52,8 @@ def floor_of(glibc: str) -> Floor:
     if floor is None:
         raise UnsupportedError(
             "unknown-glibc",
-            f"no floor is known for glibc {glibc}",
-            why=f"{DATA} has {', '.join(floors)}",
+            f"glibc {glibc} is not supported",
+            why=f"{DATA} lists only {', '.join(floors)}",
             fix=f"use --glibc with one of {usable}; or bind the layer to a base, e.g. with --base debian13",
         )
     if not floor.packages:

@@ -303,7 +303,7 @@ def _parsed(file: Path) -> _PinFile:
 
 
 def _without_comments(text: str) -> str:
-    """Return the text of a plain pin file without `#` comments and blank lines."""
+    """Return the text of a plain pin file without `#` comments or blank lines."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 

@@ -31,7 +31,7 @@ class LlvmPin:
         commit: 40 lowercase hexadecimal digits.
         repository: a repository that contains the commit, as `owner/name`.
         origin: the file or release that contains the pin, for display.
-        certainty: whether the commit was verified or inferred.
+        certainty: whether the pin was verified or inferred.
         warnings: facts that the user should know before relying on the pin.
     """
 

@@ -77,7 +77,7 @@ def triton_at(llvm: str) -> str | None:
 
 
 def is_version(text: str) -> bool:
-    """Return whether `text` is a version: MAJOR.MINOR[.PATCH], with an optional `v`."""
+    """Return whether `text` is MAJOR.MINOR[.PATCH], with an optional leading `v` and a suffix such as `+rocm6`."""
     return _VERSION.fullmatch(text.strip()) is not None
 
 

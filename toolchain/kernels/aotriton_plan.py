@@ -153,7 +153,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
                 if len(fields) < least:
                     raise SourceError(
                         "plan-malformed",
-                        f"{path.name}:{number} has {len(fields)} fields, {least} or more expected",
+                        f"{path.name}:{number} has {len(fields)} fields instead of {least} or more",
                         why=line[:200],
                         fix=_REPORT,
                     )
@@ -184,7 +184,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """Return `folder` relative to `top`; empty for `top`. It is cached, because folders contain thousands of files."""
+    """Return `folder` relative to `top`; empty for `top`. The result is cached for many files."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -209,7 +209,7 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
             "plan-contradictory",
             f"the manifest {path} and AOTriton's plan name different files",
             why=f"the manifest has {len(rows)} rows, and the plan has {len(listed)} files",
-            fix="build again; report it if that does not help",
+            fix="build again; if that does not help, report this error",
         )
     if len({row[1] for row in rows}) < len(rows):
         raise SourceError("plan-contradictory", f"the manifest {path} gives one name to two files", fix=_REPORT)
@@ -247,7 +247,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
                 "plan-contradictory",
                 f"AOTriton's plan contradicts itself: {what}",
                 why=f"there are {len(names)} of them, such as {min(names)}",
-                fix="build again; report it if that does not help",
+                fix="build again; if that does not help, report this error",
             )
 
 
@@ -289,7 +289,6 @@ class _Rules:
         self._parts: dict[tuple[str, str], Signature] = {}
 
     def rule(self, fields: Sequence[str]) -> Rule:
-        """Return the rule for a line with these fields."""
         skipped = self._of.fields - 8
         target_path, kernel_file, kernel, warps, stages, waves, word = fields[skipped : skipped + 7]
         gpu = self._of.words.get(word, word)
@@ -344,7 +343,7 @@ def parse_signature(
     if len(parts) != len(names):
         raise SourceError(
             "plan-malformed",
-            f"{where}: {len(parts)} arguments for a kernel with {len(names)}",
+            f"{where}: the plan has {len(parts)} arguments, and the kernel has {len(names)}",
             why=text[:300],
             fix=_REPORT,
         )

@@ -132,7 +132,6 @@ class ClusterExecutor:
         return slots
 
     def _outcomes(self, share: Sequence[Rule], result: Any, *, failed: bool) -> Iterator[Outcome]:
-        """Yield an outcome for each rule of a finished task."""
         if failed and isinstance(error := result[1], distributed.KilledWorker):
             raise ResourceError(
                 "workers-lost",

@@ -85,7 +85,6 @@ class ElfTables:
         raise ValueError("its code is in no segment")
 
     def notes(self) -> Iterator[bytes]:
-        """Yield the content of each note segment."""
         left = len(self._view)
         for kind, _, offset, _, _, size, _, _ in self._segments:
             if kind == _NOTE:
@@ -105,7 +104,7 @@ def check_object(path: Path, gpu: str, kernel: str) -> None:
         why = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     if why:
         raise KernelError(
-            "not-a-code-object", f"{path} is not a code object for {gpu}", why=why, fix="compile it again"
+            "not-a-code-object", f"{path} is not a code object for {gpu}", why=why, fix="compile the kernel again"
         )
 
 

@@ -28,9 +28,8 @@ class Executor(Protocol):
             out: the folder for the objects on this machine.
 
         Yields:
-            an outcome for each rule: `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`.
-            With the status "done" it also contains `"sha256"` and `"bitcode"`. With "failed" it may contain `"log"`,
-            the last lines that the worker printed. `"origin"` names the worker if another machine compiled the rule.
+            an outcome for each rule, with the keys `id` and `status` ("done", "failed" or "timeout"). It may also
+            contain `log`, the last lines that the worker printed, and fields of `ledger.Entry` such as `reason`.
             Closing the generator ends all workers.
         """
         ...

@@ -352,7 +352,6 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def _object(path: Path, content: object) -> dict[str, Any]:
-    """Return the JSON object that a row contains."""
     try:
         value = strict_json.read(content, "the ledger", keys=_KEYS) if isinstance(content, str) else None
     except ValueError as error:

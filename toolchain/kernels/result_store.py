@@ -1,8 +1,8 @@
 """Read and write kernel results that campaigns share: records, and the folder that holds them.
 
-A record is one line of JSON followed by the bytes of the object. The line holds a statement, which describes the object
-and all inputs of its compilation, and a signature over the statement if the writer has a key. Every reader checks a
-record before it uses it.
+A record is one line of JSON followed by the bytes of the object. The line contains a statement, which describes the
+object and all inputs of its compilation, and a signature over the statement if the writer has a key. Every reader
+checks a record before it uses it.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class KernelStore:
     Any number of processes may read and write the folder at the same time, on one machine or through NFS.
 
     Args:
-        root: the folder, which is created with the first record.
+        root: the folder, which is created when something is first written to it.
 
     Raises:
         ConfigError: the folder contains other files or records of another format, or cannot be read.

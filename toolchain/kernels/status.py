@@ -169,8 +169,8 @@ class Board:
         """Return the kernels per second, and the seconds until all kernels are finished; None for what is unknown.
 
         The functions differ in cost and are compiled one after the other. So the estimate counts seconds of compilation
-        instead of kernels. It uses the rate of the last ten minutes, or of the time since the last result that was not
-        compiled here if that is shorter.
+        instead of kernels. It uses the rate of the last ten minutes. If the run started later, or a result that was not
+        compiled here came later, it uses the rate since then.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:

@@ -72,7 +72,7 @@ def _reasons(bad: Sequence[Entry]) -> list[str]:
 
 
 def _first(entry: Entry) -> str:
-    """Return the first line of a reason, and also its last line if the first only names a place in a source file."""
+    """Return the first line of a reason, and its last line too if the first ends with a colon, as file positions do."""
     first, _, rest = entry.reason.strip().partition("\n")
     last = next((line.strip() for line in reversed(rest.splitlines()) if line.strip(" ^")), "")
     return console.one_line(f"{first} {last}" if first.endswith(":") and last else first) or "no reason"
@@ -104,6 +104,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return the last `width` characters of a path, because the ends of paths distinguish kernels."""
+    """Shorten a path at its start to `width` characters, because the ends of paths distinguish kernels."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"
