@@ -18,7 +18,6 @@ class BaseRef:
     Args:
         recipe: the name of a recipe, even if no such recipe exists; empty for a local image.
         image: the reference to a local image; None for a recipe.
-        text: the value as the user wrote it.
     """
 
     recipe: str = ""

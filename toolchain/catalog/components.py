@@ -35,7 +35,6 @@ class LlvmRequirements:
         tools: the programs that bin/ in LLVM's prefix must contain.
         libtriton: the libraries that Triton's Python module links, without `lib` and `.a`, sorted.
         bin_tools: the libraries that Triton's command-line programs link, in the same form.
-        clang, lld, filecheck: whether Triton needs this part.
         keep: globs for more libraries to keep in the layer.
         drop: globs for libraries that are not kept although they match `keep`.
         serves: the version or commit of Triton, as the user requested it.

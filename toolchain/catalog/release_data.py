@@ -48,11 +48,9 @@ class CodegenPin:
 
     Args:
         target: LLVM's name for the code generator, such as `AMDGPU`.
-        llvm: the commit of LLVM.
         build: the build number of the library, which changes with the library's own sources.
         repository: a repository that contains the commit; empty if it becomes known only when the source is fetched.
         certainty: whether `llvm` and `build` were verified or inferred.
-        source: where `llvm` and `build` come from.
     """
 
     target: str

@@ -108,7 +108,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
         SourceError: a file is missing or malformed, or the files contradict each other, so that kernels would be
             missing.
         KernelError: two rules are the same, and the compiler of this generation ignores none of their values.
-        UnsupportedError: the plan names a GPU whose code objects cannot be checked.
+        UnsupportedError: the plan names an unknown GPU.
     """
     of = of or generation_of("0.13b")
     clusters: tuple[Cluster, ...] = ()

@@ -144,7 +144,6 @@ def run_campaign(
         worker_tree: the path at which the workers see the source tree.
         keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
         bounds: the bounds on the memory of the executor's workers, for the status.
-        shared: the kernel stores to take results from and to add results to.
         scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
 
     Raises:

@@ -64,7 +64,7 @@ class Entry:
         status: `done`, `failed` or `timeout`.
         over_memory: whether the worker was ended because it used too much memory.
         refused: whether the compiled project raised the error because it does not support the GPU or the arguments.
-        exit_code: the worker's exit code if it ended, or the negative number of the signal that ended it.
+        exit_code: the worker's exit code, or the negative number of the signal that ended it; None if it did not end.
         seconds: the wall time of the last attempt.
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.
@@ -208,7 +208,6 @@ class Ledger:
         return True
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
-        """Record the result of checking a rule's object."""
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,6 @@ class Naming:
     """Names the results of one campaign.
 
     Args:
-        tree: the kernels' source tree.
         triton: the diff_ids of the Triton image, lowest first. Names do not depend on the image's labels, because no
             kernel sees them.
         recipe: the digests of the recipe's files that run with Triton: the worker, and modules that replace those of
@@ -53,7 +52,6 @@ class Naming:
 
     @property
     def tree(self) -> str:
-        """The digest of the whole source tree."""
         return sha256_json(self._reach.whole)
 
     @cached_property

@@ -55,7 +55,6 @@ class SharedResults:
 
     Args:
         stores: the stores to take results from. Results that are compiled here are added to the first store.
-        naming: computes the name that each result of this campaign has in the stores.
         key: the key that signs added results, and that must have signed taken results. With None, signatures are not
             checked.
         only: whether to compile nothing and take all results from the stores.

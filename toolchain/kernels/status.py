@@ -55,7 +55,6 @@ class Board:
     Args:
         path: the file, which is replaced as a whole.
         workers: see `Executor.workers`.
-        command: the command line that continues the campaign.
         clock: returns seconds since 1970.
     """
 
