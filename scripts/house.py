@@ -30,10 +30,7 @@ def room_of(module: str) -> str:
 
 
 def imported(source: str, modules: frozenset[str]) -> set[str]:
-    """Return the modules that a source imports.
-
-    `from a import b` gives `a.b` if that is one of `modules`, else `a`.
-    """
+    """Return the modules that a source imports; `from a import b` gives `a.b` if that is in `modules`, else `a`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -71,11 +68,7 @@ def arrows(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
 
 
 def floors(rooms: Mapping[str, set[str]]) -> dict[str, int]:
-    """Return the floor of each room; the lowest floor is 0.
-
-    Raises:
-        CycleError: rooms import each other in a cycle.
-    """
+    """Return the floor of each room; the lowest floor is 0. Raise CycleError if rooms import each other in a cycle."""
     where: dict[str, int] = {}
     for room in TopologicalSorter(rooms).static_order():
         where[room] = 1 + max((where[other] for other in rooms.get(room, ())), default=-1)

@@ -57,7 +57,7 @@ def compare(gpu: str, shape: str, wanted: int) -> tuple[int, int, int, int]:
 
 
 def main() -> None:
-    """Print a line for each instruction; exit with 1 if a result differs for another reason than a dropped sum."""
+    """Print a line for each instruction; exit with 1 if a result differs although mmasim dropped no sum."""
     wanted, differing = int(sys.argv[1]) if sys.argv[1:] else 100_000, 0
     print(f"mmasim {version('mmasim')}, torch {torch.__version__}, numpy {np.__version__}")
     for gpu, shapes in SHAPES.items():

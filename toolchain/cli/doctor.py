@@ -1,4 +1,4 @@
-"""Checks of whether this machine has what builds need. They work even if no needed program is installed."""
+"""Check whether this machine has what builds need; the checks work even if no needed program is installed."""
 
 from __future__ import annotations
 

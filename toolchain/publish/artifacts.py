@@ -128,7 +128,7 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
             try:
                 _bring(request, stage.planned, missing, reuse.place)
             except ToolchainError as error:
-                console.note(f"{stage.planned.name}: no published wheels of {stage.planned.image} ({error.what})")
+                console.note(f"{stage.planned.name}: cannot fetch the wheels of {stage.planned.image} ({error.what})")
 
 
 def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:

@@ -147,7 +147,7 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Download the layers under those of cosign's tags for a subject that are in `known`, and return them."""
+    """Download and return the layers under cosign's tags for a subject, for each such tag that is in `known`."""
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:

@@ -99,7 +99,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
 def document_of(project: str, version: str, contents: Contents) -> bytes:
     """Return the SBOM of a project's wheel as a CycloneDX 1.6 document in JSON.
 
-    The document describes each source only by facts that the input digest covers. Therefore it contains no names of
+    The document describes each source only by facts that determine the input digest. Therefore it contains no names of
     patch files, folders or mirrors.
     """
     rows = {row.name: row for row in contents.sources if not is_tool(row)}

@@ -161,7 +161,7 @@ def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> No
             "kernels-not-emulated",
             f"{len(rows)} of {len(report.rows)} kernels cannot be emulated",
             why=listed([(row.name, row.reason) for row in rows]),
-            fix="report them with the code objects",
+            fix="report the kernels with their code objects",
         )
     skipped = [] if allow_skipped else [(row.name, row.reason) for row in report.of(SKIPPED)]
     if skipped := [*skipped, *((path, "it does not record how its kernels are launched") for path in unknown)]:

@@ -211,12 +211,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
 
 
 def decoder(path: Path | None) -> Disassembler:
-    """Return the disassembler, after checking that numpy is installed.
-
-    Raises:
-        ConfigError: numpy is not installed.
-        EngineError: no suitable disassembler is installed.
-    """
+    """Return the disassembler; raise ConfigError without numpy, and EngineError without a suitable disassembler."""
     require_numpy()
     return disassembler(path)
 

@@ -62,8 +62,8 @@ def kernels_try(
     if not kernel.is_file():
         raise ConfigError(
             "kernel-object-missing",
-            f"there is no {kernel}",
-            why="there is only its JSON file",
+            f"{kernel} does not exist",
+            why="only its JSON file exists",
             fix="keep both files together",
         )
     triton = chosen_triton(triton_wheel, with_python, where)

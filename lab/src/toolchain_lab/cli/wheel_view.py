@@ -22,10 +22,8 @@ _WORDS = {
 def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
     """Print the LLVMs in a Triton wheel, and compare them with the pins.
 
-    Raises:
-        PinError: an LLVM is missing from the wheel, several revisions are named for one LLVM, or an LLVM differs from
-            the pin for this Triton.
-        ConfigError: `use` is set, which is only for images.
+    PinError is raised if an LLVM is missing from the wheel, if several revisions are named for one LLVM, or if an LLVM
+    differs from the pin for this Triton.
     """
     if use:
         raise ConfigError(

@@ -145,7 +145,7 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     raise ConfigError(
         "nothing-in-common",
         "A and B have no kernel in common",
-        why=f"A begins with {a[0].key}, B with {b[0].key}",
+        why=f"the first kernel is {a[0].key} in A, and {b[0].key} in B",
         fix="compare two campaigns of the same kernels and GPUs",
     )
 

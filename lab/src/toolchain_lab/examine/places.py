@@ -159,7 +159,9 @@ def reading(what: str) -> Iterator[None]:
             why = "it is truncated, or is not an archive"
         elif isinstance(error, CommandError):
             why = str(error)
-        raise SourceError("archive-unreadable", f"{what} cannot be read", why=why, fix=_AGAIN) from error
+        raise SourceError(
+            "archive-unreadable", f"{what} cannot be read", why=why, fix=f"check its permissions, or {_AGAIN}"
+        ) from error
 
 
 def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:

@@ -93,10 +93,6 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
     """Return a function that returns the launch values of a kernel, given its path in a pack and its LDS in bytes.
 
     The returned function returns None for a kernel that is not in the plan.
-
-    Raises:
-        SourceError: the folder does not contain a plan, or kernels of the plan are missing from the source.
-        ConfigError: the plan lists no kernel.
     """
     rules, keys = _rules(plan, source), objects_of(plan, ())
 

@@ -38,11 +38,7 @@ def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any
 
 
 def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer, scratch: Path) -> AttachedEvidence:
-    """Sign the statement about an audit, and attach it to the audited images in their registry or layout.
-
-    Raises:
-        RegistryError, UnreachableError: the statement cannot be attached; see `Place.attach`.
-    """
+    """Sign the statement about an audit, and attach it to the audited images in their registry or layout."""
     with open_place(parse(audited.what)) as place:
         statement = audit_statement("image", list(audited.images), result_json)
         return attach_statement(statement, list(audited.images), place, kind="audit", signer=signer, scratch=scratch)

@@ -19,8 +19,7 @@ class Uneven:
 
     Args:
         missing: the kernels and functions whose absence is a fault; see `uneven` for the conditions.
-        differing: the kernels and functions whose absence may be intended, because kernels may be written or tuned for
-            each GPU.
+        differing: the kernels and functions whose absence may be intended.
     """
 
     missing: list[str] = field(default_factory=list)

@@ -195,7 +195,7 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
     if len(metadata) > 1:
         raise HostileInputError(
             "wheel-metadata-twice",
-            f"{file} has the metadata of {len(metadata)} projects",
+            f"{file} contains the metadata of {len(metadata)} projects",
             fix="download the wheel again",
         )
     fields: dict[str, str] = {}
@@ -203,7 +203,7 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
         if metadata[0].file_size > _MAX_TEXT:
             raise HostileInputError(
                 "wheel-metadata-too-large",
-                f"{file} has metadata of {metadata[0].file_size} bytes",
+                f"the metadata in {file} is too large: {metadata[0].file_size} bytes",
                 fix="download the wheel again",
             )
         headers = HeaderParser().parsestr(archive.read(metadata[0]).decode("utf-8", "replace"))

@@ -20,12 +20,7 @@ SEED = 0
 
 
 def require_check() -> None:
-    """Check that numpy and llvm-objdump are installed.
-
-    Raises:
-        ConfigError: numpy is not installed.
-        EngineError: no suitable llvm-objdump is installed.
-    """
+    """Raise ConfigError if numpy is not installed, and EngineError if no suitable llvm-objdump is installed."""
     require_numpy("--check")
     disassembler()
 
@@ -58,9 +53,6 @@ def check_files(
     Args:
         count: the maximum size of the sample; 0 for all objects.
         label: the name of the place with the files, for error messages.
-
-    Raises:
-        ConfigError: there is no code object among the files.
     """
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - numpy
 

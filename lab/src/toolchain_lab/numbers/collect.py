@@ -74,8 +74,8 @@ def collect(
             raise ConfigError(
                 "object-ambiguous",
                 f"{label} contains {name} more than once",
-                why="it contains several images",
-                fix="name one of them",
+                why="it contains several images, or an image with the same file in several layers",
+                fix="name a single image or folder",
             )
         there.add(gpu)
         if not gpus or gpu in gpus:

@@ -26,8 +26,7 @@ _ROWS = 144  # rows in a backward pass, not a multiple of a block, which has 32,
 def element_of(metadata: Metadata, *names: str) -> Element:
     """Return the element type of the first of the named tensors that the kernel takes.
 
-    Raises:
-        NotCheckedError: the kernel takes none of the tensors, or the element type is unknown.
+    NotCheckedError is raised if the kernel takes none of the tensors, or if the element type is unknown.
     """
     types = {parameter.name: parameter.type.removeprefix("*") for parameter in metadata.parameters}
     for name in names:

@@ -29,12 +29,7 @@ _DEEP = 2  # the sizes of smaller files are added up by folder, for folders down
 
 
 def build_report(cache: Cache, record: Record) -> Report:
-    """Return the report about a finished image in the cache.
-
-    Raises:
-        SourceError: a blob of the image is damaged.
-        KernelError: a code object in the image is damaged.
-    """
+    """Return the report about a finished image in the cache."""
     records = [*reversed(stages_below(cache, record.inputs)), record]
     facts = record.facts
     total = sum(float(row.facts.get("total_seconds", 0)) for row in records)

@@ -18,13 +18,10 @@ _FINDINGS = ("missing", "empty", "damaged", "absent", "uneven")
 
 
 def json_report(value: Any, name: str) -> Report:
-    """Return the report about a document that `kernels diff --json` or `audit --json` printed.
+    """Return the report about the JSON document of a comparison or an audit; raise ConfigError for any other document.
 
     Args:
         name: the name of the document's file, for the report and for error messages.
-
-    Raises:
-        ConfigError: the document was printed by neither of these commands.
     """
     try:
         if isinstance(value, dict) and {"counts", "groups", "kernels"} <= value.keys():

@@ -60,7 +60,9 @@ def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
     entries = look(ledger).entries
     if not entries:
         raise ConfigError(
-            "ledger-empty", f"{ledger} has no kernel yet", fix="wait for the first kernel, or name another campaign"
+            "ledger-empty",
+            f"{ledger} contains no kernels yet",
+            fix="wait for the first one, or name another campaign",
         )
     kernels: list[Kernel] = []
     if ledger.name == LEDGER:  # an unfinished campaign's ledger has this name, and is next to the code objects
