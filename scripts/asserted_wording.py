@@ -27,7 +27,6 @@ _COMPARING = {"startswith", "endswith", "count", "search", "match", "fullmatch",
 
 
 def main(words: list[str]) -> None:
-    """Print the share, and with `--list` also the tests."""
     known = {
         run[at : at + length]
         for tree in _trees("toolchain", "lab/src")

@@ -98,7 +98,6 @@ def compile_by_triton(compiler: Any, rule: Rule, tree: Path) -> tuple[bytes, byt
 
 
 def main() -> None:
-    """Compare the assembly of the selected kernels, print the result, and exit with 0 or 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--source", type=Path, required=True)

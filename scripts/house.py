@@ -85,7 +85,6 @@ def drawn(rooms: Mapping[str, set[str]]) -> str:
 
 
 def main() -> None:
-    """Print the rooms of both packages."""
     parser = argparse.ArgumentParser(description="Show which parts of the code import which.")
     parser.add_argument("top", type=Path, nargs="?", default=TOP, help="folder of a checkout; by default this checkout")
     top = parser.parse_args().top

@@ -29,7 +29,6 @@ Keys below the first level are in the schema. A key in *italics* may be missing.
 
 
 def section() -> str:
-    """Return the section, made from the JSON schema."""
     shapes = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
     verbs = ["error", *sorted(name for name in shapes if name not in {"error", *_PARTS})]
     return "\n".join([

@@ -35,7 +35,6 @@ def _is(path: Path, content: str) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Write the files, or compare them with `--check`."""
     if words == ["--check"]:
         if old := stale():
             sys.exit(f"{', '.join(old)}: out of date. Run python -m scripts.site_pages")

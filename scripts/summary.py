@@ -12,7 +12,6 @@ from toolchain.core.check_result import describe
 
 
 def main(seconds: int, out: Path) -> None:
-    """Print the stages of the build, the checks of their kernels' numbers, and the commands for the full build."""
     stages = json.load(sys.stdin)["stages"]
     columns = ("stage", "image", "unpacked", "seconds")
     rows = [

@@ -69,7 +69,6 @@ def _following(instruction: Instruction, number: int, places: dict[int, int]) ->
 
 
 def main(*given: str) -> None:
-    """Print the barriers of each kernel, and how many kernels have one."""
     decode, count, bad, skipped = disassembler(), 0, 0, 0
     for place in map(Path, given):
         for path in sorted(place.rglob("*.hsaco")) if place.is_dir() else [place]:

@@ -59,7 +59,6 @@ class Entry:
     of: str = ""
 
     def descriptor(self) -> Descriptor:
-        """Return the descriptor of the entry in the manifest of the artifact."""
         notes = {_KIND: self.kind, _OWNER: self.name, labels.TITLE: self.title, _MEDIA: self.of}
         kept = {key: text for key, text in notes.items() if text}
         return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)

@@ -59,7 +59,6 @@ OF_VERBS = (
 
 
 def file_options() -> tuple[Option, ...]:
-    """Return the options that toolchain.toml can set."""
     return tuple(option for option in (*model.options(), *OF_VERBS) if option.file)
 
 

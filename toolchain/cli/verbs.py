@@ -192,5 +192,4 @@ def _not_loaded() -> None:
 
 
 def all_verbs() -> tuple[Verb, ...]:
-    """Return the verbs of the tool and of all plugins."""
     return (*VERBS, *(verb for plugin in plugins.plugins() for verb in plugin.verbs))

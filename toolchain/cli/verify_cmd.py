@@ -198,7 +198,6 @@ def _tell(row: Mapping[str, Any], inside: Contents) -> None:
 
 
 def took_too_long(ref: str, seconds: float) -> UnreachableError:
-    """Return the error for a check that did not end in time."""
     return UnreachableError(
         "verify-timeout",
         f"{ref} could not be checked within {seconds:g} s",

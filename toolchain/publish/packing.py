@@ -27,7 +27,6 @@ PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")
 
 
 def packing(text: str) -> Packing:
-    """Return the compression with the given name; raise ConfigError if it is unknown."""
     for name in PACKINGS:
         if text == name:
             return name

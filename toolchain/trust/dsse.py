@@ -37,7 +37,6 @@ class Envelope:
     signatures: tuple[tuple[str, bytes], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the envelope in the JSON form that DSSE defines."""
         signatures = [{"keyid": key, "sig": base64.b64encode(sig).decode()} for key, sig in self.signatures]
         payload = base64.b64encode(self.payload).decode()
         return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
@@ -47,7 +46,6 @@ class Envelope:
         return canonical(self.as_json())
 
     def signed_by(self, key: PublicKey) -> bool:
-        """Return whether at least one of the signatures was made with `key`."""
         content = pae(self.payload_type, self.payload)
         return any(key.verifies(signature, content) for _, signature in self.signatures)
 

@@ -43,7 +43,6 @@ class PublicKey:
         return sha256_bytes(spki)
 
     def verifies(self, signature: bytes, content: bytes) -> bool:
-        """Return whether `signature` is a signature over `content` that was made with this key."""
         try:
             if isinstance(self.key, ed25519.Ed25519PublicKey):
                 self.key.verify(signature, content)

@@ -50,7 +50,6 @@ def provenance(
 
 
 def require_uri(builder: str) -> None:
-    """Raise ConfigError if the id of a builder is not a URI."""
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder):
         raise ConfigError(
             "not-a-uri", f"{builder!r} is not a URI", fix="e.g. --builder-id https://ci.example.org/builder"

@@ -139,7 +139,6 @@ def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: 
 
 
 def screen(result: Audit) -> Iterator[str]:
-    """Yield the lines that display an audit."""
     yield result.what
     for gpu, counts in result.gpus().items():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -100,11 +100,7 @@ def fail(difference: Difference, conditions: Sequence[str]) -> None:
 
 
 def screen(difference: Difference, most: int) -> Iterator[str]:
-    """Yield the lines that display a comparison.
-
-    Args:
-        most: the maximum number of kernels to list.
-    """
+    """Yield the lines that display a comparison, with at most `most` kernels."""
     from toolchain_lab.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
 
     changed = [row for row in difference.rows if row.status != SAME]

@@ -88,7 +88,6 @@ class Difference:
     rows: tuple[Row, ...]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of kernels by status."""
         counted = Counter(row.status for row in self.rows)
         return {status: counted[status] for status in STATUSES}
 

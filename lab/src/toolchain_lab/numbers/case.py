@@ -106,10 +106,9 @@ class Arguments:
                 self.values[name] = value.data if isinstance(value, Tensor) else value
 
     def numbers(self, **given: float) -> None:
-        """Set numbers, by the name of the argument. A compile-time argument must already have the same value.
+        """Set numbers, by the name of the argument.
 
-        Raises:
-            NotCheckedError: a compile-time argument has a different value.
+        NotCheckedError is raised if a compile-time argument has a different value.
         """
         for name, value in given.items():
             if self.has(name):

@@ -21,7 +21,6 @@ ROW = "@row "
 
 
 def main() -> None:
-    """Check the kernels that the job on standard input lists."""
     job: dict[str, Any] = strict_json.read(sys.stdin.read())
     major, minor, patch = job["version"]
     disassembler = Disassembler(Path(job["objdump"]), (major, minor, patch), run_program)

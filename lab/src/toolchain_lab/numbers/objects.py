@@ -12,13 +12,10 @@ SUFFIX = ".hsaco"
 
 
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:
-    """Return a random sample of code objects, in their original order.
+    """Return a random sample of code objects, in their original order; None for `count` returns all of them.
 
     Objects are drawn from each pair of GPU and function in turn, so that a small sample covers as many pairs as
     possible.
-
-    Args:
-        count: the maximum size of the sample; None for all objects.
     """
     if count is None or count >= len(objects):
         return list(objects)

@@ -43,7 +43,6 @@ def _unknown(name: str, why: str) -> ConfigError:
 
 
 def diff_report(value: Mapping[str, Any], name: str) -> Report:
-    """Return the report about a comparison of two places with kernels."""
     counts, listed = value["counts"], value["kernels"]
     slower = sum(row["lost_waves"] > 0 for row in listed)
     faster = sum(row["lost_waves"] < 0 for row in listed)
@@ -113,7 +112,6 @@ def _groups(groups: Any) -> Table:
 
 
 def audit_report(value: Mapping[str, Any]) -> Report:
-    """Return the report about an audit."""
     rebuilt = {key: bool(equal) for key, equal in value.get("rebuilt", {}).items()}
     figures = [("GPUs", f"{len(value['gpus']):,}", Tone.PLAIN), ("kernels", f"{value['kernels']:,}", Tone.PLAIN)]
     figures += [("planned", f"{value['planned']:,}", Tone.PLAIN)] if value.get("planned") is not None else []
