@@ -236,6 +236,11 @@ def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> 
             lay_out(broken, [(gpu, name, hash_)], tmp_path / Path(lost).name / "tree", "/mount")
     with refused("cache-entry-damaged"):
         lay_out(cache.folder / "made", [("gfx1100", name, hash_)], tmp_path / "other", "/mount")
+    for linked in (entry_folder(hash_), LAUNCHES):
+        outside = Path(shutil.copytree(cache.folder / "made", tmp_path / linked / "made")) / linked
+        outside.symlink_to(outside.rename(tmp_path / linked / "moved"))
+        with refused("cache-entry-damaged", "leads out of"):
+            lay_out(outside.parent, [(gpu, name, hash_)], tmp_path / linked / "tree", "/mount")
 
 
 # What is found out beforehand, and that Triton then finds nothing.

@@ -54,8 +54,8 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
     """Copy the entries of kernels to a tree, without the remains of unfinished compilations, and return the entries.
 
     Args:
-        made: the folder that Triton wrote to. A file in it that is a link is refused, because containers could write to
-            this folder.
+        made: the folder that Triton wrote to. A link that leads out of it is refused, because containers could write
+            to this folder.
         kernels: (GPU, function, hash) of each kernel.
         tree: the file tree of the layer. The entries are copied to its folder `FOLDER`.
         mount: the path at which Triton will find the cache.
@@ -66,12 +66,12 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
         target.mkdir(parents=True)
         try:
             group = f"__grp__{name[:150]}.json"
-            files = sorted(strict_json.read(read_regular(source / group, _LARGEST))["child_paths"])
+            files = sorted(strict_json.read(read_regular(source / group, _LARGEST, within=made))["child_paths"])
             if any("/" in file or file.startswith(".") for file in files):
                 raise ValueError(f"{group} names files that are not in its folder: {files}")
-            content = {file: read_regular(source / file, _LARGEST) for file in files}
+            content = {file: read_regular(source / file, _LARGEST, within=made) for file in files}
             metadata = strict_json.read(content[f"{name[:150]}.json"])
-            launch = strict_json.read(read_regular(made / LAUNCHES / f"{hash_}.json", _LARGEST))
+            launch = strict_json.read(read_regular(made / LAUNCHES / f"{hash_}.json", _LARGEST, within=made))
             content[f"{name[:150]}.launch.json"] = canonical(
                 {
                     **{part: launch[part] for part in ("source", "signature", "constexprs")},
