@@ -2,9 +2,9 @@
 
     pack.py BUILD SOURCE JOB
 
-BUILD is the generator's folder with the objects in it, SOURCE the AOTriton tree, JOB a JSON file: `{"package", "loose",
-"clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[aks2, name]]}],
-"arches": [gpu], "sha1", "tree_sha1"}`, paths below BUILD. `package` has the modules aks2, flatzip and
+BUILD is the generator's folder with the objects in it, SOURCE is the AOTriton tree, and JOB is a JSON file with paths
+below BUILD: `{"package", "loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path",
+"members": [[aks2, name]]}], "arches": [gpu], "sha1", "tree_sha1"}`. `package` has the modules aks2, flatzip and
 write_image_signature, whose main functions are called in this process. With `loose` the clusters are not put into
 archives, as in AOTriton before 0.13. The program prints `@count n/m` lines.
 """
@@ -23,7 +23,7 @@ SIGNATURE = "__signature__.json"
 
 
 def call(module: str, *arguments: str) -> None:
-    """Run the main function of one of AOTriton's tools with these arguments."""
+    """Run the main function of a module of AOTriton's generator, with these command-line arguments."""
     before = sys.argv
     sys.argv = [module, *arguments]
     try:
@@ -33,7 +33,7 @@ def call(module: str, *arguments: str) -> None:
 
 
 def sign(build: Path, source: Path, package: str, job: dict[str, Any]) -> bool:
-    """Write the signature of the packs, and return False if this release has none."""
+    """Write the signature file of the packs; return False if this AOTriton release has no signature file."""
     module = f"{package}.write_image_signature"
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:

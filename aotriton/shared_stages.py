@@ -37,7 +37,7 @@ Report = dict[str, Any]
 
 
 class DiedError(Exception):
-    """A process of the chain ended without a report. `status` is that of `os.waitpid`."""
+    """A process of the chain ended without a report. `status` is the status from `os.waitpid`."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -70,7 +70,7 @@ class _Child:
         return report
 
     def end(self) -> None:
-        """Close the connection, upon which the child and its own children end, and wait for the child."""
+        """Close the connection, so that the child and its own children end, and wait for the child."""
         self._close()
         os.waitpid(self.pid, 0)
 
@@ -89,7 +89,7 @@ class Chain:
         process.
     """
 
-    def __init__(self, compile_here: Callable[[Road], Report]) -> None:
+    def __init__(self, compile_here: Callable[[SharedRule], Report]) -> None:
         self._compile_here = compile_here
         self._child: _Child | None = None
         self._group = ""
@@ -98,7 +98,8 @@ class Chain:
         """Compile a rule in the chain and return the report.
 
         Args:
-            group: the values that all rules of a chain share, as text. The chain of another group is ended first.
+            group: the values that all rules of a chain share, as text. If the chain belongs to another group, it is
+                ended, and a new chain is started.
 
         Raises:
             DiedError: the compiler died.
@@ -110,8 +111,8 @@ class Chain:
             if child is None:
                 forked = fork()
                 if isinstance(forked, socket.socket):
-                    road = Road(rule, forked)
-                    road.leave(self._compile_here(road))
+                    shared = SharedRule(rule, forked)
+                    shared.leave(self._compile_here(shared))
                 self._group, self._child, child = group, forked, forked
             else:
                 child.tell(rule)
@@ -130,7 +131,7 @@ class Chain:
             self._child = None
 
 
-class Road:
+class SharedRule:
     """The rule that a process of a chain compiles, and the launch options that it has read.
 
     Args:
@@ -143,7 +144,7 @@ class Road:
         self._known: set[str] = set()
 
     def read(self, name: str) -> Any:
-        """Return a launch option. The first read forks, and the call returns in the child."""
+        """Return a launch option. The first read of an option forks, and then this call returns in the child."""
         if name not in self._known:
             if self._up is not None and is_single():
                 self._stay(self._up, name)
@@ -151,7 +152,7 @@ class Road:
         return self.rule[name]
 
     def leave(self, report: Report) -> NoReturn:
-        """Send the report of the last process to the parent and exit without cleanup."""
+        """Send the report to the parent process and exit without cleanup."""
         try:
             if self._up is not None:
                 self._up.sendall(json.dumps({**report, "last": os.getpid()}).encode() + b"\n")
@@ -161,7 +162,10 @@ class Road:
             os._exit(0)
 
     def _stay(self, up: socket.socket, name: str) -> None:
-        """Fork a child for each value of the option and wait for further rules. Only the children return."""
+        """Fork a child for each value of the option, and wait for more rules. Normally only the children return.
+
+        This process returns too if it cannot fork; it then compiles without sharing.
+        """
         lines = up.makefile("r", encoding="utf-8")
         child: _Child | None = None
         try:
@@ -171,11 +175,11 @@ class Road:
                     try:
                         forked = fork()
                     except OSError:
-                        # The system allows no further process, so this process continues itself without sharing.
+                        # The process cannot fork, so it compiles the rule itself, without sharing.
                         lines.close()
                         return
                     if isinstance(forked, socket.socket):
-                        # Only the parent may hold its connection upwards, because its end must close the connection.
+                        # Close the child's copies of the parent's connections, so that these end with the parent.
                         lines.close()
                         up.close()
                         self._up = forked
@@ -226,7 +230,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def is_single() -> bool:
-    """Return whether this process has one thread, because a forked child would wait forever for other threads."""
+    """Return whether this process has only one thread. A fork copies no other thread, so it is safe only then."""
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir()) == 1
     except OSError:
@@ -234,7 +238,7 @@ def is_single() -> bool:
 
 
 def die_like(status: int) -> NoReturn:
-    """Exit with the status of a child, by the same signal or exit code."""
+    """End this process as a child ended: by the same signal, or with the same exit code."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError, ValueError):
@@ -272,10 +276,12 @@ class Pipeline:
         backend = self._compiler.make_backend(target)
         return backend, backend.parse_options(given)
 
-    def compile(self, source: Any, target: Any, backend: Any, options: Any, road: Road) -> tuple[bytes, dict[str, Any]]:
-        """Compile a source and return the code object and its metadata. `road` supplies the launch options."""
-        watched = watch(options, road)
-        metadata = Metadata({"target": target, "triton_version": self._version, **vars(options)}, road)
+    def compile(
+        self, source: Any, target: Any, backend: Any, options: Any, shared: SharedRule
+    ) -> tuple[bytes, dict[str, Any]]:
+        """Compile a source and return the code object and its metadata. `shared` supplies the launch options."""
+        watched = watch(options, shared)
+        metadata = Metadata({"target": target, "triton_version": self._version, **vars(options)}, shared)
         stages: dict[str, Callable[[Any, Any], Any]] = {}
         backend.add_stages(stages, watched, source.language)
         context = self._ir.context()
@@ -289,7 +295,7 @@ class Pipeline:
         return bytes(module), dict(metadata)
 
 
-# Lines of `triton.compile` that pass arguments to the stages. `Pipeline` repeats these lines.
+# Lines of `triton.compile` that pass arguments to the stages, as `Pipeline` does. Triton must have all of these lines.
 _KNOWN = (
     "metadata = {",
     "**options.__dict__,",
@@ -304,16 +310,16 @@ _KNOWN = (
 )
 
 
-def watch(options: Any, road: Road) -> Any:
-    """Return a copy of the options that reads the launch options from the road only."""
+def watch(options: Any, shared: SharedRule) -> Any:
+    """Return a copy of `options` that gets each launch option from `shared.read`, which may fork."""
     kind = type(options)
     kept = {name: value for name, value in vars(options).items() if name not in LAUNCH}
 
     def answer(name: str) -> property:
-        return property(lambda _: road.read(name))
+        return property(lambda _: shared.read(name))
 
     def everything(_: Any) -> types.MappingProxyType[str, Any]:
-        return types.MappingProxyType({**kept, **{name: road.read(name) for name in LAUNCH}})
+        return types.MappingProxyType({**kept, **{name: shared.read(name) for name in LAUNCH}})
 
     answers = {name: answer(name) for name in LAUNCH if hasattr(options, name)}
     watched: Any = object.__new__(type(kind.__name__, (kind,), {**answers, "__dict__": property(everything)}))
@@ -323,16 +329,16 @@ def watch(options: Any, road: Road) -> Any:
 
 
 class Metadata(MutableMapping[str, Any]):
-    """The metadata that the stages share. A launch option that no stage has set is read from the road."""
+    """The metadata that the stages share. A launch option that no stage has set comes from `SharedRule.read`."""
 
-    def __init__(self, content: dict[str, Any], road: Road) -> None:
+    def __init__(self, content: dict[str, Any], shared: SharedRule) -> None:
         self._content = content
-        self._road = road
+        self._shared = shared
         self._set: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         if name in LAUNCH and name in self._content and name not in self._set:
-            return self._road.read(name)
+            return self._shared.read(name)
         return self._content[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -351,9 +357,9 @@ class Metadata(MutableMapping[str, Any]):
 
 
 def skip_parses() -> bool:
-    """Skip two parses whose result the AMD backend does not use, and return whether this Triton has them.
+    """Skip two parses whose results the AMD backend does not use; return False if this Triton does not have them.
 
-    The two dumps of the scheduler parse the LLVM IR before they check the variable that requests them.
+    The scheduler's two dumps parse the LLVM IR before they check the environment variable that requests them.
     """
     if os.environ.get("TRITON_DUMP_MIR"):
         return False

@@ -2,11 +2,11 @@
 
     start.py FIRST LAST      lists of folders, separated by `:`
 
-FIRST has folders of the image and of the recipe, and Triton's. They come before Python's own modules, which come before
-LAST and the root of the kernels. So the source of a kernel cannot replace a module of Python or Triton. The process is
+FIRST has folders of the image, of the recipe and of Triton. They come before Python's own modules, which come before
+LAST and the root of the kernels, so the source of a kernel cannot replace a module of Python or Triton. The process is
 started without PYTHONPATH, so it does not run a sitecustomize.py of a source tree.
 
-This file sets the module path, because worker.py is an input of images and the order changes no byte of an object.
+This file, not worker.py, sets the module path, because a change of worker.py would change the input digests of images.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HERE = os.fspath(Path(__file__).resolve().parent)
 
 
 def arrange(first: list[str], last: list[str]) -> None:
-    """Put `first` before and `last` behind the folders of the module path."""
+    """Put the folders of `first` before the module path, and those of `last` after it."""
     sys.path[:] = [*first, *(place for place in sys.path if os.path.realpath(place) != HERE), *last]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the worker and return its exit code."""
+    """Set the module path, run the worker and return its exit code."""
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2

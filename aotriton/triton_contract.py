@@ -7,8 +7,8 @@ The program compiles a vector addition for each AMD GPU to a code object and for
 that Triton or its LLVM does not support is not a failure. The exit code is 1 if compiling for another GPU fails, if no
 GPU has a code object, or if there is no PTX although libdevice is there.
 
-Triton before 2025 links code objects by `ld.lld`, which is `TRITON_HIP_LLD_PATH` or the one in PATH. It also imports
-setuptools to build launchers. They are not built here, so an empty module replaces setuptools.
+Triton before 2025 links code objects with `ld.lld`, at the path in `TRITON_HIP_LLD_PATH` or from PATH. It also imports
+setuptools to build launchers. No launcher is built here, so an empty module replaces setuptools.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# LLVM's warning for a processor that it does not know, upon which it compiles without features, and Triton's error.
+# LLVM's warning for an unknown processor, which LLVM then compiles for without features, and Triton's error.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
 # The PTX version of CUDA 12.0, which is the first with sm_90.
 PTX_VERSION = 80
@@ -44,7 +44,7 @@ class UnsupportedGpuError(Exception):
 
 
 class CompilerError(Exception):
-    """Triton raised an exception, or its process ended. The text says which."""
+    """Triton raised an exception, or the process that ran it died; the message says which."""
 
 
 def source() -> Any:
@@ -57,7 +57,7 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
     """Return the source object of a kernel for this Triton.
 
     Args:
-        signature: the type of each argument, `constexpr` for a constant.
+        signature: the type of each argument; `constexpr` for a constant.
         aligned: the indices of the arguments that are multiples of 16.
     """
     compiler = importlib.import_module("triton.compiler.compiler")
@@ -70,7 +70,7 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
 
 def is_old(compiler: Any) -> bool:
-    """Return whether Triton takes constants separately from the signature, as before 2025."""
+    """Return whether this Triton takes constants separately from the signature, as Tritons before 2025 do."""
     return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
 
 
@@ -81,7 +81,7 @@ def target_of(backend: str, arch: Any, warp: int) -> Any:
 
 
 def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str = "") -> Any:
-    """Run the stages of an old Triton and return the result, because its own `compile` needs a GPU's driver.
+    """Run the stages of an old Triton and return the result of the last one. Its own `compile` needs a GPU driver.
 
     Args:
         without: the name of a stage to leave out.
@@ -113,7 +113,7 @@ def linker() -> str:
     """Return the path of the `ld.lld` that links code objects.
 
     Raises:
-        FileNotFoundError: neither the variable nor PATH has one.
+        FileNotFoundError: neither `TRITON_HIP_LLD_PATH` nor PATH leads to a linker.
     """
     found = os.environ.get("TRITON_HIP_LLD_PATH") or shutil.which("ld.lld")
     if not found:
@@ -144,7 +144,7 @@ def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
 
 
 def in_process(make: Callable[[], bytes]) -> bytes:
-    """Call `make` in a child process, because LLVM ends its process when it cannot select an instruction.
+    """Call `make` in a child process, because LLVM ends the process if it cannot select an instruction.
 
     Raises:
         CompilerError: `make` raised an exception, or the process ended.
@@ -178,7 +178,7 @@ def _text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def said_on_stderr() -> Iterator[Callable[[], bytes]]:
-    """Record what the process and LLVM write to standard error, and print it at the end.
+    """Record what Python and LLVM write to standard error, and print it at the end.
 
     Raises:
         UnsupportedGpuError: the body failed because Triton or LLVM does not support the GPU.
@@ -222,7 +222,7 @@ def ptx() -> dict[str, Any]:
 
 
 def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
-    """Return the PTX that `triton.compile` makes without its last stage, ptxas."""
+    """Return the PTX from all stages of `triton.compile` except the last, ptxas."""
     triton = importlib.import_module("triton")
     make, stages = backend.__init__, backend.add_stages
 
@@ -242,8 +242,8 @@ def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
 
 
 def prepare() -> None:
-    """Set variables that Triton reads at import."""
-    # Otherwise Triton runs ptxas to read the version of PTX.
+    """Set environment variables that Triton reads when it is imported."""
+    # Without this, Triton runs ptxas to find out the PTX version.
     os.environ["TRITON_MOCK_PTX_VERSION"] = "12.0"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     if importlib.util.find_spec("setuptools") is None:

@@ -3,9 +3,9 @@
     upstream.py JOB
 
 JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes or 0}]}`. The
-program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`: the exit code
-(negative for a signal), the `compile_status` of the JSON that the rule wrote, the digest and size of the object, the
-exception of Python's last traceback, and the last lines of the output.
+program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`. `code` is the
+exit code (negative for a signal), `status` is the `compile_status` in the JSON file that the rule wrote, `sha256` and
+`size` describe the object, `error` is the exception of the last traceback, and `reason` has the last lines of output.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The first two are those of upstream's build. Line information would contain the folder of the sources, and some
-# Tritons iterate over Python's sets, so the hash seed is fixed.
+# Upstream's build sets the first two. Line information is disabled because it contains the folder of the sources. The
+# hash seed is fixed because some Tritons iterate over Python sets.
 ENVIRONMENT = {
     "TRITON_F32_DEFAULT": "ieee",
     "TRITON_STORE_BINARY_ONLY": "1",
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 
 def error_of(said: str) -> str:
-    """Return the first line of the last exception in a Python program's output, or an empty string."""
+    """Return the first line of the last exception in the output of a Python program; empty if there is none."""
     lines = said.splitlines()
     starts = [number for number, line in enumerate(lines) if line == "Traceback (most recent call last):"]
     behind = lines[starts[-1] + 1 :] if starts else []

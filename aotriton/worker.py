@@ -12,9 +12,10 @@ by `:16` or `:8` if the argument is divisible by this number, or `constexpr` wit
 when done `"object", "json", "sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that were linked into
 the object. "done" means that the object and its JSON file are complete, on disk, and have their final names.
 
-The variable KERNEL_WORKER_WITHOUT switches optimisations off, by names separated by commas: `shared` (rules share their
-common stages, see `shared_stages.py`), `direct` (Triton's stages run without its cache, which `shared` needs), and
-`parses` (no parses for dumps that were not requested). None of them changes a byte of an object.
+The environment variable KERNEL_WORKER_WITHOUT switches optimisations off. Its value is a comma-separated list of their
+names: `shared` (rules share their common stages, see `shared_stages.py`), `direct` (Triton's stages run without its
+cache, which `shared` needs), and `parses` (dumps that were not requested parse nothing). No optimisation changes a byte
+of an object.
 
 `worker.py --list ROOT FILE...` prints each jit function of the files with its arguments as a JSON line.
 """
@@ -40,23 +41,23 @@ from pathlib import Path
 from typing import Any
 
 import shared_stages
-from shared_stages import LAUNCH, Chain, Pipeline, Road
+from shared_stages import LAUNCH, Chain, Pipeline, SharedRule
 
-# Target, backend, options and Triton's source object.
+# Target, backend, options, and Triton's source object
 Prepared = tuple[Any, Any, Any, Any]
 LEVERS = ("shared", "direct", "parses")
 WITHOUT = "KERNEL_WORKER_WITHOUT"
-# The variables are set before the import of Triton, which reads them at each compile.
+# These variables are set before Triton is imported. Triton reads them for each compilation.
 ENVIRONMENT = {
-    # Without this the object contains the path and the lines of the kernel's source.
+    # Without this, the object contains the path and the line numbers of the kernel's source.
     "TRITON_DISABLE_LINE_INFO": "1",
     "TRITON_STORE_BINARY_ONLY": "1",
-    # These would read or write other files, or override the rule.
+    # If set otherwise, these would make Triton read or write other files, or override the rule.
     "TRITON_KERNEL_OVERRIDE": "0",
     "TRITON_KERNEL_DUMP": "0",
     "TRITON_ALWAYS_COMPILE": "0",
 }
-# Other keys of the metadata contain paths of this image or a hash of Triton's own files.
+# The keys of the metadata that are kept. Others contain paths in this image, or a hash of Triton's own files.
 METADATA = (
     "allow_flush_denorm",
     "arch",
@@ -112,13 +113,13 @@ class _Modules:
 
 
 class Compiler:
-    """Compiles one rule after the other with one Triton."""
+    """Compiles rules one after the other."""
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
         on = set(LEVERS) - set(os.environ.get(WITHOUT, "").split(","))
         if "shared" in on:
-            # A forked process has only the thread that called fork.
+            # A forked process has only the thread that called fork, so MLIR's threads would be missing.
             os.environ["MLIR_DISABLE_MULTITHREADING"] = "1"
         sys.dont_write_bytecode = True
         self._modules = _Modules()
@@ -138,14 +139,14 @@ class Compiler:
         self._prepared: Prepared = (None, None, None, None)
 
     def hello(self) -> dict[str, Any]:
-        """Return the first line of the output."""
+        """Return the content of the first output line, which describes this Triton."""
         folder = Path(str(self.triton.__file__)).parent / "backends" / "amd" / "lib"
         bitcode = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.bc"))}
         versions = {"triton": self.triton.__version__, "python": platform.python_version()}
         return {"ready": True, **versions, "bitcode": bitcode}
 
     def _watch_bitcode(self) -> None:
-        """Record the bitcode files that the backend links, because its stages choose them for each kernel."""
+        """Record the bitcode files that the backend links into each kernel."""
         llvm = importlib.import_module("triton._C.libtriton").llvm
         link = llvm.link_extern_libs
 
@@ -156,7 +157,7 @@ class Compiler:
         llvm.link_extern_libs = watched
 
     def function(self, root: str, source: str, kernel: str) -> Any:
-        """Return the jit function `kernel` of a file without its autotuners and heuristics."""
+        """Return the jit function `kernel` of a file, without the autotuners and heuristics around it."""
         found = getattr(self._modules.load(root, source), kernel, None)
         function = unwrap(found)
         if function is None:
@@ -205,13 +206,12 @@ class Compiler:
     def compile(self, rule: dict[str, Any]) -> dict[str, Any]:
         """Compile one rule without sharing stages, and write its object and JSON.
 
-        Raises:
-            Exception: Triton or the kernel's module failed.
+        Any exception of Triton or of the kernel's module is passed on.
         """
-        return self._compile(rule, self._prepare(rule), Road(rule))
+        return self._compile(rule, self._prepare(rule), SharedRule(rule))
 
     def report(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile a rule, sharing stages with the rule before, and return the part of the answer about the result."""
+        """Compile a rule, sharing stages with earlier rules, and return the answer without the id and the time."""
         outcome: dict[str, Any]
         try:
             prepared = self._prepare(rule)
@@ -223,7 +223,7 @@ class Compiler:
                 outcome = self._chain.compile(json.dumps([same, kept], sort_keys=True), rule)
             else:
                 self._warm = True
-                outcome = {"status": "done", "reason": "", **self._compile(rule, prepared, Road(rule))}
+                outcome = {"status": "done", "reason": "", **self._compile(rule, prepared, SharedRule(rule))}
         except KeyboardInterrupt:
             raise
         except shared_stages.DiedError as error:
@@ -233,10 +233,10 @@ class Compiler:
             outcome = {"status": "failed", "reason": reason(error)}
         return outcome
 
-    def _report(self, road: Road) -> dict[str, Any]:
-        """Compile the rule of `road` in a process of the chain and return the part of the answer about it."""
+    def _report(self, shared: SharedRule) -> dict[str, Any]:
+        """Compile a rule in a process of the chain, and return what `report` returns."""
         try:
-            return {"status": "done", "reason": "", **self._compile(road.rule, self._prepared, road)}
+            return {"status": "done", "reason": "", **self._compile(shared.rule, self._prepared, shared)}
         except BaseException as error:  # noqa: BLE001 - as above
             traceback.print_exc()
             return {"status": "failed", "reason": reason(error)}
@@ -247,18 +247,21 @@ class Compiler:
             self._chain.stop()
 
     def _prepare(self, rule: dict[str, Any]) -> Prepared:
-        """Return the target, the backend and the options (both None without `direct`), and Triton's source object."""
+        """Return the target, backend, options and source object of a rule.
+
+        Without the optimisation `direct`, backend and options are None.
+        """
         arch = rule["target"]
         target = self._backends.GPUTarget("hip", arch, 32 if int(arch[3:-2]) >= 10 else 64)
         source = self.source(rule)
         if self._pipeline is None:
             return target, None, None, source
         backend, options = self._pipeline.options(target, _options(rule))
-        # Triton refuses some kernels when it computes its cache key.
+        # Triton refuses some kernels only while it computes the cache key.
         _ = source.fn.cache_key
         return target, backend, options, source
 
-    def _compile(self, rule: dict[str, Any], prepared: Prepared, road: Road) -> dict[str, Any]:
+    def _compile(self, rule: dict[str, Any], prepared: Prepared, shared: SharedRule) -> dict[str, Any]:
         target, backend, options, source = prepared
         self._linked.clear()
         if self._pipeline is None:
@@ -266,8 +269,8 @@ class Compiler:
                 compiled = self.triton.compile(source, target=target, options=_options(rule))
                 code, known = bytes(compiled.kernel), compiled.metadata._asdict()
         else:
-            code, known = self._pipeline.compile(source, target, backend, options, road)
-        rule = road.rule  # a forked process may have received another rule
+            code, known = self._pipeline.compile(source, target, backend, options, shared)
+        rule = shared.rule  # a forked process may have received another rule
         if not code:
             raise ValueError("the compiler made an empty object")
         metadata = {name: known[name] for name in METADATA if name in known}
@@ -284,7 +287,7 @@ class Compiler:
 
 
 def launch_data(rule: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return what a launch of the object needs in addition to Triton's metadata, for the JSON file.
+    """Return the values that a launch of the object needs in addition to Triton's metadata.
 
     Args:
         names: the names of the function's arguments, in order.
@@ -306,7 +309,7 @@ def _options(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def unwrap(found: Any) -> Any:
-    """Return the jit function inside autotuners and heuristics, or None."""
+    """Return the jit function inside autotuners and heuristics, or None if there is no jit function."""
     for _ in range(8):
         if hasattr(found, "arg_names") and hasattr(found, "src"):
             return found
@@ -316,7 +319,7 @@ def unwrap(found: Any) -> Any:
 
 @contextlib.contextmanager
 def own_cache() -> Iterator[None]:
-    """Give Triton an empty cache for one rule, so that it does not reuse another result."""
+    """Give Triton an empty cache for one rule, so that it does not reuse an earlier result."""
     folder = tempfile.mkdtemp(prefix="kernel-")
     os.environ["TRITON_CACHE_DIR"] = folder
     try:
@@ -341,7 +344,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return a text with the exception and up to three causes, at most 4,000 characters."""
+    """Describe the exception and up to three of its causes in at most 4,000 characters."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     causes: list[str] = []
     inner = error.__cause__ or error.__context__
@@ -352,15 +355,15 @@ def reason(error: BaseException) -> str:
 
 
 def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
-    """Compile a rule and return the answer, also for a failure."""
+    """Compile a rule and return the answer. A failure is reported in the answer, not raised."""
     started = time.monotonic()
     result = {"id": rule.get("id", ""), **compiler.report(rule)}
     return {**result, "seconds": round(time.monotonic() - started, 3)}
 
 
 def serve() -> int:
-    """Answer rules until standard input ends."""
-    # The protocol uses duplicated descriptors, and standard output is redirected to standard error.
+    """Read rules from standard input and write their answers, until the input ends."""
+    # The protocol uses copies of the descriptors. Standard output is redirected, so that prints do not disturb it.
     incoming = os.fdopen(os.dup(0), "r", encoding="utf-8")
     outgoing = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -382,7 +385,7 @@ def serve() -> int:
 
 
 def show(root: str, files: list[str]) -> int:
-    """Print the jit functions of the files."""
+    """Print each jit function of the files with its arguments, as JSON lines."""
     compiler = Compiler()
     for file in files:
         module = compiler._modules.load(root, file)

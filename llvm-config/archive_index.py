@@ -40,7 +40,7 @@ class Symbol:
 
 
 def members(data: bytes) -> Iterator[tuple[int, bytes, int, int]]:
-    """Yield the offset of the header, the name, and the offset and size of the content of each member.
+    """Yield each member of an archive: the offset of its header, its name, and the offset and size of its content.
 
     Raises:
         ArchiveError: the archive is thin or damaged.
@@ -60,10 +60,10 @@ def members(data: bytes) -> Iterator[tuple[int, bytes, int, int]]:
 
 
 def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
-    """Yield the symbols of an ELF object, and nothing for another file.
+    """Yield the symbols of an ELF object that are not local. A file that is not an ELF object has none.
 
     Raises:
-        ArchiveError: the object has 32 bits or is damaged.
+        ArchiveError: the object is damaged, or it is not a 64-bit object.
     """
     if size < 64 or data[start : start + 4] != b"\x7fELF":
         return
@@ -74,7 +74,7 @@ def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
     (count,) = struct.unpack_from(f"{order}H", data, start + 0x3C)
     section = struct.Struct(f"{order}IIQQQQIIQQ")
     try:
-        if count == 0:  # more sections than the field can count; the first header has the number
+        if count == 0:  # the field is too small for the number of sections, so the first header has it
             count = section.unpack_from(data, start + table)[5]
         headers = [section.unpack_from(data, start + table + i * section.size) for i in range(count)]
         entry = struct.Struct(f"{order}IBBHQQ")
@@ -83,7 +83,7 @@ def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
                 continue
             names = headers[header[6]]
             strings = data[start + names[4] : start + names[4] + names[5]]
-            # sh_info is the first symbol that is not local.
+            # sh_info is the index of the first symbol that is not local.
             for at in range(start + header[4] + header[7] * entry.size, start + header[4] + header[5], entry.size):
                 name, info, other, where, _, _ = entry.unpack_from(data, at)
                 if info >> 4 != LOCAL:
@@ -104,14 +104,16 @@ def undefined(data: bytes) -> set[bytes]:
 
 
 def with_short_index(data: bytes, wanted: set[bytes]) -> bytes:
-    """Return the archive with an index without the inline functions that are not in `wanted`.
+    """Remove the inline functions that are not in `wanted` from an archive's index, and return the archive.
+
+    An archive without an index, or with a 64-bit index, is returned unchanged.
 
     Raises:
-        ArchiveError: the index names a member that does not exist.
+        ArchiveError: the archive or one of its objects is damaged or of an unknown kind.
     """
     listed = list(members(data))
     if not listed or listed[0][1] != b"/":
-        return data  # no index, or a 64-bit index, which only archives above 4 GB have
+        return data  # no index, or the 64-bit index of an archive above 4 GB
     _, _, start, size = listed[0]
     (count,) = struct.unpack_from(">I", data, start)
     offsets = struct.unpack_from(f">{count}I", data, start + 4)

@@ -3,7 +3,7 @@
     closure.py BUILD KEEP DROP ROOT...
 
 The program reads the CMake packages below BUILD/lib/cmake, which name every library and what it links. KEEP and DROP
-are comma-separated globs; a library that matches KEEP and not DROP is also a root. The exit code is 3 when a ROOT is
+are comma-separated globs; a library that matches KEEP and not DROP is also a root. The exit code is 3 if a ROOT is
 not a library of this tree.
 """
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def libraries(build: Path) -> dict[str, set[str]]:
-    """Return the names in the link interface of each library of the tree."""
+    """Return the names that each library of the tree links, by library."""
     found: dict[str, set[str]] = {}
     for file in sorted((build / "lib" / "cmake").glob("*/*.cmake")):
         text = file.read_text(encoding="utf-8", errors="replace")

@@ -2,9 +2,9 @@
 
     packages.py FOLDER PATH...
 
-The program reads every `*.cmake` below FOLDER. The packages of older LLVMs set variables to folders of the build and of
-the source, which a consumer does not have. The variable for generated headers is set to the folder of the installed
-headers; the other variables are removed. The exit code is 3 when a file contains one of the PATHs in another way.
+The program edits every `*.cmake` below FOLDER. The packages of older LLVMs set variables to folders of the build and of
+the source, which a consumer does not have. The program sets the variable for generated headers to the folder of the
+installed headers, and removes the other variables. The exit code is 3 if a file contains one of the PATHs elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SET = re.compile(r'set\(([A-Za-z0-9_]+) "[^"]*"\)')
 
 
 def cleaned(text: str, named: re.Pattern[str]) -> tuple[str, list[str]]:
-    """Return the text without lines that match `named`, and those of them that are not a plain `set(NAME "VALUE")`."""
+    """Remove the lines that match `named`; return the text, and the removed lines that are not `set(NAME "VALUE")`."""
     kept, strange = [], []
     for line in text.splitlines(keepends=True):
         if not named.search(line):

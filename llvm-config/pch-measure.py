@@ -5,8 +5,8 @@
 
 The program runs inside the base, with the tree and the sources at the paths where they were built, and samples from the
 objects that exist. It calls the compiler without ccache and the launcher, and alternates which of the two ways comes
-first. It prints a JSON object for each source, then one with the sums: CPU seconds (user and system) without and with,
-and the objects whose bytes differ. The exit code is 1 when an object differs.
+first. It prints a JSON object for each source, and then one with the sums: the CPU seconds (user and system) without
+and with the headers, and the objects whose bytes differ. The exit code is 1 if an object differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PCH = "-include-pch"
 
 
 def words(command: str) -> list[str]:
-    """Return the command without the launchers and without the options for a dependency file."""
+    """Return the words of a command, without the launchers and the options for a dependency file."""
     all_words = shlex.split(command)
     start = next(i for i, word in enumerate(all_words) if Path(word).name.startswith("clang"))
     kept, skip = [], 0
@@ -62,7 +62,7 @@ def compiled(command: list[str], directory: str, target: Path) -> tuple[float, b
 def main(build: Path, count: int, seed: int) -> int:
     """Measure the sample and print the results."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    # The owners of precompiled headers are not objects of LLVM.
+    # The objects that only own a precompiled header are not part of LLVM.
     entries = [entry for entry in entries if PCH in entry["command"] and "/toolchain-pch/" not in entry["output"]]
     entries = [entry for entry in entries if (build / entry["output"]).is_file()]
     entries.sort(key=lambda entry: str(entry["output"]))

@@ -1,11 +1,11 @@
 """Print the sources that must be compiled without a precompiled header. pch.cmake runs this program.
 
-A PCH adds its headers to every source. One of them, llvm/Config/abi-breaking.h, defines a variable, so a source that
-does not include this header would get a symbol that it does not have without the PCH. Such sources include few headers
-and would not profit from a PCH.
+A PCH adds its headers to every source. One of these headers, llvm/Config/abi-breaking.h, defines a variable, so a
+source that does not include it would get a symbol that it does not have without the PCH. Such sources include few
+headers and would not profit from a PCH.
 
 usage: pch-scan.py LIST FOLDER...
-    LIST holds the path of a source on each line. Headers are searched for in the FOLDERs.
+    LIST is a file with the path of a source on each line. Headers are searched for in the FOLDERs.
 The program reads only the unconditional #include lines of a source, because some sources are one large #ifdef. It
 ignores conditions in headers, so it may keep a source whose include of the header is switched off.
 """
@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 MARKER = "llvm/Config/abi-breaking.h"
-# pch-measure.py found that these objects differ with a PCH: the compiler numbers a private label differently, or emits
-# an unused inline function. No property of the source shows this.
+# pch-measure.py found that these objects differ with a PCH, because the compiler numbers a private label differently or
+# emits an unused inline function. The source does not show this.
 NAMED = ("llvm/lib/Analysis/ConstantFolding.cpp", "llvm/lib/Support/Timer.cpp")
 _CONDITION = re.compile(rb"^[ \t]*#[ \t]*(if|endif)")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)

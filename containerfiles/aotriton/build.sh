@@ -30,7 +30,7 @@ export ROCM_PATH="${ROCM_PATH:-/usr}"
 export AOTRITON_CI_SUPPLIED_SHA1="$SHA1" AOTRITON_GIT_TREESHA1="${TREE_SHA1:-$SHA1}"
 mkdir -p "$HOME"
 
-# configure FOLDER PREFIX LINKER-FLAGS FURTHER-OPTIONS
+# configure FOLDER PREFIX LINKER-FLAGS MORE-OPTIONS
 configure() {
   folder=$1 prefix=$2 linker=$3
   shift 3
@@ -212,7 +212,7 @@ else
   for pair in $ROCM; do
     major=${pair%%=*} folder=/build/runtime-${pair#*=}
     point "$pair"
-    # A further ROCm with the same headers needs a new link but no compilation.
+    # Another ROCm with the same headers needs a new link but no compilation.
     if [ "$(cat "$folder/linked" 2>/dev/null)" != "$major" ]; then find "$folder" -maxdepth 2 -name 'libaotriton*_v2.so*' -delete; fi
     ninja -C "$folder" ${JOBS:+-j"$JOBS"} aotriton_v2
     printf '%s' "$major" >"$folder/linked"

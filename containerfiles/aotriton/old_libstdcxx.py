@@ -1,7 +1,7 @@
 """Make a copy of AOTriton's source compile with the libstdc++ of GCC 10.
 
-From 0.13 on AOTriton looks up hash tables by another type than their key type, which libstdc++ supports since GCC 11.
-The edits convert the argument to the key type, which copies a short string.
+AOTriton 0.13 and newer look up hash tables by a type other than their key type, which libstdc++ supports since GCC 11.
+The edits convert the argument to the key type. The conversion copies a short string.
 
     old_libstdcxx.py SOURCE
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# File, text, and the text that replaces it.
+# (file, old text, new text)
 EDITS = (
     ("v3src/packed_kernel_common.cc", "registry_.find(flatzip_path)", "registry_.find(pstring_type(flatzip_path))"),
     ("v3src/packed_kernel_common.cc", ".find(aks2_entry)", ".find(std::string(aks2_entry))"),

@@ -1,9 +1,9 @@
-"""Make a copy of AOTriton's source choose its own kernels where its tuning database chooses aiter's.
+"""Edit the tuning database in a copy of AOTriton's source, so that it never chooses kernels of aiter.
 
 aiter's kernels are prebuilt code objects from another repository. A build without them has none in its image packs, but
 upstream's tables still choose them, and the library then throws although it could use its own kernels. Each operator
-lists its backends in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`. Upstream falls back to the first
-one.
+lists its backends in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`. The program replaces a choice of
+aiter by the first of the other backends.
 
     without_aiter.py SOURCE REPORT
 
@@ -60,7 +60,7 @@ def foreign(folder: Path) -> set[str]:
 
 
 def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
-    """Return the backends and the foreign kernels of a family before 0.13, which declares them by classes and lists."""
+    """Return what `backends` and `foreign` return, for AOTriton before 0.13, which uses classes and lists."""
     names: dict[str, str] = {}
     operators: dict[str, dict[int, str]] = {}
     out: set[str] = set()
@@ -80,7 +80,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
                 if isinstance(one, ast.Call) and isinstance(one.args[0], ast.List):
                     made = {index: ast.unparse(each) for index, each in enumerate(one.args[0].elts)}
                     operators[names[ast.unparse(one.func)]] = made
-    # A backend of several kernels is foreign if one of them is.
+    # A backend with several kernels is foreign if one of the kernels is.
     texts = {text for known in operators.values() for text in known.values()}
     return operators, {text for text in texts if out & set(re.findall(r"\w+", text))}
 
@@ -88,7 +88,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
 def redirect(
     database: Path, family: str, operators: dict[str, dict[int, str]], out: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Change the database and return the number of changed rows of each operator and GPU."""
+    """Change the choices in a database and return the number of changed rows for each operator and GPU."""
     counts: dict[str, dict[str, int]] = {}
     with sqlite3.connect(database) as db:
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -101,7 +101,8 @@ def redirect(
             if not stay:
                 raise SystemExit(f"toolchain: {operator} has no backend but aiter's")
             marks = ",".join("?" * len(gone))
-            where = f'"{BACKEND}" IN ({marks})'  # only existing tables are read
+            where = f'"{BACKEND}" IN ({marks})'
+            # The statements contain only the name of an existing table and a constant; the values are parameters.
             rows = db.execute(f'SELECT gpu, count(*) FROM "{table}" WHERE {where} GROUP BY gpu ORDER BY gpu', gone)  # noqa: S608
             found = rows.fetchall()
             db.execute(f'UPDATE "{table}" SET "{BACKEND}" = ? WHERE {where}', [stay[0], *gone])  # noqa: S608
@@ -112,7 +113,7 @@ def redirect(
 
 
 def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
-    """Change the database in an archive for these families, and return the number of changed rows."""
+    """Change the database in an archive for these families; return the number of changed rows by operator and GPU."""
     counts: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         database = Path(scratch) / MEMBER

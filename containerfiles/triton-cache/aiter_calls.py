@@ -22,13 +22,15 @@ def prepare() -> None:
 
 
 def call(row: dict[str, Any]) -> None:
-    """Call one function.
+    """Call the AITER function that a row describes.
 
     Args:
-        row: `function` of `_FUNCTIONS`, `dtype`, `units` (compute units of the GPU, which some kernels hold as a
-            constant), and what else it takes: `rows` and `columns` of a matrix, `inner` between two; or `heads` (of
-            queries, of keys), `head` (its size), `batch`, `seq` (length), `causal`, `block` (keys of a block of the
-            cache), `queries` (new ones of each sequence).
+        row: `function`, a key of `_FUNCTIONS`; `dtype`; `units`, the number of compute units of the GPU, which is a
+            constant in some kernels; and the sizes that the function needs. For matrices these are `rows`, `columns`
+            and, for a product, `inner`, the dimension that is summed over. For attention these are `heads` (the numbers
+            of query heads and of key heads), `head` (the size of a head), `seq` (the length of a sequence), and either
+            `batch` and `causal`, or `block` (the number of keys in a block of the cache) and `queries` (the number of
+            new queries of each sequence).
     """
     os.environ["CU_NUM"] = str(row["units"])
     _FUNCTIONS[row["function"]](row, _TYPES[row["dtype"]])

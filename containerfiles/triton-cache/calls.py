@@ -1,20 +1,22 @@
 """Call functions of a wheel with a substitute for the GPU's driver, so that Triton compiles kernels into its cache.
 
-    calls.py GPU LDS MODULE [FILE]      LDS: the bytes of local memory of a workgroup that the driver reports
+    calls.py GPU LDS MODULE [FILE]      LDS: the size of a workgroup's local memory in bytes, which the driver reports
 
 MODULE is a file in this folder or on the module path. Its `call(row)` makes the tensors and calls the function, and its
 `prepare()`, if it exists, is called once. `PACKAGE` is the wheel's top package. No GPU, AMD driver or ROCm is needed.
 
 The first line of the output is {"ready": true, "triton", "python", "triton_key": SHA-256 of Triton's own key,
-"mcv_key", "path": of Triton, "cache": path of its cache, "variables": {NAME: value of each that is set and counts in
-the keys of it}}. A row is a JSON line of the input or of FILE, {"id", "calls": [{...}]}. The answer to a row is {"id",
-"status": "done"|"failed", "refused": bool, "reason", "seconds", "kernels": [{"name", "hash", "hit"}]}.
+"mcv_key", "path": the path of Triton, "cache": the path of its cache, "variables": {NAME: value}}. `variables` has the
+environment variables that are set and that Triton's keys depend on. A row is a JSON line of the input or of FILE,
+{"id", "calls": [{...}]}. The answer to a row is {"id", "status": "done"|"failed", "refused": bool, "reason", "seconds",
+"kernels": [{"name", "hash", "hit"}]}.
 
-If the variable CALLS_LAUNCHES names a folder, it gets HASH.json for each kernel, with what a launch without Triton
-needs: {"source": its file in the package, "signature": [argument, type] in order, "constexprs": {argument: value}}.
+If the environment variable CALLS_LAUNCHES names a folder, calls.py writes a file HASH.json there for each kernel, with
+the values that a launch without Triton needs: {"source": the kernel's file in the package, "signature": [argument,
+type] in order, "constexprs": {argument: value}}.
 
-Each row is handled by a process that is forked before any kernel is compiled, because Triton's key of a kernel depends
-on the kernels compiled before it in the process that share a function with it.
+Each row is handled by a process that is forked before any kernel is compiled. Triton's key of a kernel depends on the
+kernels that the same process compiled before and that share a function with it.
 
 "refused" means that the wheel's own Python raised the exception, because it has no configuration for the GPU or the
 call. An ImportError is not a refusal, because a package that the wheel needs is missing.
@@ -46,7 +48,7 @@ class Utils:
         return {"max_shared_mem": self._lds, "multiprocessor_count": 1}
 
     def load_binary(self, *_: Any) -> tuple[Any, Any, int, int, int]:
-        """Return module, function, number of registers, number of spills, and the largest number of threads."""
+        """Return a module, a function, and the numbers of registers, spills and threads; none of them is used."""
         return (None, None, 0, 0, 1024)
 
 
@@ -96,17 +98,17 @@ class Kernels:
         self._hits[metadata["hash"]] = cache_hit
 
     def launched(self, name: str, hash_: str) -> None:
-        """Record a launch."""
+        """Record a launch of a kernel."""
         self._rows.append({"name": name, "hash": hash_, "hit": self._hits[hash_]})
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the launches since the last call."""
+        """Return the launches since the last call of `take`."""
         rows, self._rows = self._rows, []
         return rows
 
 
 def describe(src: Any, path: Path) -> None:
-    """Write what a launch without Triton needs."""
+    """Write a kernel's source file, signature and constants to `path` as JSON, for launches without Triton."""
     names, (top, *below) = src.fn.arg_names, src.fn.fn.__module__.split(".")
     constants = {names[at[0]]: plain(value) for at, value in src.constants.items() if len(at) == 1}
     launch = {
@@ -128,7 +130,7 @@ def plain(value: Any) -> Any:
 
 
 def about(triton: Any) -> dict[str, Any]:
-    """Return the first line of the output: what Triton's cache keys depend on apart from the kernels."""
+    """Return the first line of the output: the values besides the kernels on which Triton's cache keys depend."""
     try:
         key = importlib.import_module("triton.runtime.cache").triton_key()
     except AttributeError:  # Triton 3.4 and older
@@ -148,7 +150,7 @@ def about(triton: Any) -> dict[str, Any]:
 
 
 def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
-    """Set the driver before the wheel is imported, and return the record of launches."""
+    """Replace Triton's driver, and return the record of launches. This must precede the import of the wheel."""
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     lanes = 32 if int(gpu[3:-2]) >= 10 else 64
     kernels = Kernels()
@@ -159,7 +161,7 @@ def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
 
 
 def refused(error: BaseException, package: str) -> bool:
-    """Return whether the innermost frame of the exception is in the wheel's package."""
+    """Return whether the wheel's own code raised the exception, other than an ImportError."""
     if isinstance(error, ImportError):
         return False
     module = sys.modules.get(package)
@@ -169,7 +171,7 @@ def refused(error: BaseException, package: str) -> bool:
 
 
 def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row and return the answer, also for an exception."""
+    """Make the calls of a row and return the answer. An exception is reported in the answer, not raised."""
     started = time.monotonic()
     said: dict[str, Any] = {"id": row["id"], "status": "done", "refused": False, "reason": ""}
     try:
@@ -205,7 +207,7 @@ def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def main() -> None:
-    """Answer the rows of the input."""
+    """Read rows from the input, or from FILE, and print the answers."""
     gpu, lds, name, *file = sys.argv[1:]
     # The output of a wheel goes to standard error, because standard output carries the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -20,18 +20,19 @@ def prepare() -> None:
     import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - it asks for the device
 
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
-        importlib.import_module(name)  # otherwise each forked process imports it, which takes seconds
+        importlib.import_module(name)  # otherwise each forked process would import it, which takes seconds
 
-    # The operators are registered for "cuda" only. With meta tensors they would return before they launch a kernel.
+    # The operators are registered for "cuda" only. Meta tensors would not do, because then no kernel is launched.
     for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
         operator.register_kernel("cpu")(operator._init_fn)
 
 
 def call(row: dict[str, Any]) -> None:
-    """Call one function.
+    """Call the attention function that a row describes.
 
     Args:
-        row: `direction`, `dtype`, `batch`, `heads` (of queries, of keys), `head` (its size), `seq`, `causal`.
+        row: `direction` (`forward`, `backward` or `decode`), `dtype`, `batch`, `heads` (the numbers of query heads and
+            of key heads), `head` (the size of a head), `seq` (the length of a sequence), and `causal`.
     """
     from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - after prepare
 

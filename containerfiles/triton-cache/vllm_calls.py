@@ -1,6 +1,6 @@
 """Call vLLM's attention functions in Triton with tensors in host memory. calls.py uses this module.
 
-These modules of vLLM need few of its requirements. Other modules import packages that the image does not have.
+The modules of these functions need few of vLLM's requirements. Other modules import packages that the image lacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEQUENCES = 4
 
 
 def prepare() -> None:
-    """Make vLLM find a GPU of AMD through AMD's library, Triton's drivers and PyTorch."""
+    """Make vLLM believe that the machine has an AMD GPU."""
     from triton.backends import backends  # noqa: PLC0415 - after the driver is set
     from triton.runtime.driver import driver  # noqa: PLC0415
 
@@ -47,11 +47,12 @@ def prepare() -> None:
 
 
 def call(row: dict[str, Any]) -> None:
-    """Call one function.
+    """Call the vLLM function that a row describes.
 
     Args:
-        row: `function` of `_FUNCTIONS`, `dtype`, `heads` (of queries, of keys), `head` (its size), and what else it
-            takes: `block` (keys of a block of the cache), `queries` (new ones of each sequence), `seq` (all its keys).
+        row: `function`, a key of `_FUNCTIONS`; `dtype`; `heads` (the numbers of query heads and of key heads); `head`
+            (the size of a head); and the sizes that the function needs: `block` (the number of keys in a block of the
+            cache), `queries` (the number of new queries of each sequence), and `seq` (the number of all its keys).
     """
     _FUNCTIONS[row["function"]](row, _TYPES[row["dtype"]], *row["heads"], row["head"])
 
@@ -61,7 +62,7 @@ def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, h
 
     queries, length = row["queries"], row["seq"]
     query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
-    # vLLM's cache has the keys and values of a block next to each other.
+    # In vLLM's cache, the keys and the values of a block are in one tensor.
     blocks = -(-length // row["block"])
     keys, values = torch.zeros(blocks, row["block"], of_keys, 2 * head, dtype=kind).split(head, dim=-1)
     scale = torch.ones(1).expand(_SEQUENCES, of_keys)

@@ -1,12 +1,13 @@
-"""Run calls of a wheel as tasks of a campaign, with the protocol of aotriton/worker.py. calls.py makes the calls.
+"""Run the calls of a wheel as tasks, with the protocol of aotriton/worker.py. calls.py makes the calls.
 
-The first line of the output is that of calls.py. A task is a JSON line, {"id", "source": the module of the calls,
-"target": GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}. The answer is {"id",
-"status": "done"|"failed", "reason", "seconds"} with "sha256", "size" and "bitcode" when done, else with the "refused"
-of calls.py. `out` is then a tar of the kernels' entries in Triton's cache, and a JSON file of the same name lists the
-kernels. TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
+The first line of the output is the first line of calls.py. A task is a JSON line, {"id", "source": the module of the
+calls, "target": GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}. The answer is
+{"id", "status": "done"|"failed", "reason", "seconds"}, with "sha256", "size" and "bitcode" if the task is done, or else
+with the "refused" of calls.py. If the task is done, `out` is a tar of the kernels' entries in Triton's cache, and a
+JSON file of the same name lists the kernels. calls.py gets the environment variables TRITON_CACHE_DIR and
+CALLS_LAUNCHES.
 
-A wheel reads the GPU once, so calls.py runs for one GPU and is started again for another.
+A wheel asks for the GPU only once, so calls.py is started again for each GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CALLS = Path(__file__).with_name("calls.py")
 
 
 class Caller:
-    """A process of calls.py for a GPU and a module."""
+    """A process that runs calls.py for one GPU and one module."""
 
     def __init__(self, gpu: str, lds: int, module: str) -> None:
         self.serves = (gpu, lds, module)
@@ -51,7 +52,7 @@ class Caller:
         return answer
 
     def end(self) -> None:
-        """Close the input of the process and wait for its end."""
+        """Close the input of the process, and wait until the process exits."""
         self._tasks.close()
         self._process.wait()
 
@@ -80,7 +81,7 @@ def packed(hashes: Sequence[str]) -> bytes:
 
 
 def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of the JSON file: the fields of a code object's JSON for all kernels, and their names."""
+    """Return the content of the JSON file beside a tar: the usual fields of a code object's JSON, and the kernels."""
     rows = [json.loads((entry_of(hash_) / f"{name[:150]}.json").read_text(encoding="utf-8")) for name, hash_ in kernels]
     return {
         "compile_status": "Complete",
@@ -94,7 +95,7 @@ def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it."""
+    """Write a file under a temporary name, and then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_bytes(content)
@@ -102,7 +103,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a task and return the answer."""
+    """Make the calls of a task, write the tar and its JSON file, and return the answer."""
     made = caller.ask({"id": task["id"], "calls": json.loads(task["constexprs"]["calls"])})
     answer = {name: made.get(name) for name in ("id", "status", "reason")}
     answer["seconds"] = made.get("seconds", 0)
@@ -116,9 +117,9 @@ def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> 
 
 
 def main() -> None:
-    """Answer the tasks of the input."""
+    """Read tasks from standard input and write their answers, until the input ends."""
     os.umask(0o022)
-    # This process only reports the Triton, so the GPU does not matter. It would import its module with the first row.
+    # This process only reports facts about Triton, so any GPU will do. It gets no row, so it never imports a module.
     caller = Caller("gfx942", 1, "")
     about = {name: value for name, value in caller.about.items() if name != "ready"}
     print(json.dumps(caller.about), flush=True)

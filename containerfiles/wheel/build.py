@@ -1,12 +1,12 @@
-"""Build the wheel of /row/row.json from /src/project on base, PyTorch and Triton. The Containerfile runs this program.
+"""Build the wheel that /row/row.json describes from /src/project, in an image with PyTorch and Triton.
 
-It reads /wheels, which has the packages that the build imports, and /recipe. It writes /out: wheel/, and result.json
-with
+The Containerfile runs this program. /wheels has the packages that the build imports. The program writes the wheel to
+/out/wheel, and /out/result.json with
 
     torch      version
-    triton     number of files and digest of the Triton, which the build must not change
+    triton     number of files and digest of the installed Triton, which the build must not change
     network    [file:line, address] of each attempt of a Python process to open a connection
-    failed     [kind, what, why] if the wheel cannot be built for a known reason; otherwise missing
+    failed     [kind, what, why] if the wheel cannot be built for a known reason; otherwise the key is absent
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def edited(row: dict[str, Any]) -> Path:
 
 
 def tree(top: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder by its path; for a link, that of its target path."""
+    """Return the SHA-256 of each file below a folder, by path; for a link, the SHA-256 of its target path."""
     files = (path for path in top.rglob("*") if path.is_symlink() or path.is_file())
     return {
         path.relative_to(top).as_posix(): digest(bytes(path.readlink()) if path.is_symlink() else path.read_bytes())
@@ -107,7 +107,7 @@ def tree(top: Path) -> dict[str, str]:
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 in hex."""
+    """Return the SHA-256 of `content` in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -134,18 +134,18 @@ def step(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> None:
 
 
 def tail(text: str) -> str:
-    """Return the last 30 lines."""
+    """Return the last 30 lines of a text."""
     return "\n".join(text.strip().splitlines()[-TAIL:])
 
 
 def reached() -> list[list[str]]:
-    """Return each recorded place and address once."""
+    """Return the recorded attempts to open a connection, each pair of place and address once."""
     rows = REACHED.read_text(encoding="utf-8").splitlines() if REACHED.is_file() else []
     return [json.loads(text) for text in dict.fromkeys(rows)]
 
 
 def fail(kind: str, what: str, why: str) -> NoReturn:
-    """Write the result with a known reason and exit."""
+    """Write a result that says why the wheel cannot be built, and exit with 0."""
     RESULT["failed"] = [kind, what, why]
     print(f"{what}: {why}", flush=True)
     end()

@@ -1,6 +1,7 @@
 """Import modules and print which imports succeed: `imports.py MODULE... -- PACKAGE...`.
 
-The program also imports every module of each PACKAGE. It prints {"imported": [name], "failed": {name: reason}}.
+The program imports each MODULE, and all modules of each PACKAGE. It prints a JSON object, {"imported": [name],
+"failed": {name: reason}}.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
 
 
 def modules(package: str) -> Iterator[str]:
-    """Yield the names of a package's modules. Only packages are imported for this."""
+    """Yield the names of all modules in a package. To list them, the package and its subpackages are imported."""
     yield package
     try:
         folder = importlib.import_module(package).__path__

@@ -17,7 +17,7 @@ AOTRITON = Path(__file__).parents[2] / "aotriton"
 PROGRAM = """
 import dataclasses, json, os, signal, sys, time
 import shared_stages
-from shared_stages import Chain, DiedError, Metadata, Road, watch
+from shared_stages import Chain, DiedError, Metadata, SharedRule, watch
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -33,16 +33,16 @@ def did(what):
     with open(sys.argv[1], "a") as stream:
         stream.write(what + "\\n")
 
-def compile_here(road):
-    options = watch(Options(**road.rule["options"]), road)
+def compile_here(shared):
+    options = watch(Options(**shared.rule["options"]), shared)
     did("first " + options.arch)
     warps = options.num_warps
     did(f"warps {warps}")
-    if road.rule.get("dies"):
+    if shared.rule.get("dies"):
         os.kill(os.getpid(), signal.SIGSEGV)
-    if road.rule.get("fails"):
+    if shared.rule.get("fails"):
         return {"failed": True}
-    return {"warps": warps, "all": options.all(), "id": road.rule["id"]}
+    return {"warps": warps, "all": options.all(), "id": shared.rule["id"]}
 
 chain = Chain(compile_here)
 for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Stop a build that tries to download, and record the attempt. Every Python of the build loads this by PYTHONPATH.
+"""Stop a build that tries to download, and record the attempt. Every Python process of the build imports this module.
 
 The container has no network. Without this module a build that cannot download may continue without the file, or end
 with a misleading message. The module must run on every Python that Triton supports.
@@ -11,7 +11,7 @@ import sys
 from typing import Any, NoReturn
 
 _PROGRAMS = {"curl", "wget", "aria2c"}
-# `submodule` is not listed, because old setup.py files call it for their backends and continue if the tree is no
+# `submodule` is not listed, because old setup.py files call it for their backends, and continue without a git
 # repository.
 _FETCHING = {"clone", "fetch", "pull", "ls-remote"}
 _LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}

@@ -1,7 +1,7 @@
-"""Record the file and line that opens a connection or looks up a host, as a JSON line in the file WATCH_REACHED.
+"""Record which lines of Python code open connections or look up hosts.
 
-Python imports this module from PYTHONPATH at its start. The module blocks nothing, because the container has no
-network.
+Each record is a JSON line, [FILE:LINE, HOST], in the file that the environment variable WATCH_REACHED names. Python
+imports this module at startup, from PYTHONPATH. The module blocks nothing, because the container has no network.
 """
 
 import json
