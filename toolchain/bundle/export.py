@@ -153,7 +153,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 def _old_systems(request: Request) -> list[PlanRow]:
     """Return the plan's rows for the sysroots of old systems, against which portable builds are compiled.
 
-    A bundle must contain them, because they are made from package mirrors. The result is empty if the request is
+    A bundle must contain them, because making them requires package mirrors. The result is empty if the request is
     not for this machine's architecture, or if the request or its lock needs no such sysroot. If the request is only for
     this machine's architecture and a sysroot is not built, a note is printed and the result is empty, because other
     builds need only the base.
@@ -195,7 +195,7 @@ class _Packer:
     entries: list[Entry] = field(default_factory=list)
 
     def sorted(self) -> list[Entry]:
-        """Return the entries in the order of the manifest: the lock first, and kinds of small entries before large."""
+        """Return the entries in the order of the manifest: the lock first, and large entries after small ones."""
         order = ("lock", "base", "record", "patch", "file", "tree", "blob")
         return sorted(
             self.entries, key=lambda entry: (order.index(entry.kind), entry.name, entry.title, entry.blob.digest)
@@ -254,7 +254,7 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
 
     def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
-        """Add a file without hashing it, because an import checks the digest."""
+        """Add a file; its digest need not be checked here, because an import checks it."""
         blob = Descriptor(media.LAYER, digest, self.layout.link(path, digest).stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 

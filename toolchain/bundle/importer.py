@@ -49,7 +49,7 @@ from toolchain.sources.unpack import unpack_tar
 
 @dataclass(frozen=True)
 class ImportedEntry:
-    """An imported entry, and whether the cache lacked it before, which is always true for the lock."""
+    """An imported entry; `new` is whether the cache lacked it, and is always true for the lock."""
 
     entry: Entry
     new: bool
@@ -79,8 +79,9 @@ class Imported:
 def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     """Import a bundle into a cache; entries that the cache already has are not downloaded again.
 
-    HostileInputError is raised for an entry that the lock does not name, DigestError for wrong content, which is not
-    stored, and LockedError if the bundle contradicts an existing lock or the content of the cache.
+    HostileInputError is raised if the bundle does not contain exactly what its lock names, or is malformed, DigestError
+    for content with a wrong digest, which is not stored, and LockedError if the bundle contradicts an existing lock or
+    the content of the cache.
 
     Args:
         lock_path: the path of the user's lock. If the lock exists, it must agree with the bundle; if not, the lock of
@@ -131,7 +132,7 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
-        # The layers of each image by the digest of its manifest, lowest first.
+        # The layers of each image, lowest first, by the digest of the image's manifest.
         self._layers: dict[str, list[dict[str, Any]]] = {}
 
     def _of(self, *kinds: str) -> list[Entry]:
@@ -174,7 +175,7 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Check the blobs of each image in the lock, and note its layers for the check of its record.
+        """Check the blobs of each image in the lock, and remember its layers for the check of its record.
 
         HostileInputError is raised unless the bundle contains exactly the blobs that the image's manifest names, and
         the image's config names the architecture in the lock.
@@ -243,7 +244,7 @@ class _Taker:
         return lists
 
     def _tag(self, base: LockedBase, records: Mapping[Entry, Record]) -> None:
-        """Tag the image of a base, so that its blobs are not removed; raise RegistryError if a blob is missing."""
+        """Tag the image of a base, so that `gc` does not remove its blobs; raise RegistryError if a blob is missing."""
         manifest = self._images.resolve(base.image)
         for child in self._images.children(manifest):
             self._images.blob(child.digest)
@@ -350,5 +351,5 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if lock.request.get("glibc") == DEFAULT_GLIBC:
         instead["glibc"] = ()
     words = build_command(stage, ["--offline", *named, *lockfile.options(lock, **instead)])
-    # Special characters are escaped, because the options come from the untrusted bundle and are shown in a terminal.
+    # Unsafe characters are replaced, because the options come from the untrusted bundle and are shown in a terminal.
     return tuple(shlex.quote(one_line(word)) for word in words)

@@ -21,15 +21,15 @@ from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
 _TOKEN_SECONDS = 60.0  # the lifetime that the token specification prescribes if a response states none
-_LONG = 10 * 365 * 86400  # seconds; a longer lifetime is treated as invalid
-_ANSWER = 1 << 20  # bytes; the largest response of a token service
+_LONG = 10 * 365 * 86400  # seconds; a lifetime that is not shorter is ignored
+_ANSWER = 1 << 20  # bytes; the largest accepted response of a token service
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII without the space, which is safe in a header
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Return the user and the password of a login; both are empty if the login is None or malformed.
+    """Return the user and the password of a login; both are empty if the login is None or not valid base64.
 
     For an identity token, the user is `IDENTITY` and the password is the token.
     """
@@ -84,13 +84,13 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """Replace the login and the tokens for this registry in a text (see the function `redact`)."""
+        """Return `text` without the login and the tokens for this registry (see the function `redact`)."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
-        """Read the challenge in a 401 response, and get the token or login that `header` returns from then on.
+        """Read the challenge in a 401 response, and get the token or login that `header` uses from then on.
 
-        RegistryError is raised if the registry or its token service refuses the login or sends something invalid, and
+        RegistryError is raised if the registry or its token service refuses access or sends something invalid, and
         UnreachableError if the token service does not answer.
         """
         challenge = response.headers.get("WWW-Authenticate", "")
@@ -175,7 +175,7 @@ class Authorizer:
         return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
-        """Return the error to raise if the registry or its token service refuses access."""
+        """Return the error to raise if access to the registry fails; `why` is the reason."""
         return RegistryError(
             "login-refused", f"access to {self._host} was refused", why=why, fix=f"log in: {login_command(self._host)}"
         )
@@ -195,7 +195,7 @@ def login_command(host: str) -> str:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Replace `secrets` and the values of all query parameters in URLs in a text.
+    """Return `text` with placeholders for `secrets` and for the values of query parameters in URLs.
 
     Secrets of fewer than four characters are not replaced, because other words could contain them.
     """

@@ -52,7 +52,7 @@ class Blobs:
         return path.is_file() and not path.is_symlink()
 
     def holds(self, digest: str) -> bool:
-        """Return whether the layout has a blob, and the content of the blob matches the digest.
+        """Return whether the layout has a blob whose content matches the digest; log a warning for a damaged blob.
 
         A damaged blob is not removed, because another process may be replacing it.
         """
@@ -84,7 +84,7 @@ class Blobs:
             ) from error
 
     def digest_of(self, digest: str) -> str:
-        """Return the digest of a stored blob's content, which differs from its name if the blob is damaged."""
+        """Return the digest of a blob's content, which differs from `digest` if the blob is damaged."""
         with self.open(digest) as stream:
             return sha256_stream(stream)
 
@@ -94,7 +94,11 @@ class Blobs:
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:
-        """Add a file as a hard link without hashing it, or with `put_file` if linking fails; return the blob's path."""
+        """Add a file as a blob, unless the layout has the blob already; return the path of the blob.
+
+        The file is added as a hard link without hashing it. If linking fails, `put_file` copies it and checks its
+        digest.
+        """
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)
         if not self.has(digest):
@@ -219,7 +223,7 @@ class Blobs:
         _compare(self._path(digest), digest, self.digest_of(digest))
 
     def forget(self, *digests: str) -> None:
-        """Remove blobs, which must belong only to images without a tag."""
+        """Remove blobs; the caller must know that no image with a tag contains them."""
         for digest in digests:
             self._path(digest).unlink(missing_ok=True)
 

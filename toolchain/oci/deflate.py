@@ -1,4 +1,4 @@
-"""Compress a gzip stream in several threads, with the same result for any number of threads.
+"""Compress data as a gzip stream in several threads, with the same result for any number of threads.
 
 The input is cut into blocks of a fixed size. Each block is deflated separately, with the 32 KiB before it as its
 dictionary, and ends on a byte boundary, so the concatenated blocks are a valid deflate stream.
@@ -31,7 +31,10 @@ def _deflate(block: bytes, before: bytes, level: int, last: bool) -> bytes:
 
 
 class GzipSink:
-    """A context manager that compresses into `sink`; the stream is complete when the block ends without an error."""
+    """A context manager that writes a gzip stream to `sink`.
+
+    The stream is complete when the `with` block ends without an error.
+    """
 
     def __init__(self, sink: Sink, level: int = 9, threads: int | None = None) -> None:
         self._sink = sink

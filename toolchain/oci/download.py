@@ -59,7 +59,7 @@ class Download:
         return f"sha256:{self._hasher.hexdigest()}"
 
     def _begins(self, got: requests.Response) -> str:
-        """Check the status and headers of a response; return a description of the size if it is wrong.
+        """Check the status and headers of a response; return a description of a wrong size, or an empty string.
 
         TryAgainError is raised if the response is not the requested part, and RegistryError for any other failure.
         """

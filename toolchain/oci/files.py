@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 
 @dataclass(frozen=True)
 class PlainFile:
-    """The name of a file in an artifact, and the descriptor of its blob, with the media type of the file."""
+    """The name of a file in an artifact, and the descriptor of its blob, whose media type is that of the file."""
 
     name: str
     blob: Descriptor
@@ -43,7 +43,11 @@ class PlainFile:
 
 
 def is_plain_name(text: str) -> bool:
-    """Return whether a file name is safe: 1 to 255 letters, digits and `. _ + ~ ! -`, and a letter or digit first."""
+    """Return whether a file name is safe.
+
+    A safe name has at most 255 characters, contains only ASCII letters, digits and `. _ + ~ ! -`, and begins with a
+    letter or digit.
+    """
     return _NAME.fullmatch(text) is not None
 
 

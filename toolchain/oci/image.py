@@ -77,7 +77,11 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
 
 
 def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob]) -> Descriptor:
-    """Store the manifest of an image with its layers in another compression, and return its descriptor."""
+    """Store a copy of an image's manifest that lists `layers` instead, and return the descriptor of the copy.
+
+    Args:
+        layers: the layers of the image in another compression, lowest first.
+    """
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
     return layout.put_json(value, media.MANIFEST)

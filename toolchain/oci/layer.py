@@ -67,7 +67,7 @@ class HashedFile(NewFile):
 
     @property
     def digest(self) -> str:
-        """Return the digest `sha256:<hex>` of the content that was written so far."""
+        """Return the digest `sha256:<hex>` of the content that has been written so far."""
         return f"sha256:{self._hasher.hexdigest()}"
 
     def write(self, data: bytes, /) -> None:
@@ -84,16 +84,16 @@ class HashedFile(NewFile):
 
 
 def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int = 0, whiteouts: bool = False) -> Layer:
-    """Write the folder `tree` as a layer, whose root is the content of the folder.
+    """Write the content of the folder `tree` as a layer.
 
     Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to the first of their
     names. All parent folders (`usr`, `usr/lib64`) are members. If one of them is a symlink in the base, such as
     `/lib64` of a merged `/usr`, container engines would replace the symlink with a folder, so avoid such paths.
 
     Args:
-        normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no attributes, and to refuse device nodes,
-            pipes and sockets. Otherwise, owners, modes, file capabilities, device nodes and pipes are kept, and sockets
-            are skipped, as the root file system of a base requires.
+        normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no extended attributes, and to refuse
+            device nodes, pipes and sockets. Otherwise, owners, modes, file capabilities, device nodes and pipes are
+            kept, and sockets are skipped, as the root file system of a base requires.
         first_id: the first user and group id of the user namespace in which `tree` was written. It is subtracted from
             all ids that are kept.
         whiteouts: whether to allow names that start with `.wh.`, which delete files of lower layers in an image.
@@ -106,7 +106,7 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
 def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()) -> str:
     """Write the content of `tree` as a .tar.gz with a single top folder, and return its digest.
 
-    The archive is deterministic like a layer: its members are sorted, and have fixed owners, modes and times.
+    The archive is deterministic like a layer: its members are sorted, and have normalised owners, modes and times.
 
     Args:
         exclude: shell patterns of paths relative to `tree`. A matching folder is skipped with its content.
@@ -250,8 +250,8 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
     """Rewrite the tar of a root file system as a layer, with its members in the same order.
 
     Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, and all extended attributes except file
-    capabilities are removed. Ids, modes, links and device nodes are kept, but the two folders of the user `_apt` become
-    root's.
+    capabilities are removed. Ids, modes, links and device nodes are kept, but the owner of the folders in
+    `_APTS_OWN` becomes root.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -301,7 +301,7 @@ def _inside(name: str) -> bytes:
 
 
 def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | None = None) -> Blob:
-    """Compress a layer; the result does not depend on the number of cores.
+    """Return a layer in compressed form; its bytes do not depend on the number of cores.
 
     Args:
         out: the path of the blob. Nothing is written if `how` is `none`, because the layer's tar is the blob then.

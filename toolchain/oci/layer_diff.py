@@ -1,4 +1,4 @@
-"""Compare two builds of a layer, and find the first differing byte of each file."""
+"""Compare two builds of a layer, and find the first differing byte of each file that differs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FileDifference:
         what: the kind of difference: `only in the first`, `only in the second`, `kind`, `size` or `content`.
         offset: the position of the first differing byte; None if the contents were not compared.
         first, second: up to 16 bytes of each file, from `offset` on, in hex. If the contents were not compared, they
-            are the kinds of the two files if the kinds differ, the targets of two links, or empty.
+            are the kinds of the two files if the kinds differ, the targets if both are links, and otherwise empty.
         member: the name of the member that contains the byte at `offset`, if the first file is a static library;
             otherwise empty.
     """

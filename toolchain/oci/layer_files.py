@@ -21,8 +21,8 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
-_HEADER_LIMIT = 1 << 20  # bytes; the largest long name or attribute, limited because tarfile reads it into memory
-# The largest total length of all names, because they are kept in memory. The names in an LLVM layer have about a
+_HEADER_LIMIT = 1 << 20  # bytes; the limit for a long name or for PAX records, which tarfile reads into memory
+# The largest total length of all names, which are kept in memory. The names in an LLVM layer have about a
 # million characters, but a hostile gzip layer needs only six bytes for a member.
 _LARGEST_NAMES = 256 << 20
 _DIGESTS = ("sha1", "sha256", "sha512")  # names of hash functions in hashlib, and of fields of LayerFile
@@ -217,7 +217,10 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
 
 
 def _name(member: tarfile.TarInfo) -> str:
-    """Return the path of a member; raise UntrustedError for a name that programs interpret differently."""
+    """Return the path of a member.
+
+    UntrustedError is raised for a sparse file, and for a name that is too long or that programs interpret differently.
+    """
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
         raise UntrustedError(
             "layer-sparse-file", "a layer contains a sparse file", why="programs unpack it differently"
@@ -237,7 +240,10 @@ def _name(member: tarfile.TarInfo) -> str:
 
 
 def _require_folders(folders: Mapping[str, bool]) -> None:
-    """Raise UntrustedError for a member below a file or link, because a link could let it replace another file."""
+    """Raise UntrustedError if a member is below a file or link.
+
+    A program that follows a link could write the member to another place and replace a file there.
+    """
     for name in folders:
         above = name.rpartition("/")[0]
         while above:

@@ -286,8 +286,8 @@ class Layout(Blobs):
         A damaged manifest is kept, but the blobs that only it refers to are removed.
 
         Args:
-            keep: the digests of other manifests and blobs to keep, with everything that they refer to, because they are
-                not tagged yet.
+            keep: the digests of manifests and blobs that are not tagged yet, but must be kept with everything that they
+                refer to.
             older_than: the minimum age in seconds of the blobs to remove.
         """
         with self._lock():

@@ -138,7 +138,8 @@ class LayoutPlace(Place):
 def resolve(ref: LayoutRef) -> Descriptor:
     """Return the descriptor of the image that a reference names; without a tag or digest, the only image in the folder.
 
-    RegistryError is raised if there is no such image, or if a reference without tag and digest could mean several.
+    RegistryError is raised if there is no such image, or if a reference without a tag or digest could mean
+    several images.
     """
     there = Layout(ref.path)
     if ref.digest or ref.tag:
@@ -160,6 +161,6 @@ def resolve(ref: LayoutRef) -> Descriptor:
 
 
 def _unnamed(there: Layout) -> list[Descriptor]:
-    """Return the images in index.json without a tag, such as other tools may write; artifacts are skipped."""
+    """Return the untagged images that index.json lists, which other tools may have written; skip artifacts."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]

@@ -116,7 +116,7 @@ def _unreadable(path: Path, why: str) -> RegistryError:
 
 
 def registry_name(text: str) -> str:
-    """Return the host of a name in a login file, in lower case and without scheme, slash and API version.
+    """Return the host of a name in a login file, in lower case and without a scheme, slash or API version.
 
     All names of Docker Hub become `HUB`. A name with a namespace is returned unchanged.
     """

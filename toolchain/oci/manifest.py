@@ -66,8 +66,8 @@ def media_type_of(value: dict[str, Any]) -> str:
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
     """Return the entries of an index, or the config and the layers of a manifest.
 
-    RegistryError is raised if the content is malformed, does not have the media type of the descriptor, or could be
-    read both as an image and as an index.
+    RegistryError is raised if the content is malformed, names another media type than the descriptor, or could be read
+    both as an image and as an index.
     """
     own_type = value.get("mediaType")
     if own_type is not None and own_type != descriptor.media_type:

@@ -76,8 +76,8 @@ class Place(ABC):
         """Return the descriptor and the bytes of a manifest or index.
 
         Args:
-            reference: a tag or digest; the default is that of `ref`, or `latest` in a repository, or the only image of
-                a folder.
+            reference: a tag or digest; empty for the tag or digest of `ref`. If `ref` has neither, it means `latest` in
+                a repository, and the only image in a folder.
         """
 
     @abstractmethod
@@ -99,7 +99,8 @@ class Place(ABC):
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
         """Store an image index or artifact from `layout` with everything that it refers to, and set its tags.
 
-        Content that exists already is skipped. The index or artifact is read back.
+        Content that exists already is skipped. The index or artifact is read back, and DigestError is raised if it
+        differs.
         """
 
     @abstractmethod
@@ -128,7 +129,8 @@ class Place(ABC):
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
         """Add layers to the manifests under cosign's tags, and return the number of bytes sent or written.
 
-        Layers of other publishers are kept. `layout` contains the blobs of the layers, and gets the new configs too.
+        Layers of other publishers are kept. `layout` must contain the blobs of the layers, and the new configs are
+        stored in it.
         """
 
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:

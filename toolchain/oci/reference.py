@@ -24,7 +24,7 @@ _FORMS = "oci:DIR[:TAG] or REGISTRY[:PORT]/NS[/NAME][:TAG|@DIGEST]"
 
 @dataclass(frozen=True)
 class LayoutRef:
-    """An image in a layout folder: `oci:DIR`, `oci:DIR:TAG` or `oci:DIR@sha256:…`."""
+    """A layout folder or an image in it: `oci:DIR`, `oci:DIR:TAG` or `oci:DIR@sha256:…`."""
 
     path: Path
     tag: str | None = None
@@ -37,7 +37,7 @@ class LayoutRef:
         return f"oci:{path}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> LayoutRef:
-        """Return a reference to another image in the same folder."""
+        """Return a reference to the same folder with another tag or digest, or with neither."""
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
@@ -60,7 +60,7 @@ class RegistryRef:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> RegistryRef:
-        """Return a reference to another image in the same repository."""
+        """Return a reference to the same repository with another tag or digest, or with neither."""
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
@@ -140,7 +140,7 @@ def parse(text: str) -> Target:
 
 
 def parse_place(text: str, what: str) -> Target:
-    """Parse a reference to a place for several images: a namespace of a registry, or a layout folder.
+    """Parse a reference to a namespace of a registry or to a layout folder, where several images can be stored.
 
     ConfigError is raised if the reference is not valid, or if it names a single image by a tag or digest.
     """

@@ -27,7 +27,7 @@ def write_artifact(
     artifact_type: str,
     annotations: Mapping[str, str] | None = None,
 ) -> Descriptor:
-    """Store the manifest of an artifact about an image, and return its descriptor as a list of referrers needs it.
+    """Store the manifest of an artifact about an image, and return the descriptor for a list of referrers.
 
     Args:
         content: the only layer of the artifact, whose blob is in the layout.
@@ -40,7 +40,7 @@ def write_artifact(
 
 
 def subject_of(value: Mapping[str, Any]) -> str | None:
-    """Return the digest of a manifest's subject; None if it has no subject."""
+    """Return the digest of a manifest's subject; None if it has no valid subject."""
     subject = value.get("subject")
     digest = subject.get("digest") if isinstance(subject, dict) else None
     return digest if isinstance(digest, str) else None

@@ -112,7 +112,7 @@ class Registry(Transport):
             path: the path or URL of the first page.
             none: the statuses which mean that the list does not exist.
             most: the maximum number of pages; RegistryError is raised if the list has more.
-            kind: the expected media type; the list does not exist if the first page has another type.
+            kind: the expected media type; empty for any type. If the first page has another type, nothing is yielded.
         """
         for number in range(most):
             with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:
@@ -201,7 +201,7 @@ class Registry(Transport):
         """Upload a manifest without retrying; raise TryAgainError for an error that may pass.
 
         Args:
-            failures: the number of earlier failures; after `_UNSETTLED_TRIES`, 400 and 404 are no longer temporary.
+            failures: the number of earlier failures; from `_UNSETTLED_TRIES` on, 400 and 404 are no longer retried.
         """
         digest = sha256_bytes(content)
         try:

@@ -71,7 +71,7 @@ def for_location(location: str) -> Rules:
 
 
 def check_repository(rules: Rules, host: str, repository: str) -> None:
-    """Raise ConfigError if the registry does not allow the name of a repository."""
+    """Raise ConfigError if the name of a repository has too few or too many components for a registry."""
     parts = repository.count("/") + 1
     if parts < rules.least_parts or 0 < rules.most_parts < parts:
         raise ConfigError(

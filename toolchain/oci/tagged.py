@@ -54,7 +54,10 @@ class Tagged:
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """Return the parsed manifest under cosign's tag; raise RegistryError if it must not be overwritten."""
+    """Parse the manifest under one of cosign's tags.
+
+    RegistryError is raised if it is an image or has no list of layers, so that it is not overwritten.
+    """
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):

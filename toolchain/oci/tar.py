@@ -1,4 +1,4 @@
-"""Make headers for tar members, whose bytes do not depend on the version of Python or tar.
+"""Make the headers of tar members; their bytes do not depend on the version of Python or tar.
 
 Headers are in the ustar format. PAX records are added only for values that ustar cannot express: names and link targets
 that are longer than 100 bytes or not ASCII, sizes of at least 8 GiB, ids of at least 8**7, and extended attributes. All

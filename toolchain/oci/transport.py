@@ -87,7 +87,7 @@ class Body:
 
 
 class Transport:
-    """A connection to a registry, which is a context manager and not thread-safe.
+    """A connection to a registry. It is a context manager, and it is not thread-safe.
 
     Args:
         host: the name or address, with an optional port. http is used for a loopback address, and https for any other.
@@ -98,7 +98,8 @@ class Transport:
         backoff: the first wait between attempts in seconds. Each later wait is twice as long, up to 30 seconds.
         timeout: the timeouts in seconds for connecting and for waiting for a response. The latter is at most `QUESTION`
             for GET and HEAD.
-        login: the login in the form that follows `Basic`; the default is the user's login (`logins.credentials`).
+        login: the login in the form that follows `Basic` in a header; None for the user's login
+            (`logins.credentials`).
         repository: the repository for which the user's login is looked up.
     """
 
@@ -171,7 +172,7 @@ class Transport:
         """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
         RegistryError is raised if the registry refuses access (401 or 403) or redirects to an invalid URL. The caller
-        must check all other statuses.
+        must check all other statuses, and handle the exceptions that `requests` raises if the connection fails.
 
         Args:
             path: a path on the registry, or a URL from one of its responses.

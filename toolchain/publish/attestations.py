@@ -176,8 +176,8 @@ def attach_evidence(
     With a key, each document is attached in a signed envelope. The envelopes and a signature of the image are also
     stored under cosign's tags, and they are attached as Sigstore bundles too if `signer.bundles` is set. With an OIDC
     identity, each document is attached in a signed Sigstore bundle. Without a signer, only the SBOMs are attached,
-    because unsigned provenance proves nothing. If the image has a check of its kernels' numbers and there is a signer,
-    this check is attested as well.
+    because unsigned provenance proves nothing. If the record contains the result of a numerical check of the image's
+    kernels, and there is a signer, this result is attested as well.
 
     Args:
         manifest: the image for one platform.

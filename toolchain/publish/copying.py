@@ -1,4 +1,4 @@
-"""Copy published images with everything that is attached to them: SBOM, provenance, signatures and plain files."""
+"""Copy published images with everything that is attached to them: SBOMs, provenance, signatures and plain files."""
 
 from __future__ import annotations
 

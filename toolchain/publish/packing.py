@@ -71,7 +71,9 @@ def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
 
 
 def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None) -> PackedLayer:
-    """Return a layer in the requested compression; reuse the blob of an earlier call if the layout still has it.
+    """Return a layer in the compression that `packed_image` describes.
+
+    The blob of an earlier call is reused if the layout still has it.
 
     Args:
         record: the record of the stage that made the layer; None for the layers below.

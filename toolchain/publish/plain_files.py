@@ -69,7 +69,10 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the plain files of the images whose stages have any, and return their paths; keep unchanged archives."""
+    """Write the plain files of the images whose stages have any, and return the paths of the files.
+
+    Archives that were already written for the same image are kept.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     cache.work.mkdir(parents=True, exist_ok=True)
     return [path for record in records if record.stage in FORMS for path in FORMS[record.stage](cache, record, folder)]
@@ -111,7 +114,7 @@ def _packed_once(write: _Write) -> _Write:
 
 @contextlib.contextmanager
 def _tree(cache: Cache, record: Record) -> Iterator[Path]:
-    """Yield a temporary folder with the topmost layer of an image, which is the layer of its stage."""
+    """Yield a temporary folder with the unpacked topmost layer of an image, which its stage made."""
     layout = Layout(cache.images)
     layer = layout.children(layout.resolve(record.manifest))[-1]
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
@@ -139,7 +142,7 @@ def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the wheels that the stage built, but not wheels that it took from the Python index.
+    """Write the wheels that the stage built, but not wheels that it took from the package index.
 
     SourceError is raised if a wheel is no longer in the store, and HostileInputError if the name of a wheel is unsafe.
     """

@@ -58,7 +58,7 @@ class Wanted:
     """The AOTriton that a PyTorch source tree requires.
 
     Args:
-        release: the release of AOTriton, as URLs contain it.
+        release: the release of AOTriton, as it is written in URLs.
         commit: the commit that PyTorch builds if it has no archive; empty if it names no commit.
         archives: the runtimes in the order of the file, then the images.
         url: the URL of the folder with the archives, which ends with a slash.
@@ -137,7 +137,7 @@ def _number(rocm: str) -> tuple[int, ...]:
 
 
 def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dict[str, str]:
-    """Return the name of the pack for each GPU that a release supports, such as `amd-gfx110x`.
+    """Return the name of the pack, such as `amd-gfx110x`, for each GPU that a release supports.
 
     The name is empty if the library itself contains the kernels for the GPU.
 
@@ -210,7 +210,7 @@ def _text(path: Path, fix: str = f"give the source tree of PyTorch, or its {CMAK
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
-    """Raise SourceError for a name such as `../x`, because the names become file names."""
+    """Raise SourceError for a name such as `../x`, because the names become parts of file names."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise SourceError(

@@ -131,7 +131,7 @@ def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
     """Return the request in an image's record, with the sources that the requests for the lower stages named.
 
     The sources have the form of `--source`. A checkout is replaced by its tree in the store
-    (`stored:NAME@sha256:DIGEST`), and a base in a layout folder by the digest of its manifest.
+    (`stored:NAME@sha256:DIGEST`), and a base in a layout folder by `oci:DIR@` and the digest of its manifest.
     """
     record = image_facts.record
     request = dict(record.request or {"stage": record.stage})

@@ -1,4 +1,4 @@
-"""Find out which Triton, LLVM, GPUs and Python versions an image was built with."""
+"""Find out with which Triton and LLVM, and for which GPUs and Python versions, an image was built."""
 
 from __future__ import annotations
 

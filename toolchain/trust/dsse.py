@@ -42,7 +42,7 @@ class Envelope:
         return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
 
     def as_bytes(self) -> bytes:
-        """Return the envelope as canonical JSON, which is the form in which it is published."""
+        """Return the envelope as canonical JSON, as artifacts contain it."""
         return canonical(self.as_json())
 
     def signed_by(self, key: PublicKey) -> bool:
@@ -65,8 +65,8 @@ def sign(statement: Any, signer: Signer) -> Envelope:
 def from_bundle(content: bytes) -> Envelope:
     """Return the envelope in a Sigstore bundle, without verifying its signatures.
 
-    The other parts of the bundle, such as a certificate, are ignored. UntrustedError is raised if the bundle or the
-    envelope is malformed.
+    The other parts of the bundle, such as a certificate, are ignored. UntrustedError is raised if the bundle is
+    malformed, and for an envelope that `read` refuses.
     """
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]

@@ -95,7 +95,10 @@ class ImageFacts:
         return str(named or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
-        """Yield the name of each prebuilt input, as in `--allow-binary`, and the record of the lowest stage with it."""
+        """Yield the name of each prebuilt input and the record of the lowest stage that used it.
+
+        The names are those of `--allow-binary`.
+        """
         seen: set[str] = set()
         for record in (*self.dependencies, self.record):
             for name in sorted(_names_let_in(record) - seen):

@@ -129,7 +129,7 @@ class Keyless:
 
 
 def require() -> None:
-    """Raise ConfigError if the library `sigstore` is not installed; otherwise, make it log only warnings."""
+    """Raise ConfigError if the library `sigstore` is not installed; otherwise, make it log only warnings and errors."""
     try:
         import sigstore.models  # noqa: F401, PLC0415
     except ImportError as error:

@@ -127,7 +127,7 @@ def new_key(path: Path) -> PublicKey:
         ) from error
     finally:
         if begun is not None:
-            begun.unlink(missing_ok=True)  # the public key could not be written
+            begun.unlink(missing_ok=True)  # without a public key, the private key is not kept
     return signer.public
 
 

@@ -18,8 +18,8 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# The difference between clocks that is tolerated. A build that ended even later in the future has a forged time, or its
-# machine had a wrong clock.
+# The tolerated difference between clocks. If a build ended further in the future, its time is forged, or the clock of
+# its machine was wrong.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
@@ -138,7 +138,7 @@ def _reading(check: str) -> Iterator[None]:
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
-    """Raise UntrustedError if a provenance contradicts itself or the image, or does not meet some of the requirements.
+    """Raise UntrustedError if a provenance contradicts itself or the image, or does not meet a requirement.
 
     The caller must have checked the signature and the subjects of the provenance.
 
@@ -271,9 +271,9 @@ def _binaries(statement: Mapping[str, Any]) -> list[str]:
 
 
 def met(demands: Policy, *names: str) -> dict[str, str]:
-    """Return a text to display for each of the named checks whose requirements the image met, by name.
+    """Return a text to display for each of the named checks, by name.
 
-    A check without requirements is missing from the result.
+    The image must have passed these checks. A check without requirements is missing from the result.
     """
     policies = (
         (demands.source_only, "no prebuilt inputs except the allowed ones"),

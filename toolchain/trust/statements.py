@@ -143,7 +143,7 @@ def signed_by(
     for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):
         try:
             statements.append(opened(envelope))
-        except UntrustedError as error:  # one valid statement is enough, so others are skipped
+        except UntrustedError as error:  # one valid statement is enough, so invalid ones are skipped
             LOG.warning("%s, so it is ignored: %s", error.what, error.why)
             broken = f"{error.what}: {error.why}"
     if not statements:

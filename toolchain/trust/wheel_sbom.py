@@ -1,8 +1,8 @@
 """Add an SBOM to a wheel as PEP 770 specifies it; equal inputs give equal bytes.
 
-The SBOM is a CycloneDX 1.6 document. It names the sources from which the wheel was compiled, but no program of the
-machine that built it, so that the wheel has the same bytes on every machine. No library writes the document, because
-another version of the library could write other bytes. Whoever changes these bytes must also change
+The SBOM is a CycloneDX 1.6 document. It names the sources from which the wheel was compiled, but not the programs
+of the build machine, so that the wheel has the same bytes on every machine. The document is written without a library,
+because another version of a library could write other bytes. Whoever changes these bytes must also change
 `stages.wheels.SBOM_WRITER`.
 """
 
@@ -42,8 +42,8 @@ class Contents:
     """The sources of a wheel.
 
     Args:
-        sources: the sources of this stage, and of the stages whose code the wheel contains. They may include wheels
-            that the build only imports, which the SBOM does not list.
+        sources: the sources of the stage that builds the wheel, and of the stages whose code the wheel contains. They
+            may include wheels that the build only imports, which the SBOM does not list.
     """
 
     input_digest: str
@@ -53,10 +53,10 @@ class Contents:
 def add_sbom(wheel: Path, contents: Contents) -> None:
     """Add the SBOM to a wheel, and list it in the wheel's RECORD.
 
-    The wheel is checked first, because the build of a project may produce a malformed one. BuildError is raised if the
-    name of the wheel, METADATA, RECORD and the files contradict each other, or if the wheel already contains a file
-    with the name of the SBOM. The other files are not compressed again, because another version of zlib could write
-    other bytes.
+    The wheel is checked first, because the build of a project may produce a malformed one. BuildError is raised if its
+    METADATA or RECORD is missing or malformed, if its name, METADATA, RECORD and files contradict each other, or if it
+    already contains a file with the name of the SBOM. The other files are not compressed again, because another version
+    of zlib could write other bytes.
     """
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
@@ -150,7 +150,7 @@ def _refused(wheel: Path, id: str, why: str) -> BuildError:
 
 
 def _encoded(digest: bytes) -> str:
-    """Return a digest as RECORD states it, in base64 without padding."""
+    """Return a digest in the form that RECORD uses: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
@@ -174,7 +174,7 @@ def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, proje
 
 
 def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[list[str]]:
-    """Return the rows of RECORD; raise BuildError unless it lists exactly the wheel's files with the right hashes."""
+    """Return the rows of RECORD; raise BuildError unless it lists all files with the right hashes and sizes."""
     try:
         rows = [row for row in csv.reader(io.StringIO(_text(wheel, archive, record)), strict=True) if row]
     except csv.Error:
