@@ -20,11 +20,11 @@ from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
-_TOKEN_SECONDS = 60.0  # the lifetime that the token specification prescribes if a response states none
-_LONG = 10 * 365 * 86400  # seconds; a lifetime that is not shorter is ignored
+_TOKEN_SECONDS = 60.0  # seconds; the lifetime that the token specification prescribes if a response states none
+_LONG = 10 * 365 * 86400  # seconds; a lifetime of this length or more is ignored
 _ANSWER = 1 << 20  # bytes; the largest accepted response of a token service
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII without the space, which is safe in a header
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII except the space; safe in a header
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
@@ -182,7 +182,10 @@ class Authorizer:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Return the parameters in a part of a `WWW-Authenticate` header by lower-case name; repetitions are ignored."""
+    """Return the parameters in a part of a `WWW-Authenticate` header, by name in lower case.
+
+    If a parameter is repeated, its first value is returned.
+    """
     fields: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(text):
         fields.setdefault(name.lower(), quoted or bare)

@@ -19,7 +19,7 @@ from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import keys_of, parse_object
 
 LOG = logging.getLogger(__name__)
-MANIFEST_LIMIT = 16 << 20  # the largest manifest that is read, in bytes; registries accept 4 MiB
+MANIFEST_LIMIT = 16 << 20  # the largest manifest that is read, in bytes; registries accept at least 4 MiB
 
 
 class Blobs:

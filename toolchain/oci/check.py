@@ -40,7 +40,7 @@ class _Check:
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
         self._diff_ids: dict[tuple[str, str], Fault] = {}
-        self._left = FREE  # bytes to which the layers may still unpack; each layer adds `RATIO` times its size
+        self._left = FREE  # bytes that may still be unpacked; each layer adds `RATIO` times its size
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[Fault]:
         if depth > media.DEEPEST:

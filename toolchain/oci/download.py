@@ -81,7 +81,7 @@ class Download:
         return f"{length} bytes instead of {self._blob.size}" if length not in {None, self._blob.size} else ""
 
     def _fits(self, got: requests.Response) -> bool:
-        """Return whether a partial response begins at the current position and names the right total size."""
+        """Return whether a partial response begins at the current position and does not contradict the blob's size."""
         match = _PART.fullmatch(self._range(got))
         return (
             match is not None

@@ -301,7 +301,7 @@ def _inside(name: str) -> bytes:
 
 
 def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | None = None) -> Blob:
-    """Return a layer in compressed form; its bytes do not depend on the number of cores.
+    """Compress a layer and return its blob, whose bytes do not depend on the number of cores.
 
     Args:
         out: the path of the blob. Nothing is written if `how` is `none`, because the layer's tar is the blob then.
@@ -330,7 +330,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """Return the name, version and level of a compressor for records, e.g. `gzip/zlib-1.2.13/9`, or `none`."""
+    """Return the name, version and level of a compressor, e.g. `gzip/zlib-1.2.13/9`, or else `none`."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

@@ -42,9 +42,9 @@ class LayerFile:
     Args:
         path: the path without a leading slash; bytes that are not UTF-8 are written as `\\xNN`.
         kind: `file`, also for a hard link, or `link` for a symlink.
-        size: the size in bytes of the content, or of the target's name for a link.
-        sha1, sha256, sha512: the digests, in hex, of the content, or of the target's name for a link. SPDX needs
-            `sha1`.
+        size: the size in bytes of the content, or, for a link, of the path to which it points.
+        sha1, sha256, sha512: the digests, in hex, of the content, or, for a link, of the path to which it points. SPDX
+            needs `sha1`.
         target: the target of a link; empty for a file.
     """
 

@@ -219,7 +219,7 @@ class Layout(Blobs):
         return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
-        # The content must be checked too, because an image may have such a tag.
+        # The content must be checked too, because an image may have a tag of this form.
         if media.ABOUT_TAG.fullmatch(name) is None or descriptor.media_type not in media.IMAGES:
             return False
         _, *layers = self.children(descriptor)

@@ -145,7 +145,7 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # An artifact with plain files is returned only if no other tag exists, because a reference usually means an image.
+    # An artifact with plain files is returned only if no tag names an image, because users usually mean an image.
     named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
     digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:

@@ -21,7 +21,7 @@ IDENTITY = "<token>"
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII without the space, which is safe in a header
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII except the space; safe in a header
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def write_artifact(
     artifact_type: str,
     annotations: Mapping[str, str] | None = None,
 ) -> Descriptor:
-    """Store the manifest of an artifact about an image, and return the descriptor for a list of referrers.
+    """Store the manifest of an artifact about an image, and return its descriptor for a list of referrers.
 
     Args:
         content: the only layer of the artifact, whose blob is in the layout.

@@ -20,8 +20,8 @@ from toolchain.core.web import Retries, TryAgainError
 from toolchain.oci.registry import Registry
 
 LOG = logging.getLogger(__name__)
-# The waits in seconds before the content is read again. Their sum should be longer than any publisher takes between
-# reading and writing the content.
+# The waits in seconds before the content is read again. Their sum should be longer than the time that any publisher
+# takes between reading and writing the content.
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 

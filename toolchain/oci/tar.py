@@ -112,7 +112,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _octal(number: int, width: int) -> bytes:
     if number >= 8 ** (width - 1):
-        number = 0  # the field is too small for the number, which is in a PAX record
+        number = 0  # the number does not fit into the field, so a PAX record contains it
     return b"%0*o\0" % (width - 1, number)
 
 

@@ -178,8 +178,8 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
     The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. For several ROCm
     versions, an archive is written for each version, named
-    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. Its name contains the base or the glibc floor,
-    but not `manylinux`, because manylinux compatibility is not checked. The archive of a pack is
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. These names contain the base or the glibc
+    floor, but not `manylinux`, because manylinux compatibility is not checked. The archive of a pack is
     `aotriton-<git12>-images-<pack>.tar.gz`. Names also show whether the build is partial, whether a pack lacks GPUs of
     its family, and how many kernels are known to be bad. If the commit is unknown, `tree` and the first 12 digits of
     the source's digest replace `<git12>`.

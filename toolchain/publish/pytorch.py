@@ -305,14 +305,14 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
 
 
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
-    """Raise ContractError if PyTorch cannot use an installed AOTriton, because PyTorch itself does not check this.
+    """Raise ContractError if PyTorch cannot use an installed AOTriton; PyTorch itself does not check this.
 
     Args:
         gpus: the GPUs that need images.
         rocm: the ROCm version of PyTorch, such as `7.2`; empty to skip the check of the library's HIP.
 
     Returns:
-        The version under the key `version`, and under the name of each pack for `gpus` the commit of the pack.
+        The version under the key `version`, and the commit of each pack for `gpus` under the name of the pack.
     """
     faults, commits = [], {}
     version = version_of(prefix)

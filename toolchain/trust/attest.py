@@ -23,7 +23,7 @@ _RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLo
 KEYS: Keys = {
     **dict.fromkeys(("_type", "predicateType")),
     "subject": _RESOURCE,
-    # The predicate is either an SBOM or a provenance, so the keys of both are known here.
+    # The predicate may be an SBOM or a provenance, so the keys of both are known here.
     "predicate": {
         **sbom.KEYS,
         "buildDefinition": {

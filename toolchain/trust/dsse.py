@@ -42,7 +42,7 @@ class Envelope:
         return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
 
     def as_bytes(self) -> bytes:
-        """Return the envelope as canonical JSON, as artifacts contain it."""
+        """Return the envelope as canonical JSON, the form in which artifacts contain it."""
         return canonical(self.as_json())
 
     def signed_by(self, key: PublicKey) -> bool:

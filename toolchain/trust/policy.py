@@ -155,7 +155,10 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
 @_reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
-    """Check a provenance against itself, the image's label, and the required input digest and image name."""
+    """Check that a provenance is consistent, and that it agrees with the image's label and with the requirements.
+
+    Of the requirements, only those for the input digest and the name of the image are checked.
+    """
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
         raise UntrustedError(

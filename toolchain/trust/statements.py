@@ -43,7 +43,7 @@ class Evidence:
     artifact: str
 
     def envelope(self) -> dsse.Envelope:
-        """Return the envelope in the content, or in the Sigstore bundle that the content is.
+        """Return the envelope in the content, which is an envelope or a Sigstore bundle that contains one.
 
         Only the form is checked, and UntrustedError is raised if it is wrong. The signatures are not verified.
         """

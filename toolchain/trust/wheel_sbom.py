@@ -127,7 +127,7 @@ def document_of(project: str, version: str, contents: Contents) -> bytes:
 
 
 def _component(row: RecordedSource) -> dict[str, Any]:
-    # The URL of an archive is removed, because other mirrors have the same archive.
+    # The URL of an archive is removed, because the same archive may come from another mirror.
     source = origin(replace(row, repository="") if row.kind == "archive" else row)
     named = {row.ref if row.kind in {"git", "distro", "pypi"} else "", row.digest or ""} - {""}
     component = {
