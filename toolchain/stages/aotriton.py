@@ -69,7 +69,8 @@ from toolchain.stages.wheels import AOTRITON, wheel_sources
 LEDGER, PARTIAL = "__ledger__", "__partial__"
 # The signature file that upstream's packing tool writes into each pack. The tool of AOTriton 0.10b does not write one.
 SIGNATURE = "__signature__"
-# The format of the file with the launch values in each pack. It is an input, because it decides the bytes of that file.
+# The format of the file with the launch values in each pack. It is an input, because it determines the bytes of that
+# file.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
@@ -193,7 +194,7 @@ class AotritonStage:
 
 
 def aotriton_stage(_: str, request: Request) -> AotritonStage:
-    """Return the AOTriton stage; raise an error if the requested release of AOTriton cannot be built.
+    """Return the AOTriton stage; raise an error if the request names a release that cannot be built.
 
     The check is made here and not in `plan`, because the stages below are planned first, and their plans would report
     missing pins instead.
@@ -230,7 +231,7 @@ def release_to_check(details: AotritonDetails, request: Request) -> str:
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """Return everything that decides the compiled objects, except the rules.
+    """Return everything that determines the compiled objects, except the rules.
 
     The requested GPUs and the settings of the library's build are not included, because they change no object.
     """
@@ -258,7 +259,7 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
     the same folder and so share the compiled objects.
 
     Args:
-        objects: the digest of everything that decides the objects, except the rules.
+        objects: the digest of everything that determines the objects, except the rules.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
     with held(cache.locks / f"{name}.lock", what="the compilation of the same kernels"):
@@ -277,7 +278,7 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
     Complete packs are not listed. The result is empty if the library contains its kernels.
     """
     packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
-    # The release decides which GPUs a pack should contain, so GPUs that the tool learns later do not change the result.
+    # The release determines which GPUs a pack should contain, so adding a GPU to the tool does not change the result.
     missing = {f"amd-{pack}": tuple(gpu for gpu in of.packs.get(pack, ()) if gpu not in gpus) for pack in packs}
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
@@ -312,7 +313,7 @@ def assemble(
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
-        # Only the archives that were checked are copied, because a build of another selection may have left more.
+        # Only the archives that were checked are copied, because a build of another selection may have left others.
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
@@ -383,12 +384,12 @@ def consumed(
 ) -> str:
     """Build and run a C++ program that uses the AOTriton in an image, and return the version that it prints.
 
-    CMake finds AOTriton by find_package. ContractError is raised if the program cannot be built or run.
+    CMake finds AOTriton with find_package. ContractError is raised if the program cannot be built or run.
 
     Args:
         hip: the prefix of the HIP with which the program is built and run.
     """
-    # The program is built on a tree of links to the prefix, because the CMake package must work in any folder.
+    # The program is built with a copy of the prefix, made of links, because the CMake package must work in any folder.
     script = (
         'set -e; cp -rs "$1" /tmp/aotriton; '
         "cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "

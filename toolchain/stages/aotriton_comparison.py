@@ -16,7 +16,7 @@ from toolchain.kernels.ledger import TIMEOUT, Entry
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The line that `aotriton/upstream.py` prints about one rule, after it ran upstream's compile script.
+    """The line that `aotriton/upstream.py` prints about one rule after running upstream's compile script.
 
     Args:
         code: the exit code of upstream's script; negative for a signal.
@@ -105,7 +105,7 @@ def _there(answer: Answer) -> str:
 
 
 def _same_failure(entry: Entry, answer: Answer) -> bool:
-    """Return whether upstream's script failed in the same way as the campaign; any other failure confirms nothing."""
+    """Return whether upstream's script failed for a rule in the same way as in the campaign."""
     if answer.size:
         return False
     if entry.status == TIMEOUT:
@@ -114,6 +114,6 @@ def _same_failure(entry: Entry, answer: Answer) -> bool:
         return answer.code == entry.exit_code
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
-    # An entry with neither an exit code nor an exception is of an object that the campaign's own check refused.
+    # If an entry has neither an exit code nor an exception, the campaign's own check refused the compiled object.
     # Upstream's script then exits with 0.
     return answer.code == 0

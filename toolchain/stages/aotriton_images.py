@@ -48,7 +48,7 @@ from toolchain.stages.triton_wheel import SITE
 # The paths of the plan and of the source tree while the recipe runs. Upstream's generator writes them into the plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
-# The environment variables that upstream sets when it compiles kernels.
+# Upstream sets this environment variable when it compiles kernels.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
 # The number of kernels that upstream's own script compiles a second time, so that the objects can be compared.
@@ -102,15 +102,15 @@ class KernelImages:
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile the requested kernels, pack them, and check the packs.
 
-        Unless --no-contract is given, a sample of the kernels is compared with those of upstream's script. If the
-        library contains its kernels, they are not packed but laid out for the build of the library.
+        Unless --no-contract is given, a sample of the kernels and the failures are compared with the results of
+        upstream's script. If the library contains its kernels, they are not packed but laid out for its build.
 
         Args:
             built: the output of the recipe, which contains the generator's plan and modules.
             sha1: the result of `aotriton_library.commit_of`, which upstream's packers record.
         """
         request = self.workspace.request
-        # The folder may exist with objects of earlier runs, which need not be compiled again.
+        # The folder may already contain objects of earlier runs, which need not be compiled again.
         self.build.mkdir(parents=True, exist_ok=True)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
@@ -173,7 +173,10 @@ class KernelImages:
         return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
-        """Compile the rules that have no object yet. Raise KernelError if rules fail, unless --keep-going is given."""
+        """Compile the rules that have no object yet, and return the result for all rules.
+
+        KernelError is raised if rules fail, unless --keep-going is given. `run_campaign` describes other errors.
+        """
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
             # A ledger without this file cannot be used, because its campaign was killed before the workers reported
@@ -246,7 +249,7 @@ class KernelImages:
             the result of `compare`, which raises ContractError if the results differ.
         """
         by_id = {rule.id: rule for rule in rules.rules}
-        # The rules are the seed of the sample, so repeated checks of the same campaign choose the same kernels.
+        # The digest of the rules is the seed, so repeated checks of the same campaign choose the same kernels.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
         # Kernels that exceeded the memory limit are not compiled again, because upstream's script has no such limit.
         bad = tuple(entry for entry in result.bad if not entry.over_memory)

@@ -21,7 +21,7 @@ from toolchain.stages.wheels import place
 
 # The path, below the prefix, of the list of the kernels that the library contains and of those that it lacks.
 LEDGER = "share/aotriton/__ledger__"
-# The name of the folder from which the library's build takes the kernels. It is next to the campaign's folder.
+# The name of the folder, in the campaign's folder, from which the library's build takes the kernels.
 OBJECTS = "objects"
 
 
@@ -46,7 +46,8 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
                 continue
             target.write_bytes(b"")
             wide = 32 if int(rule.target[3:-2]) >= 10 else 64
-            # Upstream takes a function's name from the kernel's first object, so an empty one must be "Complete" too.
+            # Upstream takes a function's name from the kernel's first object, so the status of an empty object must be
+            # "Complete" too.
             metadata = {
                 "compile_status": "Complete", "name": rule.kernel, "shared": 0, "num_warps": rule.num_warps,
                 "num_stages": rule.num_stages, "warp_size": wide,

@@ -75,7 +75,7 @@ class Library:
         sha1: the result of `commit_of`.
         dropped: the files of the source that the build does not get.
         rocm: the ROCms for which a portable library is linked; empty if it is linked with the base's HIP.
-        key: the digest of the inputs of the library and the plan, which do not depend on the selection of kernels.
+        key: the digest of the inputs of the library and the plan. The selection of kernels is not one of them.
         words: the release's own names for the GPUs; empty if it uses LLVM's names.
         inside: whether the library contains its kernels.
         database: the user's tuning database, and the path in the source at which it replaces upstream's; None if the
@@ -206,10 +206,11 @@ def library_facts(
         glibc: the oldest glibc that portable libraries must run with.
 
     Returns:
-        `hip`: the version of HIP's CMake package, or of the headers. `redirected`: how many of upstream's tuned choices
-        of aiter's kernels are replaced by Triton's, by operator and GPU. `rocm`, only for portable libraries: for each
-        ROCm the result of `check_linked`, the version of its headers, the library's SHA-256, and in `holds` the glibc
-        of each known floor on which the library can run.
+        `hip`: the version of HIP's CMake package, or for portable libraries the versions of the headers. `redirected`:
+        by operator and GPU, how many of upstream's tuned choices name a kernel of AMD's library aiter and are replaced
+        by a choice of a Triton kernel. `rocm`, only for portable libraries: for each ROCm the result of `check_linked`,
+        the version of its headers, the library's SHA-256, and in `holds` the glibc of each known floor on which the
+        library can run.
     """
     facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
@@ -261,7 +262,8 @@ def library_in(prefix: Path, major: str) -> Path:
 def aotriton_source(request: Request) -> Source:
     """Return the source of the request's AOTriton, without using the network.
 
-    An error is raised if the library would be linked with the base's HIP, but the base has no suitable one.
+    An error is raised if the library would be linked with the base's HIP but the base has no suitable HIP, or if the
+    request names no AOTriton or a release whose commit is unknown.
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - used only if a base is named
 
@@ -314,7 +316,7 @@ def database_source(request: Request) -> Source | None:
 
 
 def refuse_unbuildable(request: Request) -> None:
-    """Raise an error if the request names a known release whose kernels cannot be built as requested; see `refuse`."""
+    """Raise an error if the request names a release that is unknown or cannot be built as requested; see `refuse`."""
     details = AotritonDetails.of(request)
     if details.release:
         refuse(details.release, details.gpus, own_triton="triton" in request.sources, without=request.without)
@@ -327,7 +329,7 @@ _NEEDED = {
 }
 
 
-# The names that the folder with the kernel generator had in AOTriton's releases, oldest first.
+# The names of the folder with the kernel generator in AOTriton's releases, oldest first.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 

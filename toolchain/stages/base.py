@@ -70,7 +70,7 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class BaseStage:
-    """Makes a base.
+    """Makes the base from packages, a Containerfile or a local image.
 
     The packages of a base that is made from a recipe are inputs, so its input digest is unknown until the packages are
     resolved.
@@ -145,7 +145,10 @@ def recipe_digest(recipe: BaseRecipe) -> str:
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Return the name, version, architecture and SHA-256 of each package that apt or dpkg-deb printed, sorted."""
+    """Return the name, version, architecture and SHA-256 of each package in the output of apt-cache or dpkg-deb.
+
+    The result is sorted. BuildError is raised if the output lists no package.
+    """
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]
@@ -164,7 +167,7 @@ def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Requ
 
     Args:
         name: the name of the base, or of the content of another stage.
-        lock: the result of `read_packages`.
+        lock: the resolved packages; see `read_packages`.
     """
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
 
@@ -174,7 +177,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
         hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
-    # The image must not contain these files, because they name the building machine or its mirror.
+    # The image must not contain these files, because they name the build machine or its mirror.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
@@ -201,7 +204,7 @@ def run_mmdebstrap(
     what: str,
     options: Sequence[str],
 ) -> None:
-    """Make a tar archive of a root file system, from the mirror that the building machine's apt is configured to use.
+    """Make a tar archive of a root file system, from the mirror that the build machine's apt is configured to use.
 
     Args:
         what: a description of the root file system, for messages.
@@ -223,7 +226,8 @@ def run_mmdebstrap(
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
-    # apt cannot handle a root whose path contains quotes, so such a path is avoided. The tar archive may have any path.
+    # apt cannot handle a root whose path contains quotes, so a temporary folder is used if the path contains unusual
+    # characters. The tar archive may have any path.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
     # A killed run leaves a root file system behind. It can be deleted: the caller holds the stage's lock, so no other
@@ -253,7 +257,7 @@ def run_mmdebstrap(
 
 
 def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
-    """Return the error for a failed mmdebstrap: UnreachableError if a host was not reached, otherwise BuildError."""
+    """Return the error for a failed mmdebstrap: UnreachableError if a host is unreachable, otherwise BuildError."""
     output = "\n".join(error.tail)
     if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
         return UnreachableError(

@@ -1,4 +1,4 @@
-"""Check that built programs, libraries and wheels run on the intended systems and match their rows of data."""
+"""Check that built programs, libraries and wheels run on the intended systems and match the data about them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _SHOWN = 10
 def check_stub(path: Path, stub: Stub) -> None:
     """Raise ContractError unless a stub library matches its rows in data/hip.toml.
 
-    It must have the soname, export exactly the functions, each with its version node, and need no other library.
+    It must have the soname of the rows, export their functions and no others, each with its version node, and need no
+    other library.
     """
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
@@ -56,11 +57,14 @@ def holds_on(library: Linked, floor: Floor) -> bool:
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
-    """Raise ContractError if a library needs another HIP than it was linked for, or a newer system than its floor.
+    """Raise ContractError if a library needs a HIP other than `soname`, or a newer system than its floor.
+
+    ContractError is also raised if the library calls a HIP function that the stub library does not define, or one
+    without naming the library that defines it.
 
     Args:
         stubs: the stub libraries that the library was linked with, by soname.
-        soname: the soname of the HIP.
+        soname: the soname of the HIP that the library was linked for.
         floor: the oldest system on which the library must run.
 
     Returns:

@@ -157,7 +157,8 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
     SourceError is raised if one of them is missing or is not a plain file.
 
     Args:
-        patched: whether patches will be applied to the tree. They may add missing files, which then are no error.
+        patched: whether patches will be applied to the tree. Then missing files are not an error, because a patch may
+            add them.
     """
     names = set()
     for name in rule.reads:
@@ -202,7 +203,7 @@ def library_recipe(
         prefix: the folder of the LLVM in its image.
         revision: the revision that the library will report.
         files: the result of `take_files`.
-        sysroot: the folder with the headers and libraries of the old system.
+        sysroot: the folder with the headers and libraries of the oldest system on which the library must run.
         jobs: the number of compile jobs; if it is empty, ninja decides.
     """
     return Recipe(
@@ -239,7 +240,10 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Return the revision that the library reports in a fresh container; raise ContractError if it is another one."""
+    """Return the revision that the library reports in a fresh container.
+
+    ContractError is raised if the library does not load, or if it reports a revision other than `revision`.
+    """
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]

@@ -154,7 +154,7 @@ def triton_here(request: Request) -> Path | None:
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
     """Return the pins of the LLVMs with which the request's Triton generates code for GPUs.
 
-    The pins are read from the tree of Triton if it is available, otherwise from the data.
+    The pins are read from the tree of Triton if it is available, otherwise from the tool's data.
     """
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
@@ -164,7 +164,8 @@ def bindings(request: Request, tree: Path | None) -> Bindings:
     """Return the C++ bindings of the request's Triton.
 
     Args:
-        tree: the tree of Triton, from which the bindings are read. If it is None, they are derived from the data.
+        tree: the tree of Triton, from which the bindings are read. If it is None, they are derived from the tool's
+            data.
     """
     if tree is not None:
         return bindings_of(tree)
@@ -173,7 +174,7 @@ def bindings(request: Request, tree: Path | None) -> Bindings:
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins in the data for the request's Triton; empty if the data does not contain this Triton."""
+    """Return the pins in the tool's data for the request's Triton; empty if it is not in the data."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
@@ -187,7 +188,7 @@ def _on_record(request: Request) -> tuple[CodegenPin, ...]:
 
 
 def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
-    """Raise PinError if a fetched tree of Triton pins other LLVMs for GPUs than the plan contains.
+    """Raise PinError if the LLVMs for GPUs that a fetched tree of Triton pins are not the planned ones.
 
     Args:
         planned: the planned revisions, `COMMIT-BUILD`, by target.
@@ -230,7 +231,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
-    """Return the pin of a rule's LLVM in the request's Triton; raise UnsupportedError if it pins none."""
+    """Return the pin of the LLVM for a rule's target in the request's Triton; raise UnsupportedError if it has none."""
     for pin in codegen_pins(request):
         if pin.target == rule.target:
             return pin
@@ -243,10 +244,11 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
 
 
 def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
-    """Return the source of a rule's LLVM, and the revision that the library on it reports, without using the network.
+    """Return the source of a rule's LLVM, and the revision that the library built on it reports.
 
-    The digest of the source is None while it is unknown which repository contains the commit. The revision is that of
-    the pin. For an LLVM that the user names, it is the commit or else the short id of that LLVM, followed by `-0`.
+    The network is not used, so the digest of the source is None while it is unknown which repository contains the
+    commit. The revision is that of the pin. For an LLVM that the user names, it is the commit or else the short id of
+    that LLVM, followed by `-0`.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:

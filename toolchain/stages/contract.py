@@ -129,7 +129,7 @@ def check_layer(
 
     Args:
         image: an image that contains the base, with a C++ compiler and CMake, and the layer.
-        needs: the parts of LLVM that the Triton needs; see `toolchain.catalog.components`.
+        needs: the parts of LLVM that Triton needs; see `toolchain.catalog.components`.
         env: additional environment variables for check.sh; the script's first lines explain them.
         on: the target machine of the layer; None for this machine.
         floor: the folder of the oldest system that may link the layer. Its C and C++ libraries must define every symbol
@@ -163,6 +163,7 @@ def check_part(
     """Check a layer that contains only a part of LLVM; the other arguments and the result are those of `check_layer`.
 
     Args:
+        part: the name of the part, such as `support`.
         libraries: the LLVM libraries that the layer must contain.
     """
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}

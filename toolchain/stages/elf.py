@@ -45,7 +45,10 @@ class Linked:
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version of the needed nodes that begin with `prefix` (`GLIBC_`); empty if none does."""
+        """Return the newest version of the needed version nodes that begin with `prefix`; empty if there is none.
+
+        Nodes without a number are ignored, such as `GLIBC_PRIVATE` for the prefix `GLIBC_`.
+        """
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
@@ -96,7 +99,7 @@ def _damaged(name: str, why: str) -> ContractError:
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
-    """Yield the name of each global symbol, whether the file defines it, and its library and version node."""
+    """Yield the name of each non-local symbol, whether the file defines it, and its library and version node."""
     nodes: dict[int, tuple[str, str]] = {}
     of_symbol: GNUVerSymSection | None = None
     for section in elf.iter_sections():

@@ -2,7 +2,8 @@
 
 There is a stub library for each ROCm; `catalog.rocm` contains the data for it. Below `PLACE`, the image contains a
 folder such as `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds
-HIP. The folder `liblzma` contains the headers and a stub of that library, which the portable system lacks.
+HIP. The folder `liblzma` contains the headers and a stub of that library, because the image of the stage
+`sysroot` does not contain it.
 """
 
 from __future__ import annotations
@@ -150,10 +151,10 @@ def requested_rocms(request: Request) -> tuple[str, ...]:
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """Return the source of a row.
+    """Return the source for a row of data/hip.toml.
 
-    It is the user's source if there is one. Otherwise it is the headers in the user's folder of Triton, if they are
-    suitable, or else the package of the distribution.
+    A source that the user names comes first. For headers, suitable ones in the user's folder of Triton come next.
+    Otherwise, the source is the package of the distribution.
     """
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
@@ -190,8 +191,8 @@ def headers_in(tree: Path) -> Path | None:
 def check_headers(tree: Path, row: Headers) -> Path:
     """Return the folder of HIP's headers in a tree.
 
-    SourceError is raised if headers are missing, and UnsupportedError if their version does not fit the row or they
-    lack a function that AOTriton's library calls.
+    SourceError is raised if headers or their version are missing, and UnsupportedError if their version does not fit
+    the row or they lack a function that AOTriton's library calls.
     """
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:

@@ -1,6 +1,6 @@
 """Collect the inputs of stages.
 
-An input digest identifies an uncompressed tree, so only facts that decide the tree's bytes are inputs.
+An input digest identifies an uncompressed tree, so only facts that determine the tree's bytes are inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolchain.stages.stage import Planned
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return the inputs that every stage has: its name, the format and time stamp of layers, and the architecture.
 
-    The compressor and the versions of the building machine's programs are not inputs, because they do not change the
+    The compressor and the versions of the build machine's programs are not inputs, because they do not change the
     tree. The compilers come from the base, whose digest is an input of the stages above it.
     """
     return {
@@ -65,7 +65,7 @@ def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path
 
 
 def recorded_source(request: Request, source: Source) -> RecordedSource:
-    """Return a source, with the patches that the request applies to it, in the form in which a record stores it."""
+    """Return the entry of a build record for a source, with the patches that the request applies to the source."""
     return RecordedSource(
         name=source.name,
         ref=source.ref,

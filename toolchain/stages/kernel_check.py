@@ -50,7 +50,7 @@ class KernelCheck(Protocol):
 
         Args:
             folder: the folder above all objects.
-            count: the number of kernels to check; 0 for all.
+            count: the maximum number of kernels to check; 0 for all.
             progress: called with the number of results so far, the total number of kernels, and a label.
             note: called with the name of each checked kernel and its result.
         """
@@ -65,10 +65,10 @@ class KernelCheck(Protocol):
         label: str,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        """Check the code objects among the files of an image or a Triton cache.
+        """Check the code objects in `files`.
 
         Args:
-            files: the files, which can be iterated several times.
+            files: the files of an image or of a Triton cache, which can be iterated several times.
             label: a description of the files, for messages.
         """
 
@@ -88,11 +88,11 @@ def check_numbers(
 ) -> dict[str, Any]:
     """Check a sample of a campaign's kernels, and return the plugin's facts; they are empty without `--check`.
 
-    The value of `--check` is the size of the sample; 0 means all kernels. NumbersError is raised if a kernel
+    The value of `--check` is the maximum size of the sample; 0 means all kernels. NumbersError is raised if a kernel
     computes wrong numbers.
 
     Args:
-        ledger: the campaign's ledger, in which each result is noted.
+        ledger: the campaign's ledger, in which each result is recorded.
     """
     count = workspace.request.check
     if count is None:
@@ -112,7 +112,7 @@ def check_numbers(
 def check_files(
     files: Iterable[StoredFile], request: Request, *, label: str, jobs: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files, and return the plugin's facts; see `KernelCheck.check_files`.
+    """Check a sample of the code objects in `files`, and return the plugin's facts; see `KernelCheck.check_files`.
 
     NumbersError is raised if a kernel computes wrong numbers.
     """

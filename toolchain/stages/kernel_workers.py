@@ -91,7 +91,7 @@ class KernelProject:
         """Return the `Naming` for the results of compiling a source tree.
 
         Args:
-            triton: the result of `layer_digests` for the Triton.
+            triton: the result of `layer_digests` for the Triton image.
         """
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
 
@@ -132,8 +132,8 @@ def compile_setup(
     sets = FileSets(naming, emptied(scratch) / "seen")
     environment = dict(naming.shared["environment"])
     if workspace.request.variation is not None:
-        # A varied build does not load the base's allocator: it would replace the varied heap, and jemalloc hangs if
-        # libfaketime is loaded.
+        # With `reproduce --vary`, the base's allocator is not loaded: it would override the change to the heap, and
+        # jemalloc hangs if libfaketime is loaded.
         environment.pop("LD_PRELOAD", None)
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # `env -i` removes variables that the image's configuration or the engine adds.
@@ -157,7 +157,7 @@ def layer_digests(triton: Built, cache: Cache) -> list[str]:
     """Return the diff_ids of a Triton image's layers, lowest first.
 
     The diff_ids are hashed into the names of kernel results. The digests of the blobs are not suitable for this,
-    because they change when the layers are compressed for publishing, although the Triton is the same.
+    because they change when the layers are compressed for publishing, although Triton is the same.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -274,7 +274,7 @@ def part_of_kernels(request: Request) -> str:
 
 
 def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
-    """Return the inputs that decide which kernels are compiled, for which GPUs, and which of them may be missing."""
+    """Return the inputs that determine which kernels are compiled, for which GPUs, and which of them may be missing."""
     return {
         "gpus": list(gpus),
         "select": request.select,

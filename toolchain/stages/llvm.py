@@ -28,12 +28,12 @@ from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 
-# The layer is built with NDEBUG. Without it, LLVM's headers declare some types with other members. Triton's default
+# The layer is built with NDEBUG. Without it, LLVM's headers declare some types with different members. Triton's default
 # build type does not define NDEBUG, so users must build Triton with this environment variable.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 _EDITS = "llvm-config/edits.cmake"
-# The recipe files that decide the layer's content. Those of the contract check are not inputs, so the check can change
-# without a rebuild.
+# The recipe files that determine the layer's content. Those of the contract check are not inputs, so the check can
+# change without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
     "containerfiles/llvm",
@@ -53,7 +53,7 @@ _CROSS_RECIPE = ("llvm-config/cross.cmake",)
 PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
 # The relative durations of the steps of a first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
-# Configuring a cross build takes longer, because it also builds the table generators for this machine.
+# Configuring a cross build takes longer, because it also builds the source generators for this machine.
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
 
 
@@ -63,7 +63,7 @@ class LlvmDetails:
 
     Args:
         needs: the projects and components that its Triton needs.
-        by_version: whether the version of the LLVM decides which Triton's needs apply; see `triton_of`.
+        by_version: whether the version of the LLVM determines which Triton's needs apply; see `triton_of`.
         version: the LLVM's major version. It may be None until the tree is fetched; then `needs` and `part` may change.
         cross: whether the layer is for another machine.
         folder: the folder of the recipe's Containerfile.
@@ -78,7 +78,7 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose components this LLVM contains; empty while the version that decides it is unknown."""
+        """The Triton whose components this LLVM contains; empty while the version that determines it is unknown."""
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
@@ -101,7 +101,7 @@ class LlvmDetails:
 def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails:
     """Return the details with the version of a fetched tree.
 
-    If `by_version` is set and the version is not the planned one, the needs and the part are decided again.
+    If `by_version` is set and the version is not the planned one, the needs and the part are determined again.
     """
     number = major(version)
     if not details.by_version or number == details.version:
@@ -148,7 +148,7 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # All of components.toml is an input, because only the version of the fetched tree decides which rows apply.
+            # All of components.toml is an input, because only the fetched tree's version determines which rows apply.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),
@@ -291,7 +291,7 @@ def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Return labels that name the oldest supported system and how to build Triton; empty if `glibc` is empty."""
+    """Return labels that tell users the oldest supported system and how to build Triton; empty if `glibc` is empty."""
     if not glibc:
         return {}
     floor = floor_of(glibc)

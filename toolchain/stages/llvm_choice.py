@@ -40,10 +40,9 @@ def llvm_source(request: Request) -> Source:
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """Return the LLVM that the request's Triton pins, from the tree of Triton if it is available, else from the data.
+    """Return the LLVM that the request's Triton pins, from an available tree of Triton or from the tool's data.
 
-    Raises:
-        PinError: the pin is unknown until Triton is fetched, or it is not known at all.
+    An error is raised if the pin is unknown, for example because Triton is not fetched yet.
     """
     if (tree := local_triton(request)) is not None:
         return read_pin(tree)
@@ -67,9 +66,9 @@ def llvm_pin(request: Request) -> LlvmPin:
 def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
     """Return the projects and components of LLVM that the request's Triton needs.
 
-    If `triton_of` returns None, the newest Triton that this LLVM supports decides; while the version is unknown, it is
-    the newest Triton without a separate LLVM for GPUs. If a tree of Triton is available, the needs that its build files
-    state are added.
+    If `triton_of` returns None, these are the needs of the newest Triton for the version of the LLVM. While that
+    version is unknown, they are those of the newest Triton without a separate LLVM for GPUs. If a tree of Triton is
+    available, the needs that its build files state are added.
 
     Args:
         llvm: the LLVM's major version; None if it is not known yet.
@@ -83,10 +82,10 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
 
 
 def triton_of(request: Request) -> str | None:
-    """Return the version or the commit of the Triton whose needs decide; None if the version of the LLVM decides.
+    """Return the version or the commit of the Triton whose needs apply; None if the version of the LLVM determines it.
 
     The request names the Triton by a version, by a commit or by an AOTriton release; see `named_triton`. For a commit
-    that is not in the data, the result is a known Triton that pins the same LLVM. It is None if there is no such
+    that is not in the tool's data, the result is a known Triton that pins the same LLVM. It is None if there is no such
     Triton, or if the request names the LLVM.
     """
     triton = named_triton(request)

@@ -22,7 +22,7 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# The headers of LLVMDemangle and LLVMSupport and those that they include. None of them is generated.
+# The headers of LLVMDemangle and LLVMSupport, and those that they include. A table generator writes none of them.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",

@@ -32,7 +32,7 @@ MAKERS: dict[str, str] = {
     **{rule.llvm: "toolchain.stages.codegen_llvm:codegen_stage" for rule in codegens()},
     **{rule.stage: "toolchain.stages.codegen_library:codegen_stage" for rule in codegens()},
 }
-# Functions that return the names of the stages below a stage, for the stages for which the request decides them.
+# For each stage whose stages below depend on the request, the function that returns the names of those stages.
 _STANDS_ON = {
     "triton": "toolchain.stages.triton:stands_on",
     "wheels": "toolchain.stages.wheel:stands_on",

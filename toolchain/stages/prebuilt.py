@@ -1,7 +1,7 @@
 """Decide what happens to the prebuilt files in a source tree.
 
-The user allows or drops a file by an option, or a file of the base replaces it. A build refuses all other files, except
-those of upstream's own tests, which it does not use.
+The user allows or drops a file by an option, or a file of the base replaces it. A build refuses all other prebuilt
+files, except those of upstream's own tests, which it does not use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolchain.data import load
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
-# The names of `--allow-binary` that do not stand for a file in a source tree.
+# The values of `--allow-binary` that do not name a file in a source tree.
 APART = frozenset({"triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
@@ -146,7 +146,7 @@ def choices(source: str, request: Request) -> dict[str, Any]:
 def take_in(
     source: str, tree: Path, request: Request, *, tests: Sequence[str] = (), whole: bool = False
 ) -> tuple[Intake, tuple[Finding, ...]]:
-    """Scan a source tree and decide on each prebuilt file in it; return the decisions, and the files, sorted.
+    """Scan a source tree and decide on each prebuilt file in it; return the decisions and the sorted files.
 
     PolicyError is raised for a file on which no decision was made, and for a file that cannot be dropped or replaced.
 

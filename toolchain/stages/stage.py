@@ -37,7 +37,7 @@ class Planned(Generic[Details]):
 
     Args:
         image: the name of the image that the stage becomes.
-        inputs: everything that decides the output, as JSON values; None if an input is not known yet.
+        inputs: everything that determines the output, as JSON values; None if an input is not known yet.
         binaries: the prebuilt parts of the image, by their names in `--allow-binary`.
         partial: a description of the missing parts, for display; empty for a complete image.
         disk: the bytes of free disk space that the build needs.
@@ -120,7 +120,8 @@ class ImageParts:
     """The parts of a stage's image other than its own layer.
 
     Args:
-        title: the text that completes the title in the stage's row. If the row has no title, the image's name is used.
+        title: the text that completes the title in the stage's `StageRow`. If the row has no title, the image's name is
+            used.
         revision: the commit or the version of the source.
         binaries: whether a label lists the prebuilt parts.
         licensed: whether a label names the licence; False if only files in the layer name it.
@@ -139,7 +140,7 @@ class ImageParts:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def all_labels(self, planned: Planned) -> dict[str, str]:
-        """Return labels for the image of a planned stage; only the title if the stage's row has one."""
+        """Return labels for the image of a planned stage; only the title if its `StageRow` has one."""
         row = stage_row(planned.name)
         if row.title:
             return {labels.TITLE: row.title.format(self.title)}
@@ -199,8 +200,8 @@ class Workspace(Protocol):
     def drop_tree(self, recipe: Recipe) -> None:
         """Delete the build tree that `build` keeps for a recipe.
 
-        Stages call this only for recipes with another cache key than the stage's own, because `finish` deletes the tree
-        with the stage's own key.
+        Stages call this only for recipes whose cache key differs from the stage's own, because `finish` deletes the
+        tree with the stage's own key.
         """
 
     def unpack(self, built: Built) -> Path:
@@ -225,7 +226,7 @@ class Workspace(Protocol):
         """Return a context manager for a long-lived process in a container, with pipes to its standard streams."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """Return the number of parallel jobs: the user's option, or else a number that suits cores and memory."""
+        """Return the number of parallel jobs: the user's option, or else a number that fits the available resources."""
 
     def memory(self) -> int:
         """Return the bytes of memory that are available to new processes."""

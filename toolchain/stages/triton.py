@@ -25,8 +25,8 @@ class TritonDetails:
 
     Args:
         tree: Triton's tree; None if it is not available before the build.
-        bindings: the C++ bindings of the tree. Without a tree they are derived from the data, and `refined` compares
-            them with the fetched tree.
+        bindings: the C++ bindings of the tree. Without a tree they are derived from the tool's data, and `refined`
+            compares them with the fetched tree.
         rules: the rules for the code generator libraries that Triton is built with.
         pythons: the Python versions for which wheels are built; empty for the base's own Python.
         held: the Python version whose wheel the image contains; empty if it is known only after the build.
@@ -65,7 +65,7 @@ def refined(details: TritonDetails, tree: Path) -> TritonDetails:
 
 
 def triton_stage(_: str, request: Request) -> Stage:
-    """Return the stage for a wheel of the index, for portable wheels, or for a wheel that is bound to a base."""
+    """Return the stage for a wheel from the package index, for portable wheels, or for wheels bound to a base."""
     # ruff: noqa: PLC0415 - a plan needs only one of these modules, and they import this module
     if not from_source(request):
         from toolchain.stages.triton_wheel import TritonWheelStage
@@ -83,9 +83,10 @@ def triton_stage(_: str, request: Request) -> Stage:
 def stands_on(request: Request) -> tuple[str, ...]:
     """Return the names of the stages below Triton.
 
-    A wheel of the index needs only the base, and a build from source also LLVM. A portable build needs the stages
-    `sysroot` and `python` too, and the code generator libraries for GPUs with their LLVMs. UnsupportedError is raised
-    if a Triton with such libraries is not built portably.
+    A wheel from the package index needs only the base, and a build from source also LLVM. A portable build needs the
+    stages `sysroot` and `python` too, and the code generator libraries for GPUs with their LLVMs. An error is raised if
+    the tool cannot build such a library for this Triton, if a Triton with such libraries is not built portably, or if
+    the request names an LLVM that this Triton does not use.
     """
     if not from_source(request):
         return ("base",)

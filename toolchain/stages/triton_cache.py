@@ -134,8 +134,8 @@ class TritonCacheStage:
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # A shard contains only some of the calls. Only a build of all calls, which has no shard and may be a
-                # merge, repeats them in several orders.
+                # The calls are repeated in several orders, but not in a shard, because it contains only some of them.
+                # `kernels merge` repeats those of all shards.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
@@ -202,7 +202,8 @@ class TritonCacheStage:
 def requested_calls(request: Request) -> TritonCacheDetails:
     """Return the calls whose kernels are compiled: those of `--calls`, or else those in data/calls.toml.
 
-    UnsupportedError is raised if the request names more than one wheel.
+    An error is raised if the request names more than one wheel, if no calls are listed for the wheel or a GPU, or if
+    the calls of `--calls` are invalid.
     """
     if len(request.wheels) > 1:
         raise UnsupportedError(
@@ -255,8 +256,8 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
         },
         command=("python3", f"{_SEEN}/worker.py"),
     )
-    # The cache is mounted at its final path, because Triton writes this path into it. The processes may share it,
-    # because all of them have the same image, files and environment.
+    # The cache is mounted at its final path, because Triton writes this path into the cache. The processes may share
+    # the cache, because all of them have the same image, files and environment.
     cache = Mount(made, mount(), read_only=False)
     return kernel_workers.compile_setup(
         naming, image, workspace, source=_MODULES, out=out, scratch=out.with_name(SCRATCH), mounts=[cache]
@@ -303,7 +304,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Raise UnsupportedError if no call compiled, which happens if the wheel does not support the GPUs."""
+    """Raise UnsupportedError if no call compiled, for example because the wheel does not support the GPUs."""
     if not any(outcome.done for outcome in outcomes):
         why = _reasons(outcomes)
         raise UnsupportedError(

@@ -40,7 +40,7 @@ def triton_spec(request: Request) -> SourceSpec:
         return spec
     if request.aotriton:
         release = aotriton_release(request.aotriton, allow_unknown=True)
-        if not release.triton:  # the error names everything that is missing, so that one more call is enough
+        if not release.triton:  # the error names everything that is missing, so that the user can give it at once
             options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
             require(release, *(field for field, option in options.items() if option not in request.sources))
         return SourceSpec(kind="git", where=AMD_FORK, version=release.triton)
@@ -98,10 +98,10 @@ def with_its_pin(tree: Path | None) -> str | None:
 
 
 def local_triton(request: Request) -> Path | None:
-    """Return the tree of Triton that decides the plan; None if there is none.
+    """Return the tree of Triton that a plan reads; None if there is none.
 
     It is the folder that the request names, a tree from a bundle, or the fetched tree of a commit whose LLVM is not in
-    the data.
+    the tool's data.
     """
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
@@ -113,7 +113,7 @@ def local_triton(request: Request) -> Path | None:
 
 
 def unknown_commit(request: Request) -> SourceSpec | None:
-    """Return the source of a Triton at a commit whose LLVM is not in the data; None for any other Triton."""
+    """Return the source of a Triton at a commit whose LLVM is not in the tool's data; None for any other Triton."""
     if not (is_commit(request.triton or "") or "triton" in request.sources or request.aotriton):
         return None
     spec = triton_spec(request)

@@ -16,8 +16,8 @@ def lit_totals(path: Path) -> dict[str, Any]:
     BuildError is raised if the file is malformed or contains no test.
 
     Returns:
-        `{"tests", "passed", "failed", "skipped", "failures", "skips"}`: four numbers of tests, and the reasons why
-        tests failed or were skipped, by the name of the test.
+        `{"tests", "passed", "failed", "skipped", "failures", "skips"}`: the number of all tests, the numbers of tests
+        that passed, failed and were skipped, and the reasons why tests failed or were skipped, by the test's name.
     """
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
@@ -52,7 +52,10 @@ def _why(output: str) -> str:
 
 
 def lit(out: Path, *, required: bool) -> dict[str, Any]:
-    """Return the totals of lit's runs by Python version; raise BuildError if `required` is set and there are none."""
+    """Return the totals of lit's runs by Python version.
+
+    BuildError is raised if `lit_totals` cannot read a report, or if `required` is set and there is no report.
+    """
     totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
     if required and not totals:
         raise _unusable("upstream's lit tests left no report")

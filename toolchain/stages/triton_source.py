@@ -106,7 +106,10 @@ def plan_from_source(
     recipe: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Planned[TritonDetails]:
-    """Return the plan for building Triton from source; raise an error if an available tree does not fit the request."""
+    """Return the plan for building Triton from source.
+
+    An error is raised if an available tree does not match the request, or if the LLVM layer is only a part of LLVM.
+    """
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
@@ -192,7 +195,7 @@ def build_wheels(
     args: Mapping[str, str],
     contexts: Mapping[str, Path],
 ) -> tuple[Path, list[Path]]:
-    """Build Triton's wheels by the recipe in `containerfiles/<recipe_name>`.
+    """Build Triton's wheels with the recipe in `containerfiles/<recipe_name>`; raise BuildError if there is no wheel.
 
     Args:
         args, contexts: the arguments and contexts of this recipe only.

@@ -28,7 +28,7 @@ _INIT = "python/triton/__init__.py"
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
-# The environment variables by which the recipes give packages to setup.py, so that it does not download them.
+# The environment variables with which the recipes pass packages to setup.py, so that it does not download them.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
 _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
 
@@ -92,7 +92,7 @@ def older_than_backends(what: str) -> UnsupportedError:
 
 
 def _is_empty(tree: Path, folder: str) -> bool:
-    """Return whether a folder of the tree is empty or missing; False for a path that leads out of the tree."""
+    """Return whether a folder of the tree is empty or missing; False for an absolute path or one with `..`."""
     path = tree / folder
     if Path(folder).is_absolute() or ".." in Path(folder).parts:
         return False

@@ -1,4 +1,4 @@
-"""Make an image with the base and Triton's wheel from the Python index.
+"""Make an image with the base and Triton's wheel from the package index.
 
 The wheel is prebuilt, so the user must allow it: `--allow-binary triton-wheel`.
 """
@@ -20,13 +20,13 @@ from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Wor
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"
-# The folder of Triton in images. Programs find it by PYTHONPATH, because it is not one of the base's site-packages.
+# The folder of Triton in images. Programs find it by PYTHONPATH, because it is not a site-packages folder.
 SITE = "/usr/lib/toolchain/triton"
 
 
 @dataclass(frozen=True)
 class TritonWheelStage:
-    """Unpacks Triton's wheel, which comes from the Python index and is verified by its SHA-256."""
+    """Unpacks Triton's wheel, which comes from the package index and is verified by its SHA-256."""
 
     name: str = "triton"
 
@@ -66,7 +66,7 @@ class TritonWheelStage:
 def wheel_source(request: Request) -> Source:
     """Return the wheel that the request names, without using the network.
 
-    UnsupportedError is raised if it is not a wheel of the Python index in data/pypi.toml.
+    UnsupportedError is raised if data/pypi.toml does not list the wheel.
     """
     spec = request.sources["triton"]  # `triton_stage` chooses this stage only if the request names a wheel
     source = request.locate("triton", spec)

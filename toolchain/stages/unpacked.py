@@ -5,7 +5,7 @@ No program of the packages is run, so packages for another machine need no emula
 - `sysroot` contains headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`).
   For a layer that is bound to a base and is for another machine, they come from the base's distribution.
 - `python` contains a root for each version, with headers (`/3.13/usr/include/python3.13`) and the interpreter. The C
-  library in it is only for the interpreter, because wheels link the C library of the glibc floor.
+  library in it is only for the interpreter, because wheels are linked with the C library of `sysroot`.
 - `torch` is a layer for use above a base of the same suite. It repeats some files of this base.
 """
 
@@ -37,7 +37,7 @@ _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders that are left out because they contain no headers or libraries. Some of them contain files of the building
+# Folders that are left out because they contain no headers or libraries. Some of them contain files of the build
 # machine.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
 # Files that are left out because builds neither include nor import them. The static library makes up half of the size.
@@ -67,7 +67,7 @@ class System:
     relative: bool = False
 
     def as_inputs(self) -> dict[str, Any]:
-        """Return the values that decide which packages and files are unpacked, as JSON values."""
+        """Return the values that determine which packages and files are unpacked, as JSON values."""
         inputs = {"kind": "sysroot", "arch": self.arch, "suite": self.suite, "packages": list(self.packages)}
         return {**inputs, "without": list(_NOT_WANTED), **({"links": "relative"} if self.relative else {})}
 
@@ -81,7 +81,8 @@ class Unpacked:
         title: the name of the content in the image's title.
         suite: the suite of Debian, or several suites separated by spaces.
         systems: the systems by their folder in the layer. A single system has an empty folder name.
-        digest: the digest of the values that decide what is unpacked. The package list is valid only for this digest.
+        digest: the digest of the values that determine what is unpacked. The package list is valid only for this
+            digest.
         links: the links to make in the layer: the target of each link, by its path.
         leave_out: patterns of paths that tar leaves out, in addition to folders that no build reads.
     """
@@ -147,7 +148,7 @@ def sysroot_stage(name: str, request: Request) -> UnpackedStage | None:
 
 
 def python_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage if Triton is built from source on a portable LLVM; None if the base's Python is used."""
+    """Return the stage if Triton is built from source on a portable LLVM, otherwise None."""
     from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - most plans have no portable Triton
 
     return UnpackedStage(name) if request.glibc and from_source(request) else None
@@ -259,7 +260,7 @@ def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tupl
 
 
 def make_links_relative(tree: Path) -> None:
-    """Make absolute links relative, so that they lead to the same file below `tree` on the building machine."""
+    """Make absolute links relative, so that they lead to the same file below `tree` on the build machine."""
     for folder, names, files in os.walk(tree):
         for path in (Path(folder, name) for name in (*names, *files)):
             if path.is_symlink() and (target := path.readlink()).is_absolute():

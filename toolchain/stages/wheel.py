@@ -157,7 +157,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """Makes an image with a Triton and the wheels that `wheel_names` returns."""
+    """Makes an image with Triton and the wheels that `wheel_names` returns."""
 
     name: str = "wheels"
 
@@ -206,8 +206,8 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
     """Return a contract check that imports the modules of the rows in a fresh container of the image.
 
     Only the image sets environment variables there, except HOME and PYTHONDONTWRITEBYTECODE. The check raises
-    ContractError if a module in `imports` of a row cannot be imported. Failures of modules in `walks` are only listed
-    in its facts.
+    ContractError if a module in `imports` of a row cannot be imported. Failures of modules of the packages in `walks`
+    are only listed in its facts.
     """
     wanted = [name for row in rows for name in row.imports]
 
@@ -314,7 +314,7 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
 
 
 def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Finding]:
-    """Return the findings that are not in `folders`."""
+    """Return the findings whose files are not below any of `folders`."""
     return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
 
 

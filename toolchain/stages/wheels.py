@@ -1,4 +1,4 @@
-"""Provide the wheels of the Python index that builds need, and keep the wheels that builds make."""
+"""Provide the wheels from the package index that builds need, and keep the wheels that builds make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.stages.stage import Built, Planned, Workspace
 
 # An input of the stages that make wheels. It must be changed when `trust.wheel_sbom` starts to write other bytes.
 SBOM_WRITER = 1
-# The projects that are needed to build Triton and to name and test its wheels.
+# The projects that are needed to build Triton, and to tag and test its wheels.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
 # The projects in AOTriton's requirements.txt, and their dependencies.
 AOTRITON = (
