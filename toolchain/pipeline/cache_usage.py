@@ -95,8 +95,9 @@ def prune(
     are built on one of `images`.
 
     Args:
-        now: the Unix time from which `unused_for` counts back; None for the present.
-        unfinished: whether to also remove recent unfinished work: trees of failed builds and ledgers of campaigns.
+        now: the Unix time from which `unused_for` counts back; None for the current time.
+        unfinished: whether to also remove recent unfinished work, such as partial downloads, trees of failed builds
+            and ledgers of campaigns.
         dry: whether to remove nothing, and only return the entries that would be removed.
         images: if not empty, these images are the only entries that are removed, however recently they were used.
     """
@@ -123,7 +124,7 @@ def prune(
             failed.append((entry.name, error.strerror or "the system refused it"))
     if (cache.images / "index.json").is_file():
         # The manifest of every finished image is kept, even if its tag was lost. A blob that no kept image contains is
-        # removed if it is a day old. If the user named images, it is removed at once, so that the space is free.
+        # removed if it is a day old. If the user named images, it is removed at once, to free its space.
         kept = [record.manifest for record in records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
@@ -181,7 +182,7 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return the Unix time of an image's last use: the later modification time of its record and of its mark."""
+    """Return the Unix time of an image's last use: the later of the modification times of its record and its mark."""
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 
@@ -263,7 +264,7 @@ def _children(folder: Path) -> list[Path]:
 def _touched(path: Path) -> float:
     """Return the latest modification time of a path and, if it is a folder, of the two levels below it.
 
-    If the path no longer exists, return the present time.
+    If the path no longer exists, return the current time.
     """
     try:
         times = [path.lstat().st_mtime]
@@ -288,7 +289,8 @@ def _remove(cache: Cache, item: Item) -> None:
 def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images in the engine's storage that match no finished image, and the remains of killed invocations.
 
-    Return one entry that names the removed images and the freed space, or an empty list if no image was removed.
+    Return a list of one entry, which contains the names of the removed images and the freed space. The list is empty if
+    no image was removed. Nothing is removed if the storage does not exist or buildah is not installed.
     """
     storage = Storage(cache)
     if not storage.root.is_dir() or process.find("buildah") is None:

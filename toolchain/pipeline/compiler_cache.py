@@ -1,7 +1,8 @@
 """Keep a compiler cache for each set of sources, so that a build never reads what a build of other sources wrote.
 
 The code of a source can write anything into the compiler cache of its build. So the key of a cache is made from the
-trees, their patches, whether the trees are locked, and the stages below. Only builds with the same key share a cache.
+digests and the patches of the sources, from whether these digests were known before the download, and from the stages
+below. Only builds with the same key share a cache.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CompilerCache:
     Args:
         key: the key of 16 hexadecimal digits, with which the id of the cache mount ends.
         sources: the names of the sources, for display; empty if `note` cannot be read.
-        used: the Unix time at which a build last began to use the cache; the present time if `note` cannot be read.
+        used: the Unix time at which a build last began to use the cache; the current time if `note` cannot be read.
         places: the folders of the cache; empty until a build has created one.
         note: the file that contains `sources`, and whose modification time is `used`.
     """
@@ -122,7 +123,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
 
 
 def compiler_caches(cache: Cache) -> Iterator[CompilerCache]:
-    """Yield every compiler cache that builds with this cache folder have used."""
+    """Yield the compiler caches that belong to a cache folder, sorted by key."""
     from toolchain.engine.storage import cache_mounts, ccache_mount  # noqa: PLC0415 - a plan starts no engine
 
     for path in sorted(cache.compiler_caches.glob("*.json")) if cache.compiler_caches.is_dir() else []:

@@ -50,7 +50,8 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
     """Copy the user's patches, and yield a request that names the copies instead; remove the copies at the end.
 
     A build reads a patch several times: for the inputs, the tree and the record of a stage. The copies stay the same
-    even if the user edits a patch during the build. A request with no patches but the tool's own is yielded unchanged.
+    even if the user edits a patch during the build. A request without patches, or with only the edit files that the
+    tool ships, is yielded unchanged.
     """
     own = {edits.path for edits in shipped()}
     if own.issuperset(path for paths in request.patches.values() for path in paths):
@@ -120,7 +121,7 @@ class Prefetch:
                 self._done[source.name].set()
 
     def check(self) -> None:
-        """Raise the first error of the thread after which another fetch would fail too; do nothing if there is none.
+        """Raise the error that the thread has kept, if there is one.
 
         The build then ends early, although the stage that needs the source may be hours away.
         """

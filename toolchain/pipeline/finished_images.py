@@ -40,7 +40,7 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Publication:
-    """The publication of an image.
+    """A reference under which an image was published.
 
     Args:
         digest: the digest of the published index.
@@ -74,9 +74,10 @@ def finished_images(cache: Cache) -> list[Record]:
 def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
     """Return the records of the finished images that the user names, each once, in the order of the names.
 
-    A name is an image's name, an input digest, or `NAME.DIGITS`, which combines both. A unique beginning is enough. A
-    name without digits stands for the images of that name for all architectures, one for each. SourceError is raised if
-    a name matches no image, and ConfigError if it is ambiguous.
+    A name is an image's name, an input digest, or `NAME.DIGITS`, which combines both. A prefix is enough; a prefix of a
+    digest needs at least four digits. A name may stand for several images if each is for another architecture.
+    SourceError is raised if a name matches no image, and ConfigError if it matches images with different names, or
+    several images for one architecture.
     """
     finished = finished_images(cache)
     by_digest: dict[str, Record] = {}
@@ -88,8 +89,8 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
     """Return the record of the finished image that a name stands for.
 
-    Raise SourceError if the name matches no image, and ConfigError if it stands for several images and `arch` does not
-    select one of them.
+    Raise the errors of `named_images`, and ConfigError if the name stands for several images and `arch` does not select
+    one of them.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]
@@ -236,7 +237,7 @@ _SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
 
 
 class _Files:
-    """The files in a layer that belong to kernels, which are recognized by the endings of their names."""
+    """The files of compiled kernels in a layer; the endings of their names identify them."""
 
     def __init__(self, path: Path, media_type: str) -> None:
         self._path, self._media_type = path, media_type
@@ -251,6 +252,7 @@ def checked(request: Request, built: Built) -> Built:
     """Check kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
     The stage is returned unchanged if the request asks for no check, or if enough of its kernels were checked before.
+    NumbersError is raised, and nothing is recorded, if a kernel computes wrong numbers.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built

@@ -16,7 +16,7 @@ from toolchain.request.model import Request
 if TYPE_CHECKING:
     from toolchain.trust.keys import PublicKey, Signer
 
-# Signatures cover this type, so that a statement of another type with a signature of the same key is not accepted as a
+# Signatures cover this type, so that a statement of another type with a signature by the same key is not accepted as a
 # kernel result.
 STATEMENT = "application/vnd.toolchain.kernel-result.v1+json"
 
@@ -53,7 +53,8 @@ class ResultKey:
 def result_key(path: Path | None) -> ResultKey | None:
     """Return the key in a file; None if `path` is None.
 
-    With the file of a public key, results are verified but not signed.
+    If the file contains only a public key, results are verified but not signed. ConfigError is raised if the file
+    contains no usable key.
     """
     if path is None:
         return None

@@ -53,8 +53,8 @@ class LockedSource:
     """A source or a wheel. `sources.tree.Source` explains the fields that are not listed here.
 
     Args:
-        file: the name of the fetched file; empty if the source is not a single file.
-        parts: the top-level names of the tree that the build uses; empty for all.
+        file: the name of the fetched file; empty if the source is not a single file, or if the name is unknown.
+        parts: the part of the tree that the build uses, as in `Part.taken`; empty for the whole tree.
         tree: the digest of the unpacked tree; empty if the source stays a single file or was not fetched yet.
         tag: the tag in the request that was resolved to the commit; empty if the request names no tag.
         patches: the patches in the order in which they are applied.
@@ -145,7 +145,7 @@ class LockedBase:
 
     @property
     def owner(self) -> str:
-        """The name in a bundle, which includes the architecture, because a bundle may contain several of them."""
+        """The name of the base in a bundle. It includes the architecture, because a bundle may be for several."""
         return f"{self.image_name}-{self.arch}"
 
 
@@ -220,11 +220,11 @@ def render(lock: Lock) -> bytes:
         ) from error
 
 
-_LIMIT = 16 << 20  # bytes; much more than a lock of all stages
+_LIMIT = 16 << 20  # bytes; a lock of all stages is much smaller
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
-    """Write a lock file.
+    """Write a lock to a file; raise ConfigError if the file cannot be written.
 
     Args:
         option: the option with which the user can name another file, for error messages.

@@ -111,9 +111,9 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
 
 
 def _made(lock: Lock) -> Lock:
-    """Return a lock in which each resolved base whose image is unknown is unresolved and has no packages.
+    """Return a lock in which the bases whose image is unknown are no longer marked as resolved.
 
-    A resolved base is fixed only together with its image.
+    Their packages are removed from the lock, because a base is fixed only if its image is known too.
     """
     bases = tuple(
         replace(base, state="unresolved", packages_digest="", packages=())
@@ -214,7 +214,7 @@ def safe_name(text: str) -> str:
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """Yield the base for this machine and the unpacked systems for each requested architecture, as far as planned."""
+    """Yield the planned base for this machine, and the planned unpacked systems for each requested architecture."""
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
@@ -250,7 +250,7 @@ def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) ->
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
-    """Return a base with its packages and its image; return it unchanged if the cache has no package list for it."""
+    """Return a base as resolved; return it unchanged if the cache has no package list for its recipe."""
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base

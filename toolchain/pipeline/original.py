@@ -49,13 +49,16 @@ class Original:
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache, and the request in its record; see `one_image` for the arguments."""
+    """Return a finished image of the cache, and the request in its record; see `one_image` for arguments and errors.
+
+    DigestError is raised if the image does not match its digests.
+    """
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """Return the request for the first image that a name stands for, extended to the architectures of all of them.
+    """Return the request for the first image that a name stands for, extended to the architectures of all these images.
 
     The result contains no digests to compare with.
     """
@@ -70,7 +73,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     With a key, the request comes from the image's provenance, and UntrustedError is raised if the image does not
     verify. Without a key, it comes from the record of an image here that was built from the same inputs, and
     ConfigError is raised if there is none. UnsupportedError is raised if the reference does not name exactly one image
-    of this tool.
+    of this tool, and DigestError if the image does not match its digests.
 
     Args:
         arch: the architecture of the image to select if the index contains several.

@@ -58,7 +58,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """A requirement of a base; see data/needs.toml.
+    """A requirement for a base; see data/needs.toml.
 
     Args:
         users: the stages that need it (`llvm`, `triton`, `aotriton`), or `triton-wheel` for a wheel of Triton.
@@ -98,8 +98,9 @@ def needs() -> tuple[Need, ...]:
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
-    The first check of an image runs data/probe-base.sh in it. The cache keeps the result for the image's digest, the
-    script and its arguments.
+    The first check of an image also raises UntrustedError if the image does not match its digests, and UnsupportedError
+    if the image has no shell. The cache keeps the result of data/probe-base.sh for the image's digest, the script and
+    its arguments.
     """
     users = users_of(planned)
     if not users:
@@ -249,7 +250,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """Return the commands that install the missing packages, for each distribution that the base may be."""
+    """Return the installation command for each family of distributions that the base may belong to."""
     system = {tools.get("os", ""), *tools.get("like", "").split()}
     debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))
     el = " ".join(dict.fromkeys(need.el for need in lacking if need.el))

@@ -1,4 +1,4 @@
-"""Plan a build: find its stages, the results that are finished here, and the combinations that were never tried."""
+"""Plan a build: find its stages, the results that are finished here, and the untried combinations of versions."""
 
 from __future__ import annotations
 
@@ -111,10 +111,11 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
 def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
     """Find the unknown commits of tags and the unknown repositories of commits, and return the plan after that.
 
-    With `--offline` the network is not used, and no repository is searched for.
+    With `--offline` the network is not used: no repository is searched for, and UnreachableError is raised if the
+    commit of a tag is unknown, or if only a tree that is not in the store names Triton's LLVM.
 
     Args:
-        ask: whether to ask again for the known commits of tags, which may have moved, and to fetch Triton's tree even
+        ask: whether to ask again for the known commits of tags, because tags can move, and to fetch Triton's tree even
             if no input digest depends on its content. It has no effect with `--offline`.
     """
     rows = plan(request, target)
@@ -137,7 +138,7 @@ def with_tree(
     The tree names Triton's LLVMs, and the plan depends on them.
 
     Args:
-        rows: the plan so far.
+        rows: the current plan.
         fetch: whether to fetch the tree whenever a stage to build reads it. Otherwise it is fetched only if one of
             these stages is not `triton` itself, because the input digests of the other stages depend on its content.
         ask, proved: see `ask_tags` and `find`.
@@ -155,7 +156,7 @@ def with_tree(
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
     """Resolve the tags in a plan whose commits are unknown; with `ask`, ask again for the known commits of tags.
 
-    Return whether there was such a tag, because the plan may then change.
+    Return whether there was such a tag. If so, the caller must plan again.
     """
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
@@ -230,7 +231,7 @@ def require_commits(rows: Sequence[PlanRow]) -> None:
 def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: bool = False) -> list[PlanRow]:
     """Fetch Triton's tree if only the tree names Triton's LLVM, and return the plan after that.
 
-    Raise PinError if the full commit of a source of a stage to build is still unknown then.
+    Raise PinError if the full commit of a source of a stage to build is still unknown after that.
 
     Args:
         proved: see `find`.
@@ -260,23 +261,23 @@ def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """Return `{"tried": true}` if the data list a stage's combination of versions as tried, else `{"tried": false}`.
+    """Return `{"tried": true}` if a stage's combination of versions was tried, else `{"tried": false}`.
 
-    The dictionary is empty for a stage whose combinations are not recorded, for a partial image, and for a wheel of the
-    Python index.
+    See `was_tried`. The dictionary is empty for a stage whose combinations are not recorded, for a partial image, and
+    for a wheel from the package index.
     """
     return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return a description of each combination of versions in a plan that the data do not list as tried."""
+    """Return a description of each combination of versions in a plan that was not tried (see `was_tried`)."""
     return [label for row in rows if (label := _untried_label(row, request, rows))]
 
 
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
-    """Return a description of a stage's combination of versions if the data do not list it as tried.
+    """Return a description of a stage's combination of versions if it was not tried (see `was_tried`).
 
-    Return an empty string if the data list it, and None in the cases in which the result of `tried_in` is empty.
+    Return an empty string if it was tried, and None in the cases in which the result of `tried_in` is empty.
     """
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)

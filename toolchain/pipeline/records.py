@@ -182,7 +182,7 @@ def unread_records(cache: Cache) -> list[Path]:
 
 
 def tell_unread(cache: Cache) -> None:
-    """Print the number of images that are not used, because their records cannot be read, if there are any."""
+    """Print a note with the number of images whose records this version cannot read, if there are any."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
         console.note(f"ignoring {count} with records that this version cannot read; remove them: toolchain cache prune")

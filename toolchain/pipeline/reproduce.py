@@ -34,8 +34,8 @@ class Reproduced:
     Args:
         diff_ids: the digests of the stage's own layer without compression.
         blobs: the digests of the stored layer, which depend on the compressor.
-        indexes: the digests of an index that contains only this image; the first is empty if the image was published in
-            another index.
+        indexes: the digests of an index that contains only this image; the first is empty if the image was published
+            without an index, or in an index with other images.
         differing: the files that differ; empty if the layers are equal.
         varied: the changed conditions of the second build, as `Variation.as_json` returns them; None without `--vary`.
     """
@@ -160,8 +160,8 @@ def clean_cache(
 ) -> Iterator[Cache]:
     """Yield a cache folder that contains only the sources, the lists of packages and the finished stages below.
 
-    The folder is removed at the end of the block. An interrupted reproduction leaves it, and the next reproduction of
-    the same inputs continues there, because LLVM takes hours.
+    The folder is removed at the end of the block. If the block raises an error or is interrupted, the folder remains,
+    and the next reproduction of the same inputs continues there, because a build of LLVM takes hours.
 
     Args:
         digest: the input digest of the stage to reproduce.

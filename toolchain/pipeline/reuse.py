@@ -58,7 +58,8 @@ class Reuse:
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
     """Return the place and the key that the options name.
 
-    Raise ConfigError if `key` is None, or if `--offline` forbids access to the registry.
+    Raise ConfigError if `where` or the key is invalid, if `key` is None, or if `--offline` forbids access to the
+    registry.
 
     Args:
         where: the value of `--reuse-from`.
@@ -98,7 +99,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     """Fetch the finished image of a stage into the cache, record it like an image that was built here, and return it.
 
     The bytes, the signature, the provenance for exactly these inputs, the SBOM and the prebuilt parts are verified
-    before anything enters the cache. An image that is compressed with gzip is preferred to an image with zstd.
+    before anything enters the cache. An image that is compressed with gzip is preferred to one with zstd.
 
     Return None if the stage must be built: for the user's own base image, for a stage whose input digest is unknown,
     and, after a note that says why, if the image cannot be fetched or does not verify. With `reuse.only`, an error is

@@ -87,7 +87,7 @@ class _Run:
         first: the plan of each stage before any build, by architecture and name.
         request: the request for all architectures.
         rows: the whole plan.
-        finished: the stages that are built or fetched, by architecture and name.
+        finished: the architecture and the name of each stage that is finished.
         checked: whether `ready` has already made its check.
     """
 

@@ -68,8 +68,8 @@ class _ShellWorkspace(BuildWorkspace):
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
     """Run a shell or a command in the container of a stage instead of the stage's own step, and return its exit code.
 
-    Raise ConfigError if the request is for several architectures or a stage below is not finished here, and
-    UnsupportedError if the stage is made without a container.
+    Raise ConfigError if the request is for several architectures, if a stage below is not finished here, or if a shell
+    has no terminal. Raise UnsupportedError if the stage is made without a container.
 
     Args:
         argv: the command; empty for a shell.

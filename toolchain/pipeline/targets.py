@@ -105,6 +105,6 @@ def by_arch(request: Request) -> list[Request]:
 def request_of(stage: Stage, request: Request) -> Request:
     """Return the request with which a stage is planned and built.
 
-    For the base, its architecture is that of this machine, because builds run in the base.
+    The base is always requested for this machine's architecture, because builds run in the base.
     """
     return replace(request, arch=(this_machine(),)) if stage.name == "base" else request

@@ -30,7 +30,7 @@ _MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The options about Triton and LLVM.
+    """The options that decide which Triton and which LLVM are built.
 
     Args:
         target: the requested stage; empty if no stage is requested.
@@ -301,7 +301,7 @@ def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) 
 
 
 def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
-    """Raise PinError if the data show that a commit of Triton is not the wanted Triton.
+    """Raise PinError if the table of releases shows that a commit of Triton is not the wanted Triton.
 
     The tree of the commit is compared later, after it is fetched. `row` is the release that `wanted` names; None if
     the release is unknown.
@@ -333,7 +333,7 @@ def _row(wanted: str) -> TritonRelease | None:
     try:
         return triton_release(wanted, allow_unknown=True)
     except UnsupportedError:
-        return None  # the data do not contain this Triton
+        return None  # the table of releases does not contain this Triton
 
 
 def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:

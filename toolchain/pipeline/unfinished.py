@@ -14,7 +14,7 @@ _COUNT = re.compile(rb"@ninja (\d{1,7})/(\d{1,7}) ")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The progress of an unfinished build in a tree that a later build can continue.
+    """The progress of an unfinished build, which a later build can continue in the same tree.
 
     Args:
         done: the number of ninja's steps that are finished.
@@ -33,7 +33,7 @@ class Unfinished:
 def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     """Return the progress of a stage's unfinished build.
 
-    Return None if there is no log or no tree of such a build, or if ninja has finished none of its steps, or all.
+    Return None if there is no log or no tree of such a build, or if ninja has finished none or all of its steps.
     Each run of ninja counts only the remaining steps, so the largest total in the logs is that of the whole build.
     """
     key = planned.tree_key

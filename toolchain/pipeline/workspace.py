@@ -118,8 +118,8 @@ class BuildWorkspace:
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
-            # An invocation was killed after the build and before the layer was finished. Its output is removed, because
-            # a new build with the kept tree is quick.
+            # An earlier invocation ended after the build and before the layer was finished. Its output is removed,
+            # because a new build in the same build tree is quick.
             shutil.rmtree(out)
         with contextlib.ExitStack() as stack:
             if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):

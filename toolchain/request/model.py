@@ -32,7 +32,7 @@ class HeldSource(Protocol):
 
     @property
     def ref(self) -> str:
-        """Return the commit, or the package with its version."""
+        """Return the short text for the source, in the form of `sources.tree.Source.ref`."""
 
     @property
     def digest(self) -> str:

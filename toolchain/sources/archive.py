@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LIMIT_BYTES = 20 << 30
 ATTEMPTS = 5  # the maximum number of attempts to download a file; each retry resumes the download
-BACKOFF = 2.0  # seconds before the first retry; the wait before each later retry is twice as long
+BACKOFF = 2.0  # seconds before the first retry; each later wait is twice as long as the wait before it
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
 _PIECE = 1 << 16  # bytes read at once; a broken connection loses at most this many
@@ -54,7 +54,7 @@ def fetch_archive(
     Args:
         url: an https URL; http is accepted only for a loopback address.
         sha256: the expected digest, with or without the prefix `sha256:`.
-        name: the file's name in the store; the default is the last part of the URL.
+        name: the file's name in the store; if it is empty, the result of `archive_name`.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:

@@ -52,13 +52,14 @@ def known_distro(
 ) -> Source:
     """Return a source package with the version and digest from data/distro.toml, a lock or an earlier fetch.
 
-    The network is not used. SourceError is raised for an unknown suite whose name resembles that of a Debian suite,
-    because the name is probably misspelled. Any other unknown name is accepted, because the machine's mirrors may have
-    such a suite.
+    The network is not used. The digest is None if none of them contains the package.
+
+    SourceError is raised for an unknown suite whose name resembles that of a Debian suite, because the name is probably
+    misspelled. Any other unknown name is accepted, because the machine's mirrors may have such a suite.
 
     Args:
-        version: the upstream version. If it is empty, the default in data/distro.toml is used, or the version in the
-            first suite that has the package.
+        version: the upstream version. If it is empty, the default in data/distro.toml is used, or else the version in
+            the lock or of an earlier fetch.
         suite: the only suite to look in; empty for all suites.
         held: the ref and the digest of the source in a lock. They have priority over an earlier fetch, but not over
             data/distro.toml.
@@ -115,7 +116,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """Fetch the tarball of a package with apt; return the row that describes the package and the tarball's path."""
+    """Fetch the tarball of a package with apt; return a description of the package, and the tarball's path."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:

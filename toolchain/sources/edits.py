@@ -1,4 +1,4 @@
-"""Read and apply edit files, which replace lines of a source tree by number.
+"""Read and apply edit files, which replace lines with given numbers in the files of a source tree.
 
 An edit file is written in TOML. Its keys `source`, `commit` and `llvm` name the commit and the LLVM releases that it
 applies to, and each `[[edit]]` replaces lines of one file. An edit file contains only the new lines, while a patch also
@@ -96,7 +96,10 @@ def shipped() -> tuple[EditFile, ...]:
 
 
 def read_edits(path: Path) -> EditFile:
-    """Return the content of an edit file; raise PatchError if the file is invalid."""
+    """Parse an edit file; raise PatchError if it is invalid.
+
+    ConfigError is raised for an unknown key, a missing key or a value of the wrong type in an `[[edit]]` table.
+    """
     content = read_toml(path, error=PatchError, fix="correct the edit file")
     rows = content.get("edit")
     heads = {name: content.get(name) for name in ("source", "commit", "llvm")}
@@ -122,7 +125,7 @@ def read_edits(path: Path) -> EditFile:
 
 
 def apply_edits(edit_file: EditFile, tree: Path) -> None:
-    """Apply an edit file to a copy of the source; if one edit does not fit, no file is changed."""
+    """Apply an edit file to a copy of the source; raise PatchError and change no file if an edit does not fit."""
     edit_file.check(tree)
     changed = {file: _edited(tree / file, own, edit_file.path.name) for file, own in _by_file(edit_file.edits).items()}
     for file, content in changed.items():

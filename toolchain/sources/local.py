@@ -46,7 +46,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
 
 
 def check_tree_form(source: Source, what: str) -> None:
-    """Raise SourceError for a source from the Python index, and for a file that is not a tar archive.
+    """Raise SourceError for a source from the package index, and for a file whose name is not that of a tar archive.
 
     Args:
         what: the name of the expected project for the message, such as `LLVM`.

@@ -43,7 +43,11 @@ class Mirror:
 
 
 def apt_mirrors() -> list[Mirror]:
-    """Return the suites of the distribution's own archives in apt's configuration, the main suite first."""
+    """Return the suites of the distribution's own archives in apt's configuration.
+
+    The main suites come first, then their updates and backports, and the security suites last. SourceError is raised if
+    apt cannot list the suites, or if none is configured.
+    """
     ask = ("apt-get", "indextargets", "--format", _TARGETS)
     try:
         listing = process.run(ask, capture=True).stdout or process.run([*ask, *_UNREAD], capture=True).stdout
@@ -86,9 +90,10 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """Return the `Signed-By` value of the mirror at `entry`, which is `FILE:NUMBER`; empty if it has none.
+    """Return the `Signed-By` value of a mirror; empty if it has none.
 
-    The file is read because apt does not print this value.
+    `entry` is the position `FILE:NUMBER` of the mirror in apt's configuration. The file is read, because apt does not
+    print the value.
     """
     name, _, number = entry.rpartition(":")
     path = Path(name)

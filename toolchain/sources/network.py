@@ -1,4 +1,4 @@
-"""Check the URLs of sources, replace their prefixes by mirrors, and create the HTTP session that downloads them."""
+"""Check the URLs of sources, replace their prefixes with mirrors, and create the HTTP session that downloads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def refuse_offline(what: str, *, offline: bool) -> None:
 
 
 def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
-    """Return a URL with its scheme in lower case; raise SourceError unless it is https, or http to a loopback address.
+    """Return a URL with its scheme in lower case; raise SourceError if it is invalid or contains credentials.
+
+    SourceError is also raised unless the scheme is https, or http with a loopback address.
 
     Args:
         plain_allowed: whether http to a loopback address is accepted; False after a redirect from https.
@@ -69,7 +71,7 @@ def git_protocol(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """Return a URL with its scheme in lower case; raise SourceError if it has an invalid host or port, or a space."""
+    """Return a URL with its scheme in lower case; raise SourceError for an invalid host or port, or a space."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
@@ -98,7 +100,7 @@ def check_address(url: str) -> str:
 def refuse_credentials(url: str) -> None:
     """Raise SourceError for a URL that contains credentials, because URLs are logged and recorded.
 
-    The message does not repeat the secret.
+    SourceError is also raised for an invalid URL. The message never repeats a secret.
     """
     try:
         parts = urlsplit(url)
@@ -118,7 +120,7 @@ def refuse_credentials(url: str) -> None:
 
 
 def without_query(url: str) -> str:
-    """Return a URL without its query, because the query of a signed link is a secret."""
+    """Return a URL without its query and fragment, because the query of a signed link is a secret."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 

@@ -82,7 +82,10 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 
 
 def check_patch(patch: Path) -> None:
-    """Raise PatchError if a patch file is unreadable, invalid, empty or too large, or names a path outside the tree."""
+    """Raise PatchError if a patch file is unreadable, invalid, empty or too large, or names a path outside the tree.
+
+    For an edit file, see `read_edits`.
+    """
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
     except OSError as error:

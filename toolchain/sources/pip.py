@@ -36,7 +36,7 @@ KEPT_FILES: Mapping[str, str] = {
     "PIP_CLIENT_CERT": "the client certificate",
     "PIP_CACHE_DIR": "the folder of cached downloads",
 }
-"""The environment variables with a path that are passed to pip, and the meaning of each.
+"""The environment variables that contain a path and are passed to pip, and the meaning of each.
 
 Other `PIP_*` variables are dropped, because `PIP_PYTHON` and `PIP_KEYRING_PROVIDER` start other programs,
 `PIP_REQUIREMENT` and `PIP_EDITABLE` add other projects, and `PIP_NO_BINARY` requests source distributions.

@@ -1,4 +1,4 @@
-"""Fetch files by name and SHA-256 from the Python index that pip is configured to use."""
+"""Fetch files by name and SHA-256 from the package index that pip is configured to use."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] =
 
     A local folder is hashed, with the help of a stat cache. A local file whose digest is listed in data/distro.toml,
     data/pypi.toml or data/archives.toml becomes the source that the row describes. The digest of the source is None if
-    it can be found out only by fetching the source.
+    it cannot be determined without the network.
 
     Args:
         held: the ref and the digest of the source in a lock (see `known_distro`).
@@ -168,8 +168,9 @@ def fetch_source(
 
     Args:
         verify: read every file of a tree that the store already has (see `Store.tree`).
-        mirrors: replacements for URL prefixes, for git and archives.
-        tests: whether to include the folders that only the source's own tests read; patches always include them.
+        mirrors: replacements for prefixes of the URLs of git repositories and archives.
+        tests: whether to include the folders that only the source's own tests read. They are always included if there
+            are patches.
     """
     source.require_commit()
     part = part_of(source.name, tests=tests or bool(patches))
@@ -246,7 +247,7 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
 
 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
-    """Return a file from the store, from the Python index, or from a mirror in data/pypi.toml."""
+    """Return a file from the store, from the package index, or from a mirror in data/pypi.toml."""
     row = pypi_row(source.where, source.version)
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors
@@ -270,7 +271,7 @@ class _How:
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
-    """Unpack a tar archive into the store and return the tree; any other file is returned unchanged."""
+    """Unpack a tar archive in the store, and return its tree; with `packed`, or for any other file, return the file."""
     if how.packed or not TAR.search(file.name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)

@@ -103,10 +103,10 @@ class Finding:
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:
-    """Return all binaries, and all archives that cannot be scanned, in a tree or a single file, sorted by path.
+    """Return all binaries in a tree or a single file, and all archives that cannot be scanned, sorted by path.
 
-    Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised for an unreadable archive, because it may
-    contain anything.
+    Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised if one of them is damaged, has a password or
+    is too large, because it may contain anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()
@@ -134,7 +134,8 @@ def _files(tree: Path) -> Iterator[str]:
 def _is_plain(file: str) -> bool:
     """Return whether a file is neither a binary nor an archive.
 
-    The function reads only both ends of the file, because a tree has many files, and few of them are binaries.
+    The function reads only the beginning and the end of the file, because a tree has many files, and few of them are
+    binaries.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -30,10 +30,10 @@ class SourceSpec:
 
     Args:
         kind: the kind of origin; `stored` is a tree or file that the store got from a bundle.
-        where: the path, URL, package or project; for `stored`, the name of the checkout.
+        where: the path, URL, package or project; for `stored`, the name of the user's folder or file.
         version: the commit, `sha256:<hex>` or upstream version; empty for the default version, for a path, and for a
             tag whose commit is unknown.
-        tag: the tag of the commit. Only tables of releases have tags, because users must name a commit.
+        tag: the tag of the commit. It comes from the tool's tables or from a lock, because users must name a commit.
         suite: the only suite in which the package is looked up; empty for all suites. It is ignored in comparisons.
         text: the text from which the specification was parsed. It is ignored in comparisons.
     """
@@ -46,7 +46,7 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the specification as a text, which `parse_source_spec` can parse unless it names only a tag."""
+        """Return the specification as text, which `parse_source_spec` can parse unless it names only a tag."""
         if self.text:
             return self.text
         match self.kind:
@@ -61,7 +61,7 @@ class SourceSpec:
 
     @property
     def wheel(self) -> bool:
-        """Return whether the source is a file from the Python index or a local wheel."""
+        """Return whether the source is a file from the package index or a local wheel."""
         return self.kind == "pypi" or (self.kind == "local" and self.where.endswith(".whl"))
 
     @property
@@ -71,7 +71,10 @@ class SourceSpec:
 
 
 def users_path(text: str) -> Path:
-    """Return a path, which need not exist, with `~` expanded; raise SourceError if it cannot be examined."""
+    """Return a path, which need not exist, with `~` expanded.
+
+    SourceError is raised if `~` cannot be expanded, or if the path cannot be looked up.
+    """
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -120,10 +123,12 @@ def of_folder(path: Path) -> SourceSpec:
 def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     """Parse a specification in one of `FORMS`.
 
-    `stored:NAME@DIGEST` is also accepted, for a checkout NAME whose tree came into the store from a bundle.
+    `stored:NAME@DIGEST` is also accepted, for a folder or file NAME that came into the store from a bundle. Text
+    without a prefix or a URL scheme is a path, which need not exist. SourceError or DigestError is raised for invalid
+    text.
 
     Args:
-        project: the project in the Python index that `pypi:VERSION` belongs to; empty if a project must be named.
+        project: the project in the package index that `pypi:VERSION` belongs to; empty if a project must be named.
     """
     if not text or "\0" in text or "\n" in text:
         raise SourceError("not-a-source", "a source cannot be empty or contain a newline", fix=f"give {FORMS}")

@@ -41,7 +41,10 @@ class Store:
         return self.root / "partial"
 
     def add_file(self, path: Path, digest: str, *, name: str = "") -> Path:
-        """Move a file into the store, and return its new path; remove the file if it has the wrong digest.
+        """Move a file into the store, and return its new path.
+
+        A file with the wrong digest is removed, and DigestError is raised. SourceError is raised for anything other
+        than a regular file.
 
         Args:
             path: the file, which must be on the same file system as the store (e.g. in `partial`).

@@ -166,7 +166,7 @@ class Suite:
         return _newest_first(packages.values())
 
     def uri(self, package: Package) -> str:
-        """Return the URL from which apt would download the tarball."""
+        """Return the URL from which apt would download the file of a package."""
         if package.pool:
             return f"{self.mirror.site.rstrip('/')}/{package.pool}/{package.file}"
         spec = f"{package.name}={package.package_version}"
@@ -181,7 +181,7 @@ class Suite:
         )
 
     def download(self, package: Package, store: Store) -> Path:
-        """Return the path of the tarball in the store, after downloading it if the store lacks it."""
+        """Return the path of a package's file in the store, after downloading the file if the store lacks it."""
         digest = f"sha256:{package.sha256}"
         if (there := store.file(digest, verify=True)) is not None:
             return there

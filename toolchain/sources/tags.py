@@ -31,7 +31,8 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
     """Return a source with the commit of its tag; a source without a tag is returned unchanged.
 
     The repository is asked if the commit is unknown, or if its tree is not stored and `offline` is not set. LockedError
-    is raised if the tag no longer points to the commit that the source names.
+    is raised if the tag no longer points to the commit that the source names, and UnreachableError if the commit is
+    unknown and `offline` is set.
     """
     store = Store(cache.store)
     known = source.digest is not None

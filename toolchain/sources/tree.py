@@ -41,13 +41,13 @@ class Source:
         version: the commit, `sha256:<hex>` of an archive, or the upstream version; empty for a user's folder or file,
             and while the version is unknown because nothing was fetched yet.
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`; None while it is unknown because nothing was fetched yet.
-        path: the user's folder or file, or the tree from a bundle; None for other sources.
+        path: the user's folder or file, or its copy from a bundle; None for other sources.
         locked: whether the digest was known before the source was downloaded.
         license: an SPDX expression; empty if the license is unknown.
         tag: the tag that was requested; empty if the request names no tag.
         commit: the commit of an archive, if data/archives.toml names it.
         among: the repositories that may have the commit, until it is known which one does; `where` is the first.
-        pending: a description of the tree or file that names the commit, while the full commit is unknown.
+        pending: a description of the tree or file that names the commit, while the full commit is unknown; else empty.
         suite: the only suite in which a package is looked up (see `SourceSpec`).
     """
 
@@ -75,7 +75,7 @@ class Source:
 
     @property
     def repository(self) -> str:
-        """Return the origin for records and messages: the URL of a repository or archive, `debian`, `pypi`, `local`."""
+        """Return the origin for records and messages: a repository's or archive's URL, `debian`, `pypi` or `local`."""
         return self.where if self.kind in {"git", "archive"} else _REPOSITORIES.get(self.kind, self.kind)
 
     @property
@@ -101,7 +101,7 @@ class Source:
         return row | {key: value for key, value in more.items() if value}
 
     def require_commit(self) -> None:
-        """Raise PinError if the full commit of the source is unknown."""
+        """Raise PinError if `pending` is set, which means that the full commit is unknown."""
         if self.pending:
             raise PinError(
                 "commit-unknown",
@@ -111,7 +111,7 @@ class Source:
             )
 
     def fetched(self, path: Path) -> FetchedSource:
-        """Return the source with its path in the store; the digest must be known."""
+        """Return the source with its path in the store; raise an error if its full commit or its digest is unknown."""
         self.require_commit()
         if self.digest is None:
             raise SourceError(
@@ -155,7 +155,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
     The digest covers the sorted relative paths of files, links and empty folders, the executable bit and SHA-256 of
     each file, and the target of each link. It ignores owners, times and `.git`. SourceError is raised for a socket, a
-    pipe or a device.
+    pipe or a device, and for a file that cannot be read.
 
     Args:
         stat_cache: a file that caches hashes of files by path, size, times and inode; it is created if missing.

@@ -90,14 +90,14 @@ def _os_error(archive: Path, error: OSError) -> Exception:
 
 
 class _Unpacker:
-    """An archive that is being unpacked into a folder, and the members that were read so far."""
+    """An archive that is being unpacked into a folder, and its members that were already read."""
 
     def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
         self.part = part
-        self.kinds: dict[str, str] = {}  # `d`, `f` or `l` for every path so far, including paths that are not written
+        self.kinds: dict[str, str] = {}  # `d`, `f` or `l` for each path that was read, whether or not it is written
         self.folded: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.ended = False
@@ -294,7 +294,10 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield the decompressed content of an archive, as its first bytes require; `packed` is the open archive."""
+    """Yield a stream of the decompressed content of an archive, whose first bytes name the format.
+
+    `packed` is the open archive.
+    """
     magic = packed.read(6)
     packed.seek(0)
     known = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
