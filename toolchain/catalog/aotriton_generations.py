@@ -122,7 +122,9 @@ def foreign_compilers() -> tuple[str, ...]:
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
-    """Raise an error if kernels need a compiler that cannot be built, or `without` names one that they do not need.
+    """Raise an UnsupportedError unless `without` and `has` name the same compilers.
+
+    This tool cannot build these compilers, so the user must skip their kernels.
 
     Args:
         has: the compilers other than Triton that the kernels need.
@@ -143,7 +145,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
 
 
 def foreign_in(tree: Path) -> tuple[str, ...]:
-    """Return the compilers other than Triton that have a folder in a tree's `third_party`."""
+    """Return the compilers in `foreign_compilers()` that have a folder in a tree's `third_party`."""
     here = {path.name.lower() for path in (tree / "third_party").glob("*")}
     return tuple(name for name in foreign_compilers() if name in here)
 
@@ -283,8 +285,8 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     """Raise a SourceError unless a tree contains the tuning databases that its release was tuned with.
 
     Args:
-        release: the release; empty for a tree that is not a release. The databases of such a tree must only exist and
-            not be empty; one that the tree does not mention may be missing if the tree contains another one.
+        release: the release; empty for a tree that is not a release. The databases of such a tree only have to
+            exist and not be empty; one that the tree does not mention may be missing if the tree contains another one.
         given: the user's own file or folder, which replaces a database of the tree.
 
     Returns:
@@ -322,7 +324,7 @@ def _path_in(tree: Path, path: str) -> str:
 
 
 def _is_unread(tree: Path, row: Database) -> bool:
-    """Return whether a tree does not use a database, because no file of its generator mentions it."""
+    """Return whether no file of a tree's generator mentions a database, so that the tree does not use it."""
     stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
     files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
     return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())

@@ -16,7 +16,7 @@ class Machine:
 
     Args:
         arch: the name in OCI images.
-        kernel: the name that `uname -m` prints and that qemu's programs contain.
+        kernel: the name that `uname -m` prints, which is part of the names of qemu's programs.
         debian: the name in Debian's packages.
     """
 
@@ -52,12 +52,12 @@ def machine_of(arch: str) -> Machine:
 
 
 def emulator_name(arch: str) -> str:
-    """Return the name of the qemu program that runs programs of `arch`."""
+    """Return the name of the qemu program that runs programs for `arch`."""
     return f"qemu-{machine_of(arch).kernel}-static"
 
 
 def emulator(arch: str, *, proof: bool = True) -> Path:
-    """Return the path of the qemu program that runs programs of `arch`; raise an EngineError if it is not installed.
+    """Return the path of the qemu program that runs programs for `arch`; raise an EngineError if it is not installed.
 
     The program is linked statically and called directly, so it works in any container.
 

@@ -1,4 +1,4 @@
-"""Estimated costs of stages: measurements on a few machines, scaled to the number of cores."""
+"""Estimated costs of stages: measurements and guesses from data/costs.toml, scaled to a number of cores."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Cost:
         return least * share, most * share
 
     def time_for(self, cores: int, left: float = 1.0) -> str:
-        """Return text such as `2 to 5 h` or `12 to 30 min + 1.1 s a kernel` for a fraction (`left`) of the stage."""
+        """Return text such as `2 to 5 h` or `12 to 30 min + 1.1 s a kernel` for the fraction `left` of the stage."""
         least, most = (_duration(minutes * left) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return text with the number of kernels and the time to compile them; for None, why the number is unknown."""
+        """Return text with the number of kernels and the time to compile them, or with the reason why it is unknown."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"

@@ -273,7 +273,7 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> _PinFile:
-    """Parse a pin file, which contains either plain digits or JSON with the key `llvm_hash`, whatever its name is."""
+    """Parse a pin file. Whatever its name is, it contains either only a commit, or JSON with the key `llvm_hash`."""
     text = _text_of(file)
     content: dict[str, Any] = {}
     if _CONFLICT.search(text):

@@ -54,7 +54,7 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
 def newest_patch(version: str) -> TritonRelease:
     """Return the Triton release for a version; for one without a patch number (`3.3`), the newest patch release.
 
-    Unlike `triton_release`, this does not prefer a verified pin, and the LLVM of the release may be unknown.
+    Unlike `triton_release`, this function does not prefer a verified pin, and the LLVM of the release may be unknown.
     """
     line, patch, local = _parsed(version.strip())
     row = triton_release(version, allow_unknown=True)
@@ -77,7 +77,7 @@ def triton_at(llvm: str) -> str | None:
 
 
 def is_version(text: str) -> bool:
-    """Return whether `text` is MAJOR.MINOR[.PATCH], with an optional leading `v` and a suffix such as `+rocm6`."""
+    """Return whether `text` is MAJOR.MINOR[.PATCH], with an optional leading `v` and an optional suffix."""
     return _VERSION.fullmatch(text.strip()) is not None
 
 

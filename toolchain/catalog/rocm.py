@@ -112,7 +112,10 @@ def rocm_of(text: str) -> Rocm:
 
 
 def parse_rocms(text: str) -> tuple[str, ...]:
-    """Parse the text of `--rocm` into major versions, in the order of data/hip.toml."""
+    """Parse the text of `--rocm` into major versions, in the order of data/hip.toml.
+
+    Raise an error if the text names no version, or an unknown one.
+    """
     majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
     if not majors:
         raise ConfigError("option-empty", f"--rocm {text!r} names no ROCm", fix="use e.g. --rocm 6,7, or omit it")

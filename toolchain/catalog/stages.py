@@ -1,6 +1,6 @@
 """The table of stages, which determines targets, help texts, sources, licenses, labels and what is published together.
 
-A stage consists of a row here, a function in `stages/makers.py`, a module in `stages/`, and recipe files. Each LLVM
+A stage consists of a row here, an entry in `stages/makers.py`, a module in `stages/`, and recipe files. Each LLVM
 that Triton uses to generate code for a GPU (`catalog.codegen`) has two rows: the LLVM, and the library built on it.
 """
 
@@ -28,7 +28,8 @@ class StageRow:
         on: the stages that it may be built on, lowest first.
         sources: the names of its sources in `--source`, with the SPDX expression of each project's license.
         license: the SPDX expression of its layer's content; empty if the layer contains packages with many licenses.
-        title: the title of its image, where `{}` stands for what the image is for; empty if its name is its title.
+        title: the title of its image, in which `{}` stands for a name or version, such as the name of the base; empty
+            if the name of the image is the title.
         machines: the OCI architectures that it can be built for on a machine of the same architecture; empty for all.
         cross: whether it can also be built for another architecture (see `stages.makers.cross_machines`).
         packages: whether it consists of a distribution's packages, which locks and bundles list.

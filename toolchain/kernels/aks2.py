@@ -21,7 +21,7 @@ from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.result_store import LARGEST_OBJECT
 
 MAGIC = b"AKS2"
-_HEADER = struct.Struct("<4sIII")  # magic, unpacked bytes, number of kernels, bytes of the directory
+_HEADER = struct.Struct("<4sIII")  # magic, unpacked size, number of kernels, size of the directory
 _ENTRY = struct.Struct("<IIIII")  # shared memory, threads per block, offset, size, length of the name with its NUL
 _LARGEST = 4 << 30
 _LARGEST_DIRECTORY = 64 << 20
@@ -56,7 +56,7 @@ class Kernel:
 
 @contextmanager
 def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -> Iterator[tuple[Kernel, ...]]:
-    """Open an .aks2 file of `size` bytes, and yield its entries in the order of the file.
+    """Open an .aks2 file of `size` bytes, and yield its entries in file order.
 
     The code objects are read on demand from a temporary file.
 
@@ -65,7 +65,7 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
 
     Raises:
         KernelError: the file is not an .aks2 file, or is damaged.
-        HostileInputError: the header states a file or a directory that is too large, or two entries overlap.
+        HostileInputError: the unpacked file or its directory would be too large, or two entries overlap.
     """
     head = stream.read(_HEADER.size)
     if head[:4] != MAGIC or len(head) < _HEADER.size:
@@ -169,8 +169,8 @@ def _damaged(how: str, why: str) -> KernelError:
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     """Yield the name and the entries of each .aks2 file in a .zip file, or of a single .aks2 file.
 
-    A compressed .zip is refused, because AOTriton's loader cannot read it. The objects of a file can be read only
-    until the next file is taken.
+    A compressed .zip is refused, because AOTriton's loader cannot read it. The code objects of an .aks2 file can be
+    read only until the iterator moves on to the next file.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

@@ -3,9 +3,9 @@
 `Bare.compile` has a line for each code object, with these fields separated by `;`: the venv, the Python, the object,
 the source, the kernel, the warps, the stages, the waves per EU, the GPU and the signature. Before AOTriton 0.11.1 the
 first two fields are missing. `Bare.cluster` has a line for each .aks2 file, and `Bare.flatzip` has a line for each
-.zip. The manifests (`.nsv`) in the same folder list the names of the files inside. Before 0.13 the .aks2 files are in
-no .zip and have no manifests. Before 0.8 there is only `Bare.compile`, because AOTriton's shared library contains the
-kernels. The paths in these files are those of the build that wrote them.
+.zip. A manifest (`.nsv`) beside each .aks2 and each .zip lists the names of the files that it contains. Before 0.13 the
+.aks2 files are in no .zip and have no manifests. In 0.6 and 0.7 there is only `Bare.compile`, because AOTriton's shared
+library contains the kernels. The files contain absolute paths from the build that wrote them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cluster:
 
     Args:
         path: the path of the .aks2 below the build folder.
-        manifest: the path of its .nsv below the build folder; empty if this generation writes no manifests.
+        manifest: the path of its .nsv below the build folder; empty if the release has no manifests.
         objects: pairs of a code object's path below the build folder and its name in the .aks2, in order.
     """
 
@@ -73,8 +73,8 @@ class BarePlan:
     """The rules, the clusters and the archives that AOTriton's generator plans.
 
     Args:
-        copies: the outputs that get the same object as a rule, by the `out` of this rule. The rules of these outputs
-            differ from that rule only in values that the compiler of this generation ignores.
+        copies: for the `out` of a rule, the other outputs that get the same object. They differ from the rule only in
+            values that the compiler of the AOTriton release ignores.
     """
 
     rules: tuple[Rule, ...]
@@ -105,8 +105,8 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
         of: the generation of the AOTriton release; by default that of 0.13b.
 
     Raises:
-        SourceError: a file is missing or malformed, or the files contradict each other, so that kernels would be
-            missing.
+        SourceError: a file of the plan or a kernel's source is missing or malformed, the files contradict each other,
+            or a path leads out of its folder.
         KernelError: two rules are the same, and the compiler of this generation ignores none of their values.
         UnsupportedError: the plan names an unknown GPU.
     """
@@ -136,7 +136,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read only the clusters and archives of a plan from AOTriton 0.13 or later. Its folder may have been moved."""
+    """Read only the clusters and archives of a plan from AOTriton 0.13 or later. `folder` may have been moved."""
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -144,7 +144,7 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """Yield the fields of each line in a file of the generator; raise SourceError if a line has fewer than `least`."""
+    """Yield the fields of each line in a file of the generator. Each line must have at least `least` fields."""
     # The file is read line by line, because the file for all GPUs is several hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
@@ -184,7 +184,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """Return `folder` relative to `top`; empty for `top`. The result is cached for many files."""
+    """Return `folder` relative to `top`, or `""` for `top`. Results are cached, because many files share a folder."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)

@@ -1,4 +1,4 @@
-"""Limits on the time and memory of kernels and workers, and turns for a worker that must compile alone.
+"""Limits on the time and memory of kernels and workers, and a lock for a worker that must compile alone.
 
 The memory of a worker's processes is read from `/proc`. A limit on the address space would not work, because Triton
 maps much more memory than it uses, and control groups are not available everywhere.
@@ -54,14 +54,14 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """Return the bounds for a machine with `available` bytes of memory, of which other programs keep some."""
+        """Return the bounds for a machine with `available` bytes of memory. Part of it is left to other programs."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
 
 
 def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the memory that workers use and may use, for `kernels status --json`; a limit of 0 means no limit."""
+    """Return the memory use and limits of workers in bytes for `kernels status --json`. A limit of 0 means no limit."""
     known = bounds or MemoryBounds(together=0, share=0)
     return {
         "workers": sum(int(worker["memory"]) for worker in workers),
@@ -165,7 +165,7 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Return the same as `resident`, but with shared pages divided among their users, which takes longer."""
+    """Return the same as `resident`, but divide shared pages among the processes that use them. This takes longer."""
     return sum(_proportional(process) for process in processes(pid))
 
 

@@ -184,7 +184,7 @@ def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
-    """Return the key by which MCV compares an entry: a SHA-256 over `key` and the SHA-256 of four other parts.
+    """Return MCV's `dummy_key` for an entry: a SHA-256 over `key` and the SHA-256 of each of four other parts.
 
     Args:
         key: Triton's key as MCV finds it, which is `NO_KEY` for Triton 3.6 and later, because MCV looks for the key in

@@ -62,7 +62,7 @@ class TritonCache:
 
 
 def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
-    """Return the Triton cache in an image; raise ContractError if the image breaks one of MCV's rules."""
+    """Return the Triton cache in an image; raise ContractError if it contains none, or breaks one of MCV's rules."""
     config, *layers = layout.children(image)
     image_labels = labels_of(layout.read_json(config))
     if ENTRIES not in image_labels:
@@ -127,7 +127,7 @@ class _File:
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
-    """Return the files of a layer by name; refuse links and files that MCV would silently omit."""
+    """Return the files of a layer by name; refuse too much content, links, and files that MCV would silently omit."""
     files: dict[str, _File] = {}
     left = _LARGEST
     require()
@@ -162,7 +162,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the keys `_KEPT` of each kernel's JSON; refuse a kernel that is not in the folder for its hash."""
+    """Return the values of `_KEPT` in each kernel's JSON; refuse a kernel that is not in the folder for its hash."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -186,7 +186,7 @@ def _reason(error: Exception) -> str:
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """Return the row for a kernel in MCV's manifest. Options that are zero are omitted, as MCV does."""
+    """Return the row for a kernel in MCV's manifest. Options that are 0 are omitted, because MCV omits them."""
     target = row["target"]
     key = dummy_key(row, triton_key)
     kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}

@@ -22,7 +22,7 @@ from toolchain.kernels.rules import Rule
 
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # the maximum number of calls in a user's list
-_LARGEST = 1 << 24  # the largest size, length or count that an argument may be
+_LARGEST = 1 << 24  # the largest whole number that a user may give for an argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a call, with the function and the hash in Triton's cache of each kernel that it launched."""
+    """The outcome of a call. `kernels` lists the function and the hash in Triton's cache of each launched kernel."""
 
     call: Call
     entry: Entry
@@ -89,7 +89,7 @@ class Outcome:
 
 
 def as_text(value: Any) -> str:
-    """Return an argument's value in the form in which users write it."""
+    """Return an argument's value as text, such as `true`, `bf16` or `32x8`."""
     if isinstance(value, bool):
         return str(value).lower()
     return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -236,10 +236,11 @@ def _may_replace(value: Any, example: Any) -> bool:
 
 
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
-    """Return two calls for each GPU, which repeat its successful calls in one process: in order, and in reverse order.
+    """Return two calls for each GPU, each of which repeats all successful calls in one process.
 
-    If a kernel has called a function, Triton adds the function's global constants to the keys of later kernels. So a
-    kernel's key depends on the kernels before it, and a kernel may have several keys.
+    The first repeats them in order, and the second in reverse order. If a kernel has called a function, Triton adds the
+    function's global constants to the keys of later kernels. So a kernel's key depends on the kernels before it, and a
+    kernel may have several keys.
     """
     calls = []
     for gpu, group in itertools.groupby(

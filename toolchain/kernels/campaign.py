@@ -55,7 +55,8 @@ class CampaignResult:
         entries: an entry for each rule, in the order of the rules.
         skipped: the number of rules that an earlier run had finished.
         partial: whether only a part of all rules was requested.
-        about: the workers' description of themselves; empty if no worker was needed.
+        about: the facts that the workers reported, or those in a result from a store; empty if an earlier run had
+            finished all rules.
         shared: the fields of `shared.Counts`; empty without a kernel store.
     """
 
@@ -109,8 +110,9 @@ class Reporting:
     """How a campaign reports its progress and its end.
 
     Args:
-        on_count: called with the number of finished rules, the number of all rules, and the name of the latest rule.
-        on_end: called with the lines of a summary when every rule has an entry, before failed rules raise an error.
+        on_count: called with the number of finished rules, the number of all rules, and text about the latest rule,
+            which is empty at first.
+        on_end: called with the lines of a summary when every rule has an entry, before an error is raised for failures.
         command: the command line that continues the campaign.
     """
 
@@ -144,7 +146,7 @@ def run_campaign(
         worker_tree: the path at which the workers see the source tree.
         keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
         bounds: the bounds on the memory of the executor's workers, for the status.
-        scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
+        scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to a store.
 
     Raises:
         KernelError: rules failed and `keep_going` is not set, no worker started, or nothing may be compiled and the
@@ -221,7 +223,10 @@ class _Run:
         return finished
 
     def to_the_end(self, earlier: Sequence[Rule]) -> None:
-        """Take results from the stores, compile the other rules, and add their results and those of `earlier` rules."""
+        """Take results from the stores, and compile the other rules.
+
+        The new results, and those of the `earlier` rules, are added to the first store.
+        """
         self.ledger.progress(*self.progress)
         self.tell()
         for rule in self.todo.values():
@@ -310,7 +315,10 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """Return the paths of an object and its JSON; refuse a path that leads out of `out`, e.g. through a link."""
+    """Return the paths of an object and its JSON, after removing both files if `unlink` is set.
+
+    A link, or a path that leads out of `out`, is refused.
+    """
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
@@ -327,7 +335,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
 
 
 def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
-    """Write the object and the JSON that another machine compiled for a rule."""
+    """Write the object that another machine compiled for a rule, and its JSON."""
     path, beside = _objects(out, rule)
     try:
         write_unflushed(beside, outcome["json"])

@@ -24,7 +24,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
 
 LOG = logging.getLogger(__name__)
-LARGEST = 4  # the maximum number of kernels in one task; tasks are short, because a worker that is lost loses its tasks
+LARGEST = 4  # the maximum number of kernels in a task; it is small, because the tasks of a lost worker are repeated
 _AHEAD = 2  # tasks that are submitted for each slot, so that no slot has to wait for a task
 _LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and of the finished tasks
 
@@ -76,7 +76,10 @@ class ClusterExecutor:
         return []
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules, and yield outcomes, which contain a compiled object as `code` and its JSON as `json`."""
+        """Compile rules, and yield their outcomes.
+
+        The outcome of a compiled rule contains the object as `code` and its JSON as `json`.
+        """
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
         # A task contains rules of only one source file, because a compile process must be restarted for another file.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):

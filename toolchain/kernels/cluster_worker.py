@@ -62,7 +62,8 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         """Compile rules one after the other, and return their outcomes under the key `answers`.
 
         `worker` is the name of this worker, and `about` contains the facts that its processes reported. The outcome of
-        a compiled rule also contains the bytes of its object as `code`, and the bytes of its JSON as `json`.
+        a compiled rule also contains the bytes of its object as `code`, and the bytes of its JSON as `json`. If this
+        machine cannot compile, the worker is closed and the error is raised.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:

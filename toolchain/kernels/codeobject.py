@@ -30,7 +30,7 @@ _LARGEST_NAMES = 16 << 20
 
 
 class ElfTables:
-    """The tables of an AMDGPU ELF file. A ValueError is raised if they are damaged.
+    """The tables of an AMDGPU ELF file. A ValueError is raised for any other file, and for damaged tables.
 
     Attributes:
         mach: the value of the flags EF_AMDGPU_MACH, which stands for the GPU.
@@ -122,7 +122,7 @@ def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """Return what is wrong with the JSON beside an object; empty if nothing is. AOTriton's packers read this JSON."""
+    """Return what is wrong with the JSON beside an object, or an empty string. AOTriton's packers read this JSON."""
     if not isinstance(metadata, dict):
         return "the JSON file of the object contains no JSON object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}

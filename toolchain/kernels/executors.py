@@ -30,12 +30,12 @@ class Executor(Protocol):
         Yields:
             an outcome for each rule, with the keys `id` and `status` ("done", "failed" or "timeout"). It may also
             contain `log`, the last lines that the worker printed, and fields of `ledger.Entry` such as `reason`.
-            Closing the generator ends all workers.
+            Closing the generator stops the run.
         """
         ...
 
     def about(self) -> dict[str, Any]:
-        """Return the facts that the workers reported at their start, such as Triton's version."""
+        """Return the facts that the workers reported when they started, such as Triton's version."""
         ...
 
     def workers(self) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ class _Shares:
             sets.setdefault(files(rule), []).append(rule)
 
         def jobs(name: str) -> Iterator[Job]:
-            # Jobs are made lazily, because a job takes some kilobytes and there may be hundreds of thousands of jobs.
+            # Jobs are made lazily, because a job needs a few kilobytes and there may be hundreds of thousands of jobs.
             return (Job(rule.task(tree, ""), name, out / rule.out) for rule in sets[name])
 
         self._left = {name: groups(jobs(name), most) for name in sets}

@@ -22,7 +22,7 @@ _TIME = 0
 class FileSets:
     """Fills a folder, which is emptied first, with copies of the files that compile processes of a campaign see.
 
-    A copy has the content that was hashed into the names of results. If a file was edited since then, SourceError is
+    A copy has the content that was hashed into the names of results. If a file has changed since then, a SourceError is
     raised. The modes and times of files are not copied. Threads may share an object of this class.
     """
 

@@ -1,8 +1,9 @@
-"""Write and read the file with the launch values of an AOTriton pack, which is in the same folder as its code objects.
+"""Write and read the file with the launch values of an AOTriton pack. The file is in the folder of the pack.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
 A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
-`[signature, GPU, warps, bytes of Triton's own scratch memory]` under the key `archive/cluster/name`.
+`[signature, GPU, warps, bytes of Triton's own scratch memory]` under the key `archive/cluster/name`. Signatures refer
+to functions, and kernels refer to signatures, by their position in the list.
 """
 
 from __future__ import annotations

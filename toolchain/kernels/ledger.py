@@ -33,7 +33,7 @@ _LARGEST_VALUE = 16 << 20
 DURABILITY = "FULL"
 _PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
-# This statement counts the entries whose canonical JSON contains a text such as `"status":"done"`. No value in an entry
+# This statement counts the entries whose canonical JSON contains text such as `"status":"done"`. No value in an entry
 # can contain this text, because JSON escapes quotes.
 _COUNT = "SELECT count(*) FROM entry WHERE instr(content, ?)"
 _SCHEMA = """
@@ -134,7 +134,8 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 class Ledger:
     """The entries of a campaign in an SQLite file. Only the thread that opens a ledger may use it.
 
-    Opening a ledger of another format deletes its entries. If the file is not a ledger, a ConfigError is raised.
+    Opening a ledger of another format deletes its entries. If the file cannot be used or is not a ledger, a ConfigError
+    is raised.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,8 +247,8 @@ class Standing:
 def look(path: Path, *, entries: bool = True) -> Standing:
     """Return the state of a campaign from a ledger, which the campaign may be writing to. No entry is changed.
 
-    A ledger of another format gives the default `Standing`. Reading the `entries` of a whole release takes half a
-    second.
+    A ledger of another format gives the default `Standing`. Reading the `entries` of a whole AOTriton release takes
+    half a second.
     """
     # With mode=ro, SQLite could not roll back the transaction of a killed campaign. With mode=rw, it can also read
     # files that this user may not write.
@@ -257,7 +258,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
         known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
         if known.get("format") != FORMAT:
             return Standing()
-        # All rows are fetched at once, because the campaign cannot write while they are read.
+        # All rows are fetched at once, because an unfinished read would block the campaign's writes.
         rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall() if entries else []
         by_status = {name: db.execute(_COUNT, (f'"status":"{status}"',)).fetchone()[0] for name, status in _STATES}
         checked = db.execute("SELECT content FROM numbers").fetchall() if "numbers" in tables else []
@@ -278,7 +279,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from error
-    except (UnicodeDecodeError, ValueError) as error:  # a value is malformed, e.g. a text that is not UTF-8
+    except (UnicodeDecodeError, ValueError) as error:  # a value is malformed, e.g. text that is not UTF-8
         if isinstance(error, DocumentError):
             raise
         raise _not_ours(path, "it is damaged") from error
@@ -287,8 +288,8 @@ def _reading(path: Path) -> Iterator[None]:
 def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
     """Limit the cost of reading a ledger of unknown origin, and return the names of its tables.
 
-    A ledger that is too large, or that defines views or triggers, is refused, because reading a view could take
-    forever.
+    A ledger that is too large is refused. A ledger that defines views or triggers is refused too, because reading a
+    view could take forever.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
     db.execute("PRAGMA trusted_schema=OFF")

@@ -173,7 +173,7 @@ class WorkerPool:
         return slot.jobs.popleft()
 
     def _drop_idle(self) -> None:
-        """End the workers of all slots that are idle, so that their memory is free."""
+        """End the workers of all idle slots to free their memory."""
         with self._lock:
             workers = [slot.worker for slot in self._idle if slot.worker is not None]
             for slot in self._idle:
@@ -269,7 +269,7 @@ class WorkerPool:
         worker.stop(patience=patience)
 
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
-        """Make one attempt. Return its outcome (None if another attempt is due), and whether the worker still runs."""
+        """Make one attempt. Return its outcome (None if another is due), and whether the worker can be used again."""
         started, task = time.monotonic(), job.task
         try:
             answer = worker.ask(job, self._timeout)
@@ -295,7 +295,10 @@ class WorkerPool:
 
 
 def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
-    """Return whether an answer has the form that aotriton/worker.py uses; a kernel's source may print other lines."""
+    """Return whether `answer` belongs to the task, and has one of `statuses` and the form that aotriton/worker.py uses.
+
+    A kernel's source may print other JSON.
+    """
     if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False
     return (

@@ -45,9 +45,9 @@ class _Scanned:
     """The result of scanning a module.
 
     Args:
-        runs: the part that runs when the module is imported or compiled, which is everything except the undecorated
-            functions.
-        functions: the undecorated functions, each of which can run only if running code uses its name.
+        runs: the part that runs when the module is imported or compiled, which is everything except the bodies of
+            undecorated top-level functions.
+        functions: the bodies of these functions by name. A body can run only if running code uses its name.
     """
 
     imports: tuple[_Import, ...]

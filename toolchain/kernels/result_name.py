@@ -56,11 +56,11 @@ class Naming:
 
     @cached_property
     def scope(self) -> str:
-        """12 hex digits of a digest of the inputs that all results share, such as the Triton and the recipe."""
+        """12 hex digits of a digest of the inputs that all results share, such as the Triton image and the recipe."""
         return sha256_json(self.shared).removeprefix("sha256:")[:12]
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
-        """Return the inputs of a rule's result as a JSON object. The path of the object is not an input."""
+        """Return the inputs of a rule's result as a JSON object. The rule's id and output path are not inputs."""
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {

@@ -63,7 +63,7 @@ class Result:
         inputs: see `Naming.inputs`.
         metadata: the bytes of the JSON beside the object.
         bitcode: the names of the bitcode libraries whose code is in the object.
-        about: the facts that the worker reported at its start.
+        about: the facts that the worker reported when it started.
     """
 
     inputs: Mapping[str, Any]
@@ -138,7 +138,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
 
 def read_stored(stream: BinaryIO) -> Result:
-    """Return the result in a record's file, without checking its inputs and its signature.
+    """Return the result in a record's file, without checking its inputs or its signature.
 
     Raises:
         DamagedError: the record is incomplete or was changed.

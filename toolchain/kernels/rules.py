@@ -121,7 +121,7 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
 
     Args:
         select: a glob. A cluster is taken if the glob matches the kernel, the cluster or the id of one of its rules.
-        limit: take clusters from each GPU and kernel in turn until there are at least this many rules.
+        limit: take clusters round-robin from all pairs of GPU and kernel until there are at least this many rules.
     """
     everything = tuple(rules)
     if limit is not None and limit < 1:
@@ -154,7 +154,7 @@ def _matches(rule: Rule, pattern: str) -> bool:
 
 
 def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rule]]:
-    # Clusters are taken in turn from each GPU and kernel, so that even a small part contains rules for all of them.
+    # Clusters are taken round-robin, so that a small selection covers as many GPUs and kernels as possible.
     queues: dict[tuple[str, str], list[str]] = {}
     for name, inside in clusters.items():
         queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)

@@ -1,7 +1,7 @@
 """Cut a campaign into shards: each machine compiles one shard, and one machine joins the results.
 
 The shard of a kernel depends only on the rules and the number of shards, so all machines compute the same shards.
-docs/measurements/kernels.md says how much shorter the slowest shard could be if compile times were known.
+docs/measurements/kernels.md says how much less work the slowest shard could have if compile times were known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_SHARDS = 99_999  # the maximum number of shards that `--shard` accepts
 def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
     """Return the number of each cluster's shard, from 1 to `count`, by the cluster's name.
 
-    Each cluster, beginning with the largest, is put into the shard that has the fewest kernels so far.
+    Each cluster, beginning with the largest, is put into the shard that has the fewest kernels at that point.
     """
     clusters = Counter(rule.cluster for rule in rules)
     if count > len(clusters):
@@ -113,8 +113,12 @@ def without_store(part: tuple[int, int]) -> ConfigError:
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
     """Return the shard that this machine must compile, or the whole campaign.
 
-    If `shared.only` is set, nothing is compiled, and the stores must contain all shards of the campaign. `part` is the
-    number of this shard and the number of all shards; None for all rules.
+    If `shared.only` is set, nothing is compiled. The stores must then contain all shards of the campaign, and
+    `shared.failures` is set to the kernels that do not compile.
+
+    Args:
+        part: the number of this shard and the total number of shards; None for all rules.
+        shared: the kernel stores, which a shard needs.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
@@ -162,7 +166,10 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the marks in a store. Invalid marks of other campaigns are skipped, because another key may sign them."""
+    """Return the marks in a store.
+
+    Invalid marks of other campaigns are skipped, because another key may have signed them.
+    """
     marks = []
     for name, content in store.notes("shard-").items():
         try:

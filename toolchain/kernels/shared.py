@@ -92,7 +92,7 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Write the objects for `rules` that the stores contain to `out`, and yield an entry for each object."""
+        """Write to `out` the objects for `rules` that the stores contain, and yield an entry for each object."""
         left = {self.name(rule): rule for rule in rules}
         for store in self.stores:
             for name, record in store.fetch(left.keys()):
@@ -165,10 +165,11 @@ class SharedResults:
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Add a result to the first store, unless the result comes from a store or its workers reported no facts.
+        """Add a result to the first store.
 
-        If the store cannot be written, warn once and add no more results. Raise a KernelError if the files have changed
-        since they were compiled.
+        Nothing is added if no store may be written to, if the result comes from a store, or if the facts that the
+        workers report are unknown. If the store cannot be written, warn once and add no more results. Raise a
+        KernelError if the files have changed since they were compiled.
         """
         if self._writes is None or not self._about_here or entry.maker is Maker.STORE:
             return

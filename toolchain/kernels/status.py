@@ -73,7 +73,7 @@ class Board:
         self._bounds = bounds
         self._command = command
         self._clock = clock
-        self._began = self._paced = clock()  # `_paced` is the time of the last result that was not compiled here
+        self._began = self._paced = clock()  # `_paced` is the time of the last reused result, or else the start
         self._state = RUNNING
         self._groups: dict[tuple[str, str], _Group] = {}
         for rule in rules:
@@ -98,7 +98,7 @@ class Board:
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
-        """Count the outcome of a rule, which this run did not compile if `reused` is set."""
+        """Count the outcome of a rule. `reused` means that this run did not compile the rule."""
         with self._lock:
             group = self._groups[entry.kernel, entry.target]
             group.done += entry.status == DONE
@@ -165,7 +165,7 @@ class Board:
             }
 
     def _pace(self) -> tuple[float | None, float | None]:
-        """Return the kernels per second, and the seconds until all kernels are finished; None for what is unknown.
+        """Return the kernels per second, and the seconds until all kernels are finished; None for an unknown value.
 
         The functions differ in cost and are compiled one after the other. So the estimate counts seconds of compilation
         instead of kernels. It uses the rate of the last ten minutes. If the run started later, or a result that was not

@@ -104,6 +104,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Shorten a path at its start to `width` characters, because the ends of paths distinguish kernels."""
+    """Remove the beginning of a path that has more than `width` characters; its end tells which kernel it is."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -65,7 +65,7 @@ class Job:
 
 
 def groups(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
-    """Yield groups of at most `most` consecutive jobs that share work, each of which one process should do."""
+    """Yield groups of at most `most` consecutive jobs that share work. One process should do all jobs of a group."""
     for _, group in itertools.groupby(jobs, key=_shared_part):
         while part := list(itertools.islice(group, most)):
             yield part
@@ -78,7 +78,7 @@ def _shared_part(job: Job) -> tuple[str, Task]:
 def machine_fault(reason: str, folder: Path) -> str:
     """Return why the machine made a compilation fail; empty if the kernel is at fault.
 
-    The compilation is blamed on the disk if the disk with `folder` is full.
+    Any failure is blamed on the machine if the disk that contains `folder` is full.
     """
     if shutil.disk_usage(folder).free < LEAST_FREE:
         return "the disk is full"
@@ -254,7 +254,10 @@ class Worker:
         self._answers.put(StoppedError())
 
     def stop(self, *, patience: float = 0.0) -> None:
-        """End the process by closing its input, and kill it after `patience` seconds."""
+        """Close the process's input, and kill the process if it is still running after `patience` seconds.
+
+        With a patience of 0, kill it at once.
+        """
         if patience and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
