@@ -109,7 +109,8 @@ class Cache:
 
         The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `toolchain-cache`, without
         which `cache prune` removes nothing. A folder that already has other content gets no marks and keeps its
-        permissions, because other users may need that content; only this tool's own folders inside it become private.
+        permissions, because other users may need that content. Then the folders of this tool that may contain the
+        user's sources become private instead.
         """
         # Looking up a source may have created these folders already, so the cache is still new if it contains only
         # them.
@@ -148,7 +149,7 @@ class Cache:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """Raise a ConfigError if the folder cannot be entered or, with `write`, cannot be created or written to.
+        """Raise a ConfigError if the path is not a folder or cannot be entered or, with `write`, created or written to.
 
         If the folder does not exist, the nearest existing folder above it is checked.
         """
@@ -170,9 +171,10 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """Return the cache in a folder, or the default cache; raise a ConfigError if the folder cannot be entered.
+    """Return the cache in `folder`, which is `default_cache()` by default.
 
-    A folder that is already marked as a cache of this tool becomes private to its owner.
+    A folder that is already marked as a cache of this tool becomes private to its owner. Raise a ConfigError if the
+    folder cannot be entered, or if there is no default folder.
     """
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)

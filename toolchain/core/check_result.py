@@ -1,4 +1,4 @@
-"""The result of a kernel check, as records and statements contain it. Plugins run the check itself."""
+"""The result of a kernel check, as records and statements contain it. A plugin runs the check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Object:
 
 
 def describe(numbers: Mapping[str, Any]) -> str:
-    """Return a sentence that summarizes the result of a check."""
+    """Return a line of text that summarizes the result of a check."""
     counts = {name: int(numbers[name]) for name in STATUSES}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return f"{int(numbers['checked'])} of {int(numbers['available'])} kernels checked by emulation: {parts}"

@@ -30,7 +30,8 @@ class EntryNames:
     def add(self, name: str, *, folder: bool = False) -> str:
         """Record a name, and return it without `.` parts, repeated slashes or a trailing slash.
 
-        Raise a HostileInputError if the name is unsafe or conflicts with a name that was added before.
+        Raise a HostileInputError if the name is unsafe or conflicts with a name that was added before, or if the
+        archive has too many files.
         """
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:

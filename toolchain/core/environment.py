@@ -82,8 +82,8 @@ def python_children(variables: Mapping[str, str]) -> Iterator[None]:
     """Make child processes of multiprocessing ignore the current folder and the caller's `PYTHON*` variables.
 
     multiprocessing starts `python -c`, which puts the current folder first in the module path. It passes this process's
-    environment on and has no option to change that, so this function changes `os.environ` for the whole block.
-    `variables` are added to it.
+    environment on and has no option to change that, so this function changes `os.environ` for the whole block
+    and adds `variables` to it.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

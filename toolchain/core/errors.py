@@ -61,15 +61,15 @@ class ToolchainError(Exception):
 
 
 class ConfigError(ToolchainError, code=3, title="Configuration"):
-    """A configuration file or an option value is invalid."""
+    """An option, argument, environment variable or configuration file is invalid, or a part of the tool is missing."""
 
 
 class PinError(ToolchainError, code=4, title="Pin"):
-    """A pin is missing, malformed, contradictory or unknown."""
+    """A pin is missing, malformed, contradictory or unknown, or does not match what is built."""
 
 
 class SourceError(ToolchainError, code=5, title="Source"):
-    """A source is not available, or lacks required files."""
+    """A source or package is not available, not complete, damaged, or not what was requested."""
 
 
 class DigestError(ToolchainError, code=6, title="Digest"):
@@ -81,7 +81,7 @@ class UnsupportedError(ToolchainError, code=7, title="Unsupported"):
 
 
 class EngineError(ToolchainError, code=8, title="Engine"):
-    """The container engine or another program is missing or cannot be used."""
+    """An engine or another program is missing, fails, or does not isolate builds, or an input of a build is missing."""
 
 
 class ResourceError(ToolchainError, code=9, title="Resources"):
@@ -89,7 +89,7 @@ class ResourceError(ToolchainError, code=9, title="Resources"):
 
 
 class BuildError(ToolchainError, code=10, title="Build"):
-    """The build of a stage failed."""
+    """The build of a stage failed, or did not produce the expected files."""
 
 
 class ContractError(ToolchainError, code=11, title="Contract"):
@@ -101,7 +101,7 @@ class KernelError(ToolchainError, code=12, title="Kernels"):
 
 
 class RegistryError(ToolchainError, code=13, title="Registry"):
-    """A registry or layout refused a request or returned an invalid response."""
+    """A registry or OCI layout refused a request, or has missing, malformed or ambiguous content."""
 
 
 class LockHeldError(ToolchainError, code=14, title="Lock"):
@@ -126,13 +126,13 @@ class UntrustedError(
 
 
 class UnreachableError(ToolchainError, code=18, title="Unreachable"):
-    """A server, such as a registry, mirror or scheduler, does not respond, or `--offline` forbids using the network."""
+    """A server such as a registry does not respond, fails or is too slow, or `--offline` forbids using the network."""
 
 
 class HostileInputError(
     ToolchainError, code=19, title="Hostile input", advice="do not use it; download it again from its author"
 ):
-    """An untrusted archive, tree or file could write outside its folder or exhaust memory or disk space."""
+    """An untrusted archive, tree or file is contradictory, or could write outside its folder or exhaust memory."""
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):

@@ -96,7 +96,7 @@ def read_built(tree: Path, name: str) -> str:
 def copy_built(tree: Path, name: str, target: Path) -> None:
     """Copy a file that a build wrote, and keep its executable bit.
 
-    Raise a HostileInputError unless it is a regular file inside `tree`.
+    Raise a HostileInputError if it is not a regular file inside `tree`, or if it cannot be copied.
     """
     try:
         with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:

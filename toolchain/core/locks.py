@@ -70,8 +70,8 @@ def patience() -> float:
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
     """Hold the shared lock of the cache during the block, so that `alone` fails in other invocations.
 
-    If another invocation is pruning the cache, wait until it ends. Without `make`, nothing is locked if the cache
-    folder is missing.
+    If another invocation is pruning the cache, wait until it ends. Nothing is locked if the lock file cannot be opened,
+    for example because the cache folder is missing and `make` is not set.
     """
     if make:
         cache.make()

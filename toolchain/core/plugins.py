@@ -88,7 +88,9 @@ def load(function: str) -> Any:
 
 
 def hook(name: Hook, user: str) -> Any:
-    """Return the object that a plugin provides for a hook; raise a ConfigError if no plugin provides one.
+    """Return the object that a plugin provides for a hook.
+
+    Raise a ConfigError if no plugin provides one, or if a plugin cannot be loaded.
 
     Args:
         user: the feature that needs the plugin, for the error message.

@@ -1,6 +1,7 @@
 """Execution of programs on the host.
 
-Programs are started without a shell, in `/`, and with a minimal environment. They end when this process ends.
+Programs are started without a shell, with a minimal environment, and in `/` unless the caller names another folder.
+They end when this process ends.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class RunOptions(TypedDict, total=False):
 
     Every option is None or False by default, except `check`, which is True.
 
-    env: variables to add to the clean environment, or to the environment of the image.
+    env: environment variables to add to the clean environment, or to the environment of the image.
     log: a file to which every line of output is appended.
     on_line: a function that is called with each line of both streams, without its newline.
     on_stderr: a function that is called instead of `on_line` for lines of standard error.
@@ -108,8 +109,8 @@ def python(*words: str) -> list[str]:
     """Return a command line that starts this Python, isolated from the caller's folder and environment.
 
     `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and makes
-    Python ignore `PYTHON*` variables. This tool starts every Python program on the host with this command line, except
-    itself (tests/unit/test_host_programs.py).
+    Python ignore `PYTHON*` environment variables. This tool starts every Python program on the host with this command
+    line, except itself (tests/unit/test_host_programs.py).
     """
     return [sys.executable, "-I", *words]
 

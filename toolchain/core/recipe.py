@@ -130,7 +130,8 @@ def digests(*below: str) -> dict[str, str]:
     """Return the SHA-256 digest of each recipe file, by its path below the recipe root.
 
     Args:
-        below: paths below the recipe root. For a folder, all files in it and in its subfolders are included.
+        below: paths below the recipe root. For a folder, all files in it and in its subfolders are included, except
+            those in a folder `__pycache__`.
     """
     top = root()
     by_path: dict[str, str] = {}

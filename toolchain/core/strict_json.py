@@ -1,8 +1,8 @@
 """The parser for all JSON documents that this tool reads.
 
 It refuses documents that two programs could interpret differently. For example, Go's encoding/json, which most
-container programs use, ignores the case of keys, but Python does not. A document whose meaning depends on this could
-pass a check here and mean something else to the program that uses it.
+container programs use, ignores the case of keys, but Python's json module does not. A document whose meaning depends on
+this could pass a check here and mean something else to the program that uses it.
 """
 
 from __future__ import annotations

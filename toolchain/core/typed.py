@@ -34,7 +34,7 @@ class TypedError(ValueError):
 
 
 def typed(kind: type[Kind], value: Any, where: str = "") -> Kind:
-    """Convert a value to a type; raise a TypedError for a wrong type, an unknown key or a missing key.
+    """Convert a value to a type; raise a TypedError if the value does not fit the type.
 
     A table becomes a dataclass and a list becomes a tuple. A whole number is accepted as a float. A key may have
     hyphens where the field has underscores.

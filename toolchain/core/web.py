@@ -25,6 +25,7 @@ LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
 PROGRESS = 64 << 10  # bytes of progress after which earlier failures are forgotten
 LONGEST_ASKED = 120.0  # seconds; the limit for a server's Retry-After
+
 # The pattern is stricter than Python's int(), which accepts digits of other scripts and fails for thousands of digits.
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
@@ -65,7 +66,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         attempts: the maximum number of retries of a request.
         backoff: half of the seconds before the second retry; the first one is immediate. Each later wait is twice as
             long as the wait before it, up to `LONGEST_BACKOFF`.
-        netrc: whether each host, including the host of a redirect, is sent the login for it in ~/.netrc.
+        netrc: whether each host, including the host of a redirect, gets its own login from ~/.netrc.
     """
     import requests  # noqa: PLC0415 - a plan uses no network and must be quick
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
@@ -154,7 +155,7 @@ class Retries:
     """Repeats an operation until it succeeds, or until it fails too often without progress.
 
     Args:
-        attempts: the maximum number of consecutive failures without progress after which `run` tries again.
+        attempts: the maximum number of consecutive retries without progress.
         backoff: the seconds before the second attempt; each later wait is twice as long, up to `LONGEST_BACKOFF`. A
             server's Retry-After header takes precedence.
         failures: the number of consecutive failures without progress.

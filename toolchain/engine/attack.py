@@ -46,7 +46,10 @@ def _has_our_root(pid: str) -> bool:
 
 
 def keys(_: Sequence[str]) -> str:
-    """Return a name for the session keyring if `keyctl` finds one for this process, else an empty string."""
+    """Return a name for the session keyring if this process can reach it with `keyctl`, else an empty string.
+
+    The string is also empty on an architecture that is not in `_KEYCTL`.
+    """
     number = _KEYCTL.get(platform.machine())
     if number is None or _LIBC.syscall(number, _GET_KEYRING_ID, _SESSION_KEYRING, 1) < 0:
         return ""

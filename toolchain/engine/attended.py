@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def attended(child: subprocess.Popen[str]) -> Iterator[None]:
-    """After the block, close `child`'s standard input, and kill its process group unless it ends within two seconds."""
+    """After the block, close the stdin of `child`, and kill its process group if it still runs two seconds later."""
     try:
         yield
     finally:

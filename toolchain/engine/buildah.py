@@ -45,8 +45,9 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
     """Return the Containerfile for buildah, made from `text`, the recipe's own Containerfile.
 
     The recipe's keys are appended to the ids of cache mounts; without a key for the compiler cache, its mount is
-    removed. The engine's own instructions are put before the first RUN of each stage. RUN writes to pipes (see
-    `engine.relay`), unless the Containerfile has its own SHELL.
+    removed. Instructions for the output pipes (see `engine.relay`), for `variation` and, in a build without network
+    access, for the network probe are inserted before the first RUN of each stage. The pipes are not used if the
+    Containerfile has its own SHELL.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -67,7 +68,7 @@ class Buildah(Storage):
     """Builds recipes, and runs commands and workers in containers.
 
     Args:
-        variation: the changed conditions for every build and every container; None to change none.
+        variation: the conditions to change for every build and every container; None for no changes.
     """
 
     def __init__(self, cache: Cache, *, variation: Variation | None = None) -> None:
@@ -129,9 +130,9 @@ class Buildah(Storage):
             on_line: called with each line of output, except the answers of the network probe.
 
         Raises:
-            BuildError: the build failed; `why` begins with the first error among the last lines of output.
+            BuildError: the build failed; `why` is the result of `judge.first_error` for the last lines of output.
             EngineError: buildah does not work, a file or tree of the recipe is missing, or a build without network
-                access sees a network.
+                access sees a network or cannot be probed for one.
             HostileInputError: the built tree contains a device, pipe or socket, or a link that leads out of the tree.
             LimitError: the build reached a limit in `data/limits.toml`.
         """
@@ -191,7 +192,10 @@ class Buildah(Storage):
                 self.call("rmi", "--force", tag, check=False)
 
     def _preloaded(self, image: str) -> list[Mount]:
-        """Return the mounts of the libraries to preload in containers of `image`, and build them if necessary."""
+        """Return the mounts of the variation's preloaded libraries for `image`, and build the libraries if necessary.
+
+        Without a variation, the list is empty.
+        """
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
@@ -206,7 +210,7 @@ class Buildah(Storage):
         return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
-        """Remove the containers of a build that reached `limit`, and the build's caches if it filled the disk."""
+        """Remove a build's containers after it reached `limit`, and also its caches if the limit is in `OF_DISK`."""
         if limit.name in container_limits.OF_DISK:
             self.drop_cache(recipe.name, recipe.cache_key)
             for place in cache_mounts(self.cache, ccache_mount(recipe.compiler_cache)):

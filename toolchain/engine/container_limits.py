@@ -36,11 +36,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Reached:
-    """The launcher's note about a container that it ended.
+    """A limit that a container reached.
 
     Args:
-        name: the name of the limit that the container reached.
-        layers: the ids of the layers in the engine's storage that the container wrote to.
+        layers: the ids of the container's layers in the engine's storage; empty if the launcher wrote no note.
     """
 
     name: str
@@ -54,10 +53,11 @@ def rows() -> list[Limit]:
 
 
 def values() -> dict[str, float]:
-    """Return the value of each limit by name, from `TOOLCHAIN_LIMITS` or else from `data/limits.toml`.
+    """Return the value of each limit by name.
 
-    Raise a ConfigError if this environment variable names an unknown limit, or a value that is not a positive, finite
-    number.
+    The environment variable `TOOLCHAIN_LIMITS` overrides the values from `data/limits.toml`, some of which grow with
+    the number of processors. Raise a ConfigError if the variable contains an unknown name, or a value that is not a
+    positive, finite number.
     """
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):

@@ -39,7 +39,7 @@ PROGRAM = "docker"
 IMAGES = "localhost/toolchain"
 _NUMBER = itertools.count()
 _LABEL = "toolchain.process"
-# docker exits with this code if docker itself fails. Other codes come from the command in the container.
+# `docker run` exits with this code if docker itself fails, rather than the command in the container.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0
 VARIABLES = {
@@ -55,8 +55,8 @@ FILES = {
     "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
 }
 """The environment variables that docker's client inherits, with their meanings. The variables in `FILES` hold paths."""
-# In a PID namespace, the kernel lets the first process ignore fatal signals, such as the SIGABRT of abort(). So a shell
-# is the first process, and the command exits with the same code as elsewhere.
+# The first process of a PID namespace ignores every signal that it has no handler for, even the SIGABRT of abort(). So
+# a shell is the first process, and a signal ends the command as it would outside of a container.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
@@ -113,7 +113,7 @@ class DockerRunner:
         """Remove the containers of killed invocations on this machine.
 
         A container goes on running when docker's client is killed. The daemon may also run containers for other
-        machines, which are kept.
+        machines or for other PID namespaces of this machine, which are kept.
         """
         with self._errors("ps"):
             listed = self._client.container.list(all=True, filters=[("label", _LABEL)])
@@ -361,9 +361,9 @@ class DockerRunner:
 
 
 def _call() -> list[str]:
-    """Return the words that run docker with a clean environment and the variables in `VARIABLES` and `FILES`.
+    """Return the words that run docker in a clean environment, to which `VARIABLES` and `FILES` are added.
 
-    python-on-whales would pass on all of the caller's environment variables.
+    Without the program `env`, python-on-whales would pass on all of the caller's environment variables.
     """
     variables = clean_environment(inherited(VARIABLES, files=FILES))
     named = [f"{name}={value}" for name, value in variables.items()]

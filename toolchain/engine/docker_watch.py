@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from toolchain.engine.limit_watch import Limits, Usage
 
-_EVERY = 0.5  # seconds between two checks of the disk
+_EVERY = 0.5  # seconds between two checks of the disk, the log and the running time
 _COUNT_EVERY = 5.0  # seconds between two counts of processes; each count is a request to the daemon
 
 

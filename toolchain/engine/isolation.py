@@ -27,9 +27,9 @@ SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
-# Capabilities that buildah would give to root in a container. With them, root could leave the container by a second
-# chroot, give capabilities to files or to itself, use low ports, and become other users, whose processes the kernel
-# counts separately.
+# Capabilities that buildah would give to root in a container. With them, root could for example leave the
+# container by a second chroot, make devices, give capabilities to files or to itself, use low ports, and become other
+# users, whose processes the kernel counts separately.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
 # A container with a network keeps these capabilities, because package managers need them to install packages.
@@ -89,7 +89,7 @@ def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
 
 
 def tiny_root(folder: Path) -> Path:
-    """Copy a shell and its libraries to `folder`, the smallest tree in which the probe can run, and return `folder`."""
+    """Create `folder` with only a shell and its libraries, which suffice to run `SCRIPT`, and return `folder`."""
     busybox = process.find("busybox")
     shell = Path(process.find("sh") or "/bin/sh")
     static = busybox is not None and not _libraries(Path(busybox))
@@ -127,7 +127,7 @@ def run_command(
     network: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
-    """Return the command line that runs `argv` in a working container; `folder` is the folder of the invocation."""
+    """Make the output pipes in the invocation's `folder`, and return a command line that runs `argv` in `container`."""
     words = ["run", *arguments("run", network=network), *options]
     pipes = relay.make(folder)
     words += [*relay.options(), "--", container, *relay.inside(argv)]
@@ -157,9 +157,9 @@ class NetworkProbe:
             self._on_line(text)
 
     def check(self, *, finished: bool) -> None:
-        """Raise EngineError if a step saw a network, or if the network could not be probed.
+        """Raise an EngineError if a step saw a network, or if the network could not be probed.
 
-        A missing answer is an error only if the build has finished and has run a step.
+        A missing answer is an error only if `finished` is set and the build has run a step.
         """
         number = -1 if self.number is None and self._ran and finished else self.number
         if number:

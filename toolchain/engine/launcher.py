@@ -1,11 +1,12 @@
-"""Run a program as root of its own user namespace, with a root folder that contains only the named files.
+"""Run a program as root of its own user namespace, in a root folder with only system folders and requested files.
 
 The launcher needs only the standard library. Root, or root of a user namespace, starts it with
 `python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher ends with the exit
 code or the signal of PROGRAM. When the launcher is killed, the kernel kills every process that it started.
 
-PROGRAM runs with none of the caller's user and group ids, and the caller's folders are not mounted. So a process that
-escapes from a container can read only the files that every user of the machine can read.
+PROGRAM runs with none of the caller's user and group ids, and only those of the caller's folders that SPEC lists are
+mounted. So a process that escapes from a container can read only these folders, and the files that every user of the
+machine can read.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NO
          4096: _MS_RELATIME}  # fmt: skip
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-# The mode of seccomp, and instructions and results of classic BPF, for a filter of system calls.
+# The seccomp mode, and the instructions and results of classic BPF, for the filter of system calls.
 _MODE_FILTER = 2
 _LOAD_WORD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
 _RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000
@@ -57,11 +58,11 @@ _LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": 
 
 
 class Spec(TypedDict):
-    """What PROGRAM sees and may use.
+    """The settings for PROGRAM.
 
     Args:
-        ids: the range of user and group ids that PROGRAM sees as 0, 1, 2 and so on, as its first id and its length.
-        binds: the folders and files to mount: the source, the path inside, and whether PROGRAM may write to it.
+        ids: the first id and the length of the range of user and group ids that PROGRAM sees as 0, 1, 2 and so on.
+        binds: the folders and files to mount, each as its source, its path for PROGRAM, and whether it is writable.
         environment: all environment variables of PROGRAM.
         network: whether PROGRAM keeps the caller's network.
         privileges: whether a program may gain rights when it is started, for example by a set-user-id bit.
@@ -82,7 +83,7 @@ class Spec(TypedDict):
 
 
 def main(argv: list[str]) -> int:
-    """Start the program, wait for it, and return its exit code or end by the signal that ended it."""
+    """Start PROGRAM and wait for it. Return its exit code, or end this process by the signal that ended PROGRAM."""
     spec: Spec = json.loads(argv[1])
     os.umask(0o022)
     flags = _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
@@ -176,10 +177,10 @@ def _refuse_calls(numbers: list[int], unknown: int) -> None:
 
 
 def _found(program: str, places: str) -> str:
-    """Return the path of `program` in the first of the folders `places` that contains it, else `program` itself.
+    """Return the path of an executable file in the folders of `places`, which has the format of `PATH`.
 
-    A `program` with a slash is not looked up. `os.execvpe` is not used, because it would import a module from a folder
-    that is no longer mounted.
+    If `program` contains a slash or is not found, it is returned unchanged. `os.execvpe` is not used, because it would
+    import a module from a folder that is no longer mounted.
     """
     for place in places.split(":") if "/" not in program else ():
         if os.access(f"{place}/{program}", os.X_OK):
@@ -242,7 +243,8 @@ def _bind(source: str, target: str, *, writable: bool) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
     _mount(old, target, None, _MS_BIND | _MS_REC)
-    # Writable folders get no flags, because buildah mounts them again without flags, which the kernel would refuse.
+    # Writable folders get no new flags, because buildah mounts them again without flags, and the kernel would refuse
+    # to drop them.
     more = 0 if writable else _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     for place in _mounted_below(target):
         _mount(None, place, None, _MS_REMOUNT | _MS_BIND | more | _kept(place))

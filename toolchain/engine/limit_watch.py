@@ -106,7 +106,10 @@ class Usage:
         return "written-files" if made[1] > most[1] else ""
 
     def _made(self) -> tuple[int, int]:
-        """Return the size and number of the files written since the start; stop counting when a limit is exceeded."""
+        """Return the disk usage in bytes and the number of all files and folders that changed since the start.
+
+        The counting stops as soon as a limit is exceeded.
+        """
         size = count = 0
         waiting = list(self.limits["places"])
         while waiting:
@@ -197,8 +200,8 @@ class Watch(Usage):
 def most_processes(limit: int) -> int:
     """Return the resource limit on processes for a container that may run `limit` processes.
 
-    The value is above `limit`, so that the container is ended at the limit before a fork fails, because many programs
-    then exit without giving a reason.
+    The value is above `limit`, so that the container is ended before a fork fails. Many programs give no reason when
+    they exit after a failed fork.
     """
     return limit + _MORE_PROCESSES
 

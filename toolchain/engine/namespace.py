@@ -19,7 +19,7 @@ from toolchain.core.errors import EngineError
 # Inside the namespace, this environment variable holds the id that the user has outside of it.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"
 _TOP = Path(__file__).resolve().parents[2]
-# This many ids cover the users and groups of a distribution; the last of them is `nobody`.
+# This many ids cover the users and groups of a distribution, including `nobody` (65534).
 ENOUGH = 65536
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--map-auto", "--mount")
 _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-{last} {user}"
@@ -28,8 +28,8 @@ _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-
 def enter() -> None:
     """Restart the tool as root of a user namespace, unless it is already root or in such a namespace.
 
-    The new process gets the same arguments, and all environment variables except those for Python. The current folder
-    is not on its module path.
+    The new process gets the same arguments, and the environment variables that `_environment` returns. The current
+    folder is not on its module path. Raise an EngineError if this user cannot create the namespace.
     """
     if os.geteuid() == 0 or INSIDE in os.environ:
         return
@@ -42,7 +42,10 @@ def enter() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the caller's environment variables without those for Python, and with only absolute folders in `PATH`."""
+    """Return the caller's environment variables without those for Python, and with only absolute folders in `PATH`.
+
+    `INSIDE` is added, and `PYTHONPATH` if the tool runs from a checkout.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, which need not be installed
         kept["PYTHONPATH"] = os.fspath(_TOP)
@@ -50,7 +53,7 @@ def _environment() -> dict[str, str]:
 
 
 def require() -> None:
-    """Raise EngineError if this user cannot create the namespace."""
+    """Raise an EngineError if this user cannot create the namespace."""
     process.which("newuidmap", fix="as root: apt-get install uidmap")
     user = user_name()
     for file in ("/etc/subuid", "/etc/subgid"):

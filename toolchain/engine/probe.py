@@ -33,7 +33,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
         again: make the attempts even if the cache contains a valid proof.
 
     Raises:
-        EngineError: a container does not start or sees a network, or the attack gets out of it.
+        EngineError: buildah is missing, the container does not start or sees a network, or the attack gets out of it.
     """
     remembered = storage.cache.engine / "isolation.json"
     proved = canonical(
@@ -60,7 +60,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
 
 
 def measures() -> str:
-    """Return a digest of everything that isolates builds: buildah's options, seccomp profiles, and our own programs."""
+    """Return a digest of what isolates builds: buildah's options, the seccomp profiles, and modules of this tool."""
     options = [isolation.arguments(verb) for verb in isolation.VERBS]
     modules = (attack, launcher, limit_watch, relay, view)
     programs = [sha256_file(Path(str(module.__file__))) for module in modules]
@@ -69,7 +69,7 @@ def measures() -> str:
 
 
 def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
-    """Run the attack in a build whose image contains only this machine's programs, and return the result."""
+    """Run the attack in a build that mounts this machine's programs instead of using a base, and return the result."""
     context = folder / "context"
     tree = context / "tree"
     tree.mkdir(parents=True)
@@ -90,7 +90,7 @@ def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
     write_atomically(context / "Containerfile", "\n".join(steps).encode())
     words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build")]
     words += [*ulimits(container_limits.ulimits()), "--tag", tag, "--format", "docker"]
-    for mount in volumes:  # in buildah's view, files have the same paths as in the container
+    for mount in volumes:  # in the launcher's namespaces, files have the same paths as in the container
         words += Mount(Path(mount.target), mount.target).arguments()
     argv = storage.command(*words, *relay.options(), "/context", show=show, pipes=pipes)
     return storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)

@@ -25,8 +25,8 @@ _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
-# While the finished steps have a smaller share of the stage's weight, there is no estimate, because one slow minute
-# would be extrapolated to days.
+# There is no estimate while the steps that have begun have a smaller share of the stage's weight, because one slow
+# minute would be extrapolated to days.
 _LEAST_SHARE = 0.05
 
 
@@ -177,7 +177,7 @@ class Progress:
         return self._steps[-1]
 
     def summary(self) -> dict[str, float]:
-        """Return the seconds that each step has taken so far, by the step's name and in the order of the steps."""
+        """Return the seconds that each step has taken, by the step's name and in the order of the steps."""
         with self._lock:
             now = self._clock() if self._ended is None else self._ended
             seconds: dict[str, float] = {}

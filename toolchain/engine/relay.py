@@ -16,7 +16,7 @@ from pathlib import Path
 # The pipes are mounted below /run, which is not part of any layer; `sweep` removes the mount point from an exported
 # tree.
 TARGET = "/run/toolchain-output"
-# The path of the pipes in the engine's view (see `engine.view`).
+# The path of the pipes in the launcher's namespaces (see `engine.view`).
 PIPES = "/pipes"
 _INTO = f">{TARGET}/out 2>{TARGET}/err"
 # This script holds both pipes open until buildah has ended, so that the readers neither wait for a command that never
@@ -34,14 +34,14 @@ wait "$out" "$err"
 exit "$code"
 """
 
-# After this instruction every RUN of the stage writes standard output and standard error to one pipe, which keeps the
+# After this instruction, every RUN of the stage writes standard output and standard error to one pipe, which keeps the
 # order of their lines. The instruction needs the docker format, because the configuration of an OCI image has no field
 # for a shell.
 SHELL = "SHELL " + json.dumps(["/bin/sh", "-c", f'exec /bin/sh -c "$0" >{TARGET}/out 2>&1'])
 
 
 def make(folder: Path) -> Path:
-    """Make two pipes in a new folder in `folder`, and return the new folder."""
+    """Make two named pipes in a new folder below `folder`, and return the path of the new folder."""
     pipes = folder / "output"
     pipes.mkdir()
     for name in ("out", "err"):

@@ -1,4 +1,4 @@
-"""Measure the resources of this machine: cores, memory and control groups, resource limits, and disk space."""
+"""Measure the resources that this process may use: cores, memory, disk space, and resource limits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _file_cache(folder: Path) -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of its parents; `controller` is empty for version 2."""
+    """Yield the folders of this process's control group and of its parents; `controller` is empty for cgroup v2."""
     for line in _text(_PROC / "self" / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller not in names.split(","):
@@ -137,10 +137,10 @@ def require_disk(path: Path, needed: int) -> None:
 
 
 def ulimits(limits: Mapping[str, int]) -> list[str]:
-    """Return the `--ulimit` options for `limits`, and for each default of buildah's that this process may not set.
+    """Return the `--ulimit` options for `limits`, and for buildah's default limits that this process may not set.
 
     A value is lowered to the limit of this process if that is lower. By default, buildah sets the limits on open files
-    and on processes to a million. Only root with CAP_SYS_RESOURCE may raise a limit, so without these options no
+    and on processes to 2^20. Only root with CAP_SYS_RESOURCE may raise a limit, so without these options no
     container would start inside another container or in a user namespace.
     """
     words = []

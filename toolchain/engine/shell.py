@@ -1,7 +1,7 @@
-"""Run a shell or a command in place of a build's step, with the same container, mounts, arguments and isolation.
+"""Run a shell or a command in place of a build's last step or a kernel worker, with the same image and isolation.
 
-Changes are not kept, because the tree of an unfinished build is mounted as the lower folder of an overlay, and no image
-is made from the container.
+Changes to a build are not kept, because the tree of the unfinished build is mounted as the lower folder of an overlay,
+and no image is made from the container. A shell in place of a worker gets new, empty output folders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolchain.engine.storage import cache_mounts
 if TYPE_CHECKING:
     from toolchain.core.process import Result
 
-_TERMINAL = "/terminal"  # the terminal's path in the engine's view
+_TERMINAL = "/terminal"  # the terminal's path in the launcher's namespaces
 _INSIDE = "/run/toolchain-terminal"
 _BEGUN, _ENDED = "@shell begun", "@shell ended"
 _CACHE = re.compile(r"--mount=type=cache,id=([^,\s]+),target=([^,\s]+)\s*")
@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Raise ConfigError if an interactive shell is wanted, but standard input or output is not a terminal."""
+    """Raise a ConfigError if a shell is wanted (`argv` is empty), but standard input or output is not a terminal."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "shell-needs-terminal",
@@ -72,12 +72,12 @@ class Step:
 
     @property
     def sources(self) -> list[str]:
-        """The folders in the container at which lower stages, sources and recipes are mounted."""
+        """The paths in the container at which the trees of other stages, the sources and the recipes are mounted."""
         return _BIND.findall(self.options)
 
 
 def step_of(containerfile: str) -> Step:
-    """Return the last RUN of a Containerfile; raise EngineError if there is none."""
+    """Return the last RUN of a Containerfile; raise an EngineError if there is none."""
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:
@@ -128,7 +128,7 @@ class Shell:
             self.tell(
                 f"sources and recipes: {', '.join(step.sources)}; kept folders: {', '.join(step.caches.values())}"
             )
-            # A RUN instruction is one line but the script may have several, so the script is encoded.
+            # A RUN instruction is one line, but the script may have several, so the script is encoded.
             script = base64.b64encode(self._script().encode()).decode()
             containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
             write_atomically(folder / "Containerfile", containerfile.encode())
@@ -203,10 +203,10 @@ class Shell:
 
 @dataclass
 class _Terminal:
-    """A pseudo-terminal for a container. A container cannot open the user's terminal, so data is copied between them.
+    """A pseudo-terminal for a container, which cannot open the user's terminal. Data is copied between the terminals.
 
     Args:
-        mounts: the mounts through which the engine sees this terminal.
+        mounts: the mounts that show this terminal to buildah.
         options: the options of `buildah build` that mount this terminal in the container.
     """
 

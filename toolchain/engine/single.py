@@ -16,7 +16,10 @@ from toolchain.oci.manifest import CONFIG_KEYS, parse_object
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
-    """Make and return a layout in `into` with one image, tagged `image`, whose blobs are links into `layout`."""
+    """Make a layout below `into` that contains only one image, tagged `image`, and return the path of the new layout.
+
+    The image's configuration and layers are links into `layout`. A manifest in docker's format is converted to OCI's.
+    """
     content = _content(layout, digest)
     single = into / f"layout-{into.name}"
     single.mkdir()
@@ -54,7 +57,7 @@ def _content(layout: Path, digest: str) -> bytes:
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a docker manifest with OCI's media types, which are the only ones that programs accept in a layout."""
+    """Return a docker manifest with OCI's media types, because programs expect these in an OCI layout."""
 
     def converted(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}

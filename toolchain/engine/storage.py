@@ -1,8 +1,8 @@
-"""Run buildah with a storage of the tool's own, and remove the containers of killed invocations.
+"""Run buildah with the tool's own storage, and remove the containers of killed invocations.
 
-Every invocation has a folder for small files below `cache.engine/live`. The folder's name contains the id of the
-process, and the process locks the folder. If the process is gone, the next invocation removes the folder and the
-containers that the process left in the storage.
+Every build and every container has a folder for small files below `Storage.live`. The folder's name contains the id of
+the process of this tool, and the process locks the folder. If the process is gone, the next invocation of this tool
+removes the folder and the containers that the process left in the storage.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _NOT_STARTED = "sealing memfd copy"
 # the same way.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# The names of temporary files and folders whose work cannot be resumed. They are removed after a day, except folders in
-# use, which `locks.kept` protects.
+# The names of temporary files and folders that no later invocation can use. They are removed after a day, unless a
+# process has locked them with `locks.kept`.
 SCRATCH = re.compile(
     r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
@@ -90,7 +90,7 @@ def process_identity(pid: int) -> str | None:
 class Storage:
     """Runs buildah with the storage in `cache.engine`, and with temporary files and cache mounts in `cache.mounts`.
 
-    All files in both folders are owned by the ids that containers use (see `engine.view`).
+    The files in the storage and in `cache.mounts` are owned by the ids that containers use (see `engine.view`).
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -178,7 +178,10 @@ class Storage:
         check: bool = True,
         timeout: float | None = 600,
     ) -> process.Result:
-        """Run a short buildah command, and return its result including standard output. For `show`, see `command`."""
+        """Run a buildah command, and return its result including standard output. For `show`, see `command`.
+
+        Raise an EngineError if the command fails, unless `check` is False.
+        """
         try:
             return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
@@ -252,7 +255,7 @@ class Storage:
 
     @contextlib.contextmanager
     def container(self, image: str, *options: str) -> Iterator[str]:
-        """Yield the name of a new working container, and remove it at the end.
+        """Yield the name of a new working container, and remove the container after the block.
 
         Args:
             options: the options for `buildah from`; see `isolation.arguments`.
@@ -284,7 +287,7 @@ class Storage:
         Containers that buildah named itself cannot be attributed to an invocation, so they stay while a build runs.
         If another process is cleaning up, nothing is removed.
         """
-        self.cache.make()  # this comes first, because it raises an error if the folder holds other files
+        self.cache.make()  # this comes first, because it marks only a new folder as a cache
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         try:
@@ -337,7 +340,7 @@ class Storage:
 
         for folder in dead:
             if folder.name.startswith("build-"):
-                if self._dead()[1]:  # a build may have started since then
+                if self._dead()[1]:  # a build may have started since `cleanup` looked
                     continue
                 for name in sorted(name for name in names if not _OURS.fullmatch(name)):
                     names.discard(name)

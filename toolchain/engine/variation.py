@@ -169,7 +169,7 @@ class Variation:
         return words
 
     def instructions(self, *, relayed: bool) -> list[str]:
-        """Return the instructions that change environment variables and the umask, for the start of a stage.
+        """Return the instructions that change environment variables and the umask for the RUN steps of a stage.
 
         Args:
             relayed: whether RUN steps write to pipes; see `engine.relay`.

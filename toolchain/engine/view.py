@@ -1,4 +1,4 @@
-"""Choose the files of this machine and the ids that a buildah call sees; `engine.launcher` sets them up."""
+"""Choose the files of this machine and the range of ids that buildah sees when `engine.launcher` runs it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ids() -> tuple[int, int]:
         first = max(inside, 1)
         best = max(best, (inside + count - first, first))
     have, first = best
-    # The range may lack its last id, which is that of `nobody`, because few files belong to this user.
+    # The range may lack its last id, 65535, because no user has it; `nobody` is 65534.
     if have < COUNT - 1:
         raise EngineError(
             "subordinate-ids-missing",
@@ -111,7 +111,7 @@ def command(
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
-    """Return the path of the seccomp profile, for engines other than buildah. For `plain`, see `seccomp`."""
+    """Write the seccomp profile for an engine other than buildah, and return its path. For `plain`, see `seccomp`."""
     return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
 
 
@@ -120,7 +120,10 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Write `files` under names that contain their digests, and return the path of each file by its path inside."""
+    """Write files to `folder` under names that contain their digests, and return where each one is.
+
+    The keys of `files` and of the result are the paths of the files in the launcher's namespaces.
+    """
     there = {}
     for inside, text in files.items():
         path = folder / f"{sha256_bytes(text.encode())[7:19]}-{Path(inside).name}"
@@ -134,7 +137,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
     """Return the seccomp profile from data/syscalls.toml in the format that container engines read.
 
     Args:
-        plain: whether the container may make only files and folders, but no links and pipes.
+        plain: whether system calls that make symbolic links, pipes, sockets and devices are refused.
     """
     rows = load("syscalls")
     refused = [*rows["refused"], *(rows["refused-where-written"] if plain else ())]
@@ -159,7 +162,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
 def own(folder: Path) -> None:
     """Make `folder` if it is missing, and make root in containers the owner of the folder and its content.
 
-    If root in containers already owns the folder, its content is not looked at.
+    If root in containers already owns the folder, nothing is changed.
     """
     first, _ = ids()
     if not folder.exists():
@@ -173,7 +176,7 @@ def own(folder: Path) -> None:
 
 
 def visible(path: Path, copies: Path) -> Path:
-    """Return `path`, or a copy of it in the folder `copies` if users in containers cannot read all of it."""
+    """Return `path` with its links resolved, or a copy in the folder `copies` if users in containers cannot read it."""
     path = path.resolve()
     if _readable(path):
         return path
