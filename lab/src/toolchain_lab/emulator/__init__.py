@@ -1,1 +1,1 @@
-"""An emulator for AMD GPUs, which executes code objects on the CPU and does not model timing."""
+"""An emulator that executes kernels for AMD GPUs on the CPU. It does not model timing."""

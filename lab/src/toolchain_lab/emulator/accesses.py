@@ -9,8 +9,8 @@ import numpy as np
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.memory import Views
 
-# An access consists of byte offsets, the number of bytes at each offset, and the number of the wave for each offset, or
-# one number for all of them.
+# An access consists of byte offsets, the number of bytes at each offset, and the index of the wave that accesses each
+# offset. If the last array has only one element, it applies to all offsets.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
@@ -42,7 +42,7 @@ class Accesses:
         return len(self._loads) + len(self._stores) > _MOST
 
     def load(self, place: Array, size: int, owners: Array) -> None:
-        """Record a load, which is given by the parts of an `Access`."""
+        """Record a load; the arguments are the parts of an `Access`."""
         self._loads.append((place, size, owners))
 
     def load_for_all(self, place: int, size: int, waves: Array) -> None:
@@ -67,9 +67,9 @@ class Accesses:
             self._undo.append((place, size, self._views.load(place, size)))
 
     def meet(self) -> bool:
-        """Return whether the result may depend on the order of the waves, and forget the accesses.
+        """Return whether the results of the accesses may depend on the order of the waves, and forget the accesses.
 
-        The result may depend on the order if, since the last barrier, one wave has written to a unit of two bytes that
+        The results may depend on the order if, since the last barrier, one wave has written to a unit of two bytes that
         another wave has accessed, unless the waves only stored to the unit and all stored the same value.
         """
         stores, values, loads = self._stores, self._values, self._loads
@@ -98,6 +98,8 @@ class Accesses:
         """Return whether memory still holds the values of a store in the units that several waves wrote.
 
         Args:
+            values: the stored values; None for an atomic access, for which the result is false if it touches one of
+                these units.
             shared: a mask of the units that several waves wrote; its first element is for the unit `low`.
         """
         place, size, _ = store

@@ -6,7 +6,7 @@ described in Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties
 (arXiv:2403.00232). The papers do not specify the payload of a NaN, so the bits of a NaN result may differ from those on
 hardware.
 
-Each rule splits the products that are summed into groups. For each group in turn, the products are added to the
+Each rule splits the products of a sum into groups. For one group after the other, the products are added to the
 accumulator, and the sum is rounded to float32:
 
 - `chain`, for float32 on CDNA1 to CDNA3: each product is added by a fused multiply-add.
@@ -34,7 +34,8 @@ from toolchain_lab.emulator.wave import Target
 _EXPONENT = np.uint64(0x7FF << 52)
 _EXPONENT_32 = np.uint32(0xFF << 23)
 _TINY = np.float32(2.0**-126)
-# The smallest normal number of each type. A denormal is treated as if it had the exponent of this number.
+# The smallest normal number of each type. The rule `flushed` replaces denormals by 0, and the rules `aligned` and
+# `interleaved` treat them as if they had the exponent of this number.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
 # The exponent that is used for 0. It is smaller than the exponent of any product, so zeros never determine the largest
 # exponent.
@@ -50,9 +51,9 @@ class Factor:
 
     Args:
         values: the numbers in the factor, `float64[k, row]`, which may be infinite or NaN.
-        exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. It is None
-            if the rule does not need them.
-        top: the largest of the exponents.
+        exponents: the exponents of the values, `int16[k, row]`; `_ZERO` for 0, and 0 for infinity and NaN. None if
+            the rule does not need exponents.
+        top: the largest of the exponents; 0 if the rule does not need exponents.
         scaled: the values divided by 2^top, as `float32[k, row]`; None if the rule does not need them, if all values
             are 0, if one is infinite or NaN, or if one is too small compared with the largest.
     """
@@ -76,7 +77,12 @@ class Rule:
     group: int
 
     def factor(self, matrix: Array, kind: str) -> Factor:
-        """Prepare a matrix, `float64[row, k]`, whose elements have the type `kind`, as a factor for `add`."""
+        """Prepare a matrix as a factor for `add`.
+
+        Args:
+            matrix: the elements, `float64[row, k]`.
+            kind: the type from which the elements were converted, such as `f16`.
+        """
         values = np.ascontiguousarray(matrix.T)
         smallest = _SMALLEST[kind]
         if self.name == "flushed":
@@ -109,7 +115,7 @@ class Rule:
 
 
 def _outer(left: Array, right: Array, group: slice) -> Array:
-    """Return the products of a group of k, `[k, row, column]`."""
+    """Return the products for the values of k in the slice `group`, `[k, row, column]`."""
     return np.multiply(left[group, :, None], right[group, None, :])
 
 
@@ -167,8 +173,8 @@ def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
     """Truncate the products of a group, and add them.
 
     Returns:
-        The sums, and the largest power of two among the products of each sum, both `[row, column]`. The unit of a sum
-        is 2^-24 of its power of two.
+        The sums and their powers of two, both `[row, column]`. The exponent of a power is the largest sum of the
+        exponents of two factors, and the unit of a sum is 2^-24 of its power.
     """
     if left.exponents is None or right.exponents is None:
         raise AssertionError(group)
@@ -203,12 +209,13 @@ def _interleaved(left: Factor, right: Factor, group: slice, total: Array) -> Arr
 
 
 def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -> Array:
-    """Return the sum of a group plus the accumulator, rounded down and then to float32.
+    """Add the sum of a group to the accumulator, round the total down, and round the result to float32.
 
     Args:
         dot, powers: the sums and the powers of two that `_cut` returns.
         total: the accumulator.
-        near: the accumulator is ignored if its power of two is less than this fraction of the larger of both powers.
+        near: the accumulator is ignored if its power of two is less than this fraction of the larger of the two
+            powers.
     """
     own = np.maximum((total.view(np.uint32) & _EXPONENT_32).view(np.float32), _TINY)
     np.minimum(own, np.float32(2.0**127), out=own)

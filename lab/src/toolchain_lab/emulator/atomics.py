@@ -1,4 +1,4 @@
-"""Atomic instructions on memory and LDS, for which the lanes of a wave take turns in ascending order."""
+"""Atomic instructions on memory and LDS. The lanes of a wave execute them one after the other, in ascending order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
     name = name.replace("_num_", "_")
     operation, _, kind = name.rpartition("_")
     if kind not in _TYPES:
-        # Mnemonics on gfx9 give the signedness as a prefix, as in `smax`, and 64 bits by the suffix `_x2`.
+        # On gfx9, the signedness is a prefix of the operation, as in `smax`, and the suffix `_x2` means 64 bits.
         wide = name.endswith("_x2")
         operation = name.removesuffix("_x2")
         sign = operation in {"smin", "smax"}
@@ -76,7 +76,7 @@ def _returns(operands: Operands) -> bool:
 
 
 def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | None) -> Array:
-    """Return the numbers that vector registers hold, one for each lane in the mask `lanes`, or for each active lane."""
+    """Return the numbers in vector registers, for the lanes in the mask `lanes` or, if it is None, the active lanes."""
     rows = [row if lanes is None else row[lanes] for row in wave.u[first : first + kind.itemsize // 4]]
     if lanes is None:
         rows = [active(wave, row) for row in rows]

@@ -39,7 +39,7 @@ class Batch(Wave):
         self._lent = False
 
     def join(self) -> None:
-        """Take over the state of the waves, which must have the same program counter."""
+        """Take over the state of the waves, which must have the same program counter and the same mode FP16_OVFL."""
         first = self.waves[0]
         self.s[:] = self.rows[0]
         differing = np.flatnonzero((self.rows != self.rows[0]).any(axis=0)).tolist()
@@ -61,7 +61,7 @@ class Batch(Wave):
         self.count = 0
 
     def push(self, registers: Registers) -> None:
-        """Copy those of the given scalar registers that are the same in all waves to each wave; SCC is ignored."""
+        """Copy to each wave those of the given scalar registers that are the same in all waves; SCC is ignored."""
         same = [register for register in registers if register not in self.varying and register != SCC]
         self.rows[:, same] = self.s[same]
 
@@ -76,7 +76,7 @@ class Batch(Wave):
             wave.scc = int(any(row))
 
     def lend(self) -> None:
-        """Copy EXEC to each wave, so that each can execute an instruction by itself."""
+        """Give each wave its part of the mask of active lanes, so that it can execute instructions on its own."""
         if self._lent:
             return
         masks = self.mask.reshape(-1, self.width)
@@ -85,7 +85,7 @@ class Batch(Wave):
         self._lent = True
 
     def settle(self, registers: Registers) -> None:
-        """Remove those of the given registers from `varying` that are in fact the same in all waves."""
+        """Remove from `varying` those of the given registers whose values are the same in all waves."""
         for register in registers:
             column = self.rows[:, register]
             if (column == column[0]).all():

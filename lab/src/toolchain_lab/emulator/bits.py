@@ -1,4 +1,4 @@
-"""Conversions of lane masks, bfloat16 numbers, exponents and 64-bit values, shared by the other modules."""
+"""Functions on lane masks, bfloat16 numbers, exponents and 64-bit values that the other modules share."""
 
 from __future__ import annotations
 

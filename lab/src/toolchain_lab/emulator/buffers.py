@@ -103,7 +103,7 @@ class BufferAddress:
     """The computation of the addresses that a buffer instruction accesses.
 
     Args:
-        vector: the register with an offset for each lane, which is used if the instruction has the modifier `offen`.
+        vector: the register with an offset for each lane, which is only used with the modifier `offen`.
         resource: the four scalar registers with the buffer descriptor.
         scalar: the scalar operand with an offset for all lanes.
         size: the number of bytes that each lane accesses.
@@ -122,9 +122,9 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # The fields that are checked in the last word of the descriptor, and their values for a raw buffer: the type,
-        # the mode of the bounds check, reserved bits, whether the lane's number is added, and the behaviour for an
-        # unmapped page. If the format is 0, the buffer is disabled.
+        # A mask of the fields that are checked in the last word of the descriptor, their values for a raw buffer, and
+        # a mask of the format, which is 0 if the buffer is disabled. The checked fields are the type, the mode of the
+        # bounds check, reserved bits, whether the lane's number is added, and the behaviour for unmapped pages.
         self._fields, self._raw, self._format = (
             (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
         )
@@ -171,7 +171,8 @@ def _buffer(access: Access) -> Handler:
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
     """Decode a buffer instruction of gfx90a, which accesses scratch memory if its descriptor is swizzled.
 
-    Any swizzled descriptor is assumed to be the one that s[0:3] contains when the kernel starts.
+    If the wave has scratch memory, the base address of a swizzled descriptor must be the address of that memory. The
+    other fields of such a descriptor are not checked.
     """
     texts, pc = operands.instruction.operands, operands.instruction.address
     resource = operands.register(texts[2])
@@ -216,7 +217,7 @@ def _in_buffer(operands: Operands, access: Access) -> Run:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a load or a store; None if this module does not know the name."""
+    """Return the decoder for a buffer or scratch instruction; None if this module does not know the name."""
     access = Access(name)
     if not access.known:
         return None

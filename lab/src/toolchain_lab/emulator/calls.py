@@ -1,4 +1,4 @@
-"""Jumps to addresses in registers, with which kernels call functions, traps, and writes to the MODE register."""
+"""Traps, writes to the MODE register, and the jumps to addresses in registers with which kernels call functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def jump(operands: Operands) -> Run:
 
 
 def call(operands: Operands) -> Run:
-    """Decode S_SWAPPC_B64, which jumps to an address, and saves the address of the next instruction."""
+    """Decode S_SWAPPC_B64, which jumps like S_SETPC_B64, and saves the address of the next instruction in registers."""
     result, text = operands.instruction.operands
     target, put = operands.quad(text), operands.put_number(result, 2)
     following = operands.instruction.address + 4 * len(operands.instruction.line.words)
@@ -52,11 +52,11 @@ def call(operands: Operands) -> Run:
 
 
 def set_mode(operands: Operands) -> Run:
-    """Decode S_SETREG_IMM32_B32, which sets a field of the MODE register.
+    """Decode S_SETREG_IMM32_B32, which sets a field of a hardware register.
 
-    Only two fields are supported. With FP16_OVFL set, a conversion that overflows gives the largest finite number
-    instead of infinity. The rounding mode for float16 and float64 may only be set to its initial value, round to
-    nearest.
+    Only two fields of the MODE register are supported. With FP16_OVFL set, a conversion that overflows gives the
+    largest finite number instead of infinity. The rounding mode for float16 and float64 may only be set to its initial
+    value, round to nearest.
     """
     register, value = operands.instruction.operands
     if _ROUNDING.match(register) and not operands.constant(value):
@@ -77,7 +77,7 @@ def trap(operands: Operands) -> Run:
 
     def run(_: Wave) -> None:
         raise FaultyKernelError(
-            "kernel-traps", f"the kernel executes strap at {address:#x}", why="kernels do so when an assertion fails"
+            "kernel-traps", f"the kernel executes s_trap at {address:#x}", why="kernels do so when an assertion fails"
         )
 
     return run

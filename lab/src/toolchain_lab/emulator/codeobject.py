@@ -52,7 +52,7 @@ class Descriptor:
 
     @property
     def workgroup_ids(self) -> tuple[bool, bool, bool]:
-        """Whether the kernel needs each of the workgroup's ids x, y and z."""
+        """Which of the workgroup's ids x, y and z the kernel needs."""
         return bool(self.rsrc2 >> 7 & 1), bool(self.rsrc2 >> 8 & 1), bool(self.rsrc2 >> 9 & 1)
 
     @property
@@ -119,7 +119,7 @@ def load(
             malicious file causes too many reads.
 
     Raises:
-        CodeObjectError: the file is not a complete AMDGPU code object, or does not contain the kernel.
+        CodeObjectError: the file cannot be read, is not a complete AMDGPU code object, or does not contain the kernel.
         NotEmulatedError: the object is for an unknown GPU, or it contains several kernels and `kernel` is None.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - imported when an object is read
@@ -217,7 +217,7 @@ def metadata_in(notes: bytes) -> dict[str, Any] | None:
     """Return the AMDGPU metadata in the notes of a segment; None if the segment contains none.
 
     Raises:
-        ValueError: the metadata is damaged.
+        ValueError, TypeError: the metadata is damaged.
     """
     place = 0
     while place + 12 <= len(notes):

@@ -51,7 +51,7 @@ class Branch:
 
 
 def has_no_effect(instruction: Instruction) -> bool:
-    """Return whether an instruction only waits or gives a hint, and changes neither registers nor memory."""
+    """Return whether the emulator can skip an instruction, such as a wait, a hint or the invalidation of a cache."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
     return _without_effect(instruction.name)
@@ -109,7 +109,7 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
 
 
 def _counters(name: str, text: str) -> dict[str, int] | None:
-    """Return the counters that a mnemonic names, with the numbers in `text`; None if its form is unknown."""
+    """Return the counters in the name of a wait, each with its number from `text`; None if the form is unknown."""
     numbers = _NUMBER.findall(text)
     names = [part.strip("_") for part in name.removeprefix("s_waitcnt_").removeprefix("s_wait_").split("cnt")]
     names, rest = names[:-1], names[-1]

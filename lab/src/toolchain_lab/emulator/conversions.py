@@ -1,4 +1,4 @@
-"""Conversions from and to 8-bit floats, which have the FNUZ types on gfx942 and the OCP types on later GPUs."""
+"""Conversions from and to 8-bit floats, whose types are the FNUZ types on gfx942 and the OCP types on other GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_of(target: Target, name: str) -> float8.Float8:
 
 
 def _scale(operands: Operands, text: str | None) -> Get:
-    """Return the function that reads a scale: the power of two in a float32's exponent; 1 without an operand."""
+    """Return the function that reads a scale: the power of two in a float32's exponent, or 1 if `text` is None."""
     if text is None:
         return lambda _: np.asarray(1.0)
     bits = operands.u32(text)

@@ -1,4 +1,4 @@
-"""Decoding of instructions, which gives functions that execute them and the registers that they read and write."""
+"""Decoding of instructions into functions that execute them, with the registers that they read and write."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ _EXECS = {lanes_: frozenset(range(EXEC, EXEC + lanes_ // 32)) for lanes_ in (32,
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 
-# How an instruction can run for all waves of a workgroup: SCALAR and LANES instructions run once for all waves, and
-# WAVE instructions once for each wave. An ORDERED instruction requires that the waves run one after the other.
+# How an instruction can run for all waves of a workgroup. A SCALAR or LANES instruction can run once for all waves, if
+# the scalar registers that it reads are the same in all of them. A WAVE instruction runs once for each wave. An ORDERED
+# instruction requires that the waves run one after the other.
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
@@ -85,8 +86,8 @@ class Operation:
     """A decoded instruction.
 
     Args:
-        run: the function that executes the instruction for a wave; None for a wait, a hint, a branch, a barrier and
-            the end of the program.
+        run: the function that executes the instruction for a wave; None if the instruction changes neither registers
+            nor memory, such as a wait, a branch or a barrier.
         reads, writes: the registers that are read and written, numbered as in the module `registers`.
         names: the mnemonic; for a dual-issue instruction, both mnemonics.
         spared: the halves of `reads` and `writes` that are not accessed, numbered as in `Operands.half_reads`.
@@ -121,7 +122,7 @@ def decode(line: Line, target: Target) -> Operation:
     """Decode an instruction.
 
     Raises:
-        NotEmulatedError: the instruction, an operand or a modifier is unknown.
+        NotEmulatedError: the instruction, an operand or a modifier is not supported.
     """
     if "::" in line.text:
         return _dual(line, target)

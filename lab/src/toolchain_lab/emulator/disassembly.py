@@ -19,15 +19,15 @@ _NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-o
 _OLDEST = 19
 _OLDEST_FOR = {"gfx950": 20}
 # On gfx11 and later, a 16-bit instruction can access one half of a register. Versions of LLVM before 22 print the whole
-# register instead, and without this attribute LLVM 22 does the same for gfx12.
+# register instead, and without the attribute real-true16 LLVM 22 does the same for gfx12.
 _RDNA = re.compile("gfx1[12]")
 _OLDEST_RDNA = 22
 _HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
 _LIMIT = 300.0  # seconds
-# A function that runs a command with a timeout in seconds, and returns its output. It raises ProgramError if the
-# command fails.
+# A function that runs a command with a timeout in seconds, and returns the command's output. It raises ProgramError if
+# the command fails or exceeds the timeout.
 Run = Callable[[Sequence[str | Path], float], str]
 
 
@@ -57,11 +57,12 @@ class Line:
 def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     """Find llvm-objdump.
 
-    The path `given` takes precedence over the environment variable TOOLCHAIN_LLVM_OBJDUMP. Without both, the newest
-    `llvm-objdump-VERSION` on PATH or below /usr/lib is used, or `llvm-objdump` on PATH if there is none.
+    The path `given` takes precedence over the one in the environment variable TOOLCHAIN_LLVM_OBJDUMP. Without both, the
+    newest version from 19 to 30 that is found as `llvm-objdump-VERSION` on PATH or in /usr/lib/llvm-VERSION/bin is
+    used, or `llvm-objdump` on PATH if there is none.
 
     Raises:
-        DisassemblerError: llvm-objdump is not found, does not run, or is too old.
+        DisassemblerError: llvm-objdump is missing or too old or does not run, or the named program is not llvm-objdump.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:

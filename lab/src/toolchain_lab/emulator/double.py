@@ -16,7 +16,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
-# The number of fractional bits of 2/pi that V_TRIG_PREOP_F64 reads segments from.
+# The number of fractional bits of 2/pi from which V_TRIG_PREOP_F64 reads segments.
 _TURN_BITS = 1201
 
 
@@ -44,7 +44,10 @@ def _by_fractions(a: float, b: float, c: float, power: int) -> float:
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """Compute a*b+c, rounded once, by the method of Boldo and Melquiond, "Emulation of a FMA", 2008."""
+    """Compute a*b+c, rounded once, by the method of Boldo and Melquiond, "Emulation of a FMA", 2008.
+
+    Very large and very small numbers, for which that method could overflow or underflow, are computed with fractions.
+    """
     a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
     product = a * b
     (high_a, low_a), (high_b, low_b) = _halves(a), _halves(b)
@@ -91,7 +94,7 @@ def div_scale(operands: Operands) -> Run:
 
 @cache
 def _two_over_pi() -> int:
-    """Return the first 1201 fractional bits of 2/pi, computed by Machin's formula."""
+    """Return the first 1201 fractional bits of 2/pi as an integer, with pi computed by Machin's formula."""
     one = 1 << (_TURN_BITS + 64)
 
     def arc_tangent(inverse: int) -> int:
@@ -106,7 +109,7 @@ def _two_over_pi() -> int:
 
 
 def _turn_bits(value: Array, segment: Array) -> Array:
-    """Compute V_TRIG_PREOP_F64: a segment of 53 bits of 2/pi, whose position depends on the exponent of the value."""
+    """Compute V_TRIG_PREOP_F64: 53 bits of 2/pi, whose position depends on the segment and the value's exponent."""
     value, segment = np.broadcast_arrays(value, segment)
     large = exponent(value)
     shifts = (segment & np.uint32(31)).astype(np.int64) * 53 + np.maximum(large - 1077, 0)

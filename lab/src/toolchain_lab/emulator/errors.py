@@ -22,7 +22,7 @@ class EmulatorError(Exception):
 
 
 class NotEmulatedError(EmulatorError):
-    """The emulator cannot run the kernel, because part of it is not supported or its metadata is unusable."""
+    """The emulator cannot run the kernel: part of it is unsupported, or its metadata or disassembly is unusable."""
 
 
 class FaultyKernelError(EmulatorError):
@@ -34,7 +34,7 @@ class OutsideError(FaultyKernelError):
 
 
 class CodeObjectError(EmulatorError):
-    """A file is not a complete code object, or does not contain the requested kernel."""
+    """A file cannot be read, is not a complete code object, or does not contain the requested kernel."""
 
 
 class LaunchError(EmulatorError):

@@ -30,9 +30,9 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
     """Return the bound on the error of an instruction, as text; empty if the instruction is exact.
 
     Args:
-        magnitude: the largest sum of magnitudes that was added in any execution of the instruction. For an instruction
-            with a published rule, any value other than 0 means that a result was infinite or NaN in a way that the rule
-            does not specify.
+        magnitude: the largest sum of magnitudes that was added in any execution of the instruction; None if none was
+            recorded. For an instruction with a published rule, any value other than 0 means that a result was infinite
+            or NaN in a way that the rule does not specify.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:

@@ -23,8 +23,8 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     """Compute a*b+c, rounded once to `float32`.
 
     The product of two float32 numbers is exact in float64, but the sum is rounded to float64 before it is rounded to
-    float32. If the first rounding may have given a number halfway between two float32 numbers, normal or denormal, the
-    sum is corrected by its rounding error.
+    float32. If a float64 sum is halfway between two float32 numbers, or if a result is denormal, the sums are first
+    rounded to odd, because the second rounding could otherwise be wrong.
     """
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
@@ -123,12 +123,12 @@ def reciprocal(values: Array) -> Array:
 
 
 def reciprocal_sqrt(values: Array) -> Array:
-    """Compute V_RSQ_F32: the reciprocal square root, correctly rounded; denormal arguments are flushed."""
+    """Compute V_RSQ_F32: the reciprocal square root; denormal arguments are flushed."""
     return (1 / np.sqrt(_flushed(np.asarray(values, np.float32)).astype(np.float64))).astype(np.float32)
 
 
 def _quarters(values: Array) -> tuple[Array, Array, Array]:
-    """Split numbers of turns into the nearest quarter turn and the remainder, which is computed exactly.
+    """Split numbers of turns into the nearest quarter turn and the remainder.
 
     Returns:
         The quarter, 0 to 3, and the sine and the cosine of the remainder, both `float64`.
@@ -166,7 +166,7 @@ def scale(values: Array, power: Array) -> Array:
 
 
 def mantissa(values: Array) -> Array:
-    """Compute V_FREXP_MANT: the mantissa, whose magnitude is at least 0.5 and less than 1."""
+    """Compute V_FREXP_MANT: the mantissa, from 0.5 to below 1 in magnitude; 0, infinity and NaN are unchanged."""
     part: Array = np.frexp(values)[0]
     return part
 
@@ -264,7 +264,8 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
         value: the operand to scale, which is either the denominator or the numerator.
 
     Returns:
-        The scaled operand, and a mask of the lanes whose quotient V_DIV_FMAS must scale back.
+        The scaled operand, which is NaN in lanes where the numerator or the denominator is 0, and a mask of the lanes
+        whose quotient V_DIV_FMAS must scale back.
     """
     value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
 

@@ -31,13 +31,14 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return the value of an argument, and its parameter with the element type that the text or the file gives.
+    """Return a parameter, with the element type that the text or its file gives, and the value of its argument.
 
     Args:
         seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
 
     Raises:
-        LaunchError: the text is not valid for the parameter's type.
+        LaunchError: the text is not valid for the parameter's type, or the file that it names cannot be used.
+        NotEmulatedError: the parameter is not a pointer, and its type is not supported.
     """
     if not parameter.pointer:
         return parameter, _number(parameter, text)
@@ -67,7 +68,7 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
 def _number(parameter: Parameter, text: str) -> float:
     """Return the number that a text gives for a parameter.
 
-    If the parameter's type is unknown, and the text is not an integer, the result is the bits of a float.
+    If the parameter's type is unknown, and the text is not an integer, the result is the bits of a float of that size.
     """
     try:
         if parameter.format in "efd" or parameter.type == "bf16":
@@ -141,8 +142,8 @@ class Comparison:
     Args:
         differing: the number of elements whose difference exceeds the tolerance.
         first: the flat index of the first element that differs; None if none does.
-        largest: the largest absolute difference; infinite if an element that is NaN or infinite differs from the
-            expected one.
+        largest: the largest absolute difference; infinite if an element differs from the expected one, and one of
+            them is NaN or infinite.
     """
 
     differing: int
@@ -159,7 +160,7 @@ class Comparison:
 
 
 def decoded(element: str, stored: Array) -> Array:
-    """Return the numbers that a buffer contains; bf16 and 8-bit floats are converted to `float32`."""
+    """Return the numbers that a buffer contains: bf16 and 8-bit floats as `float32`, and other types unchanged."""
     if element in float8.TYPES:
         return float8.TYPES[element].decode(stored)
     return widen_bf16(stored) if element == "bf16" else stored
@@ -171,7 +172,7 @@ def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float,
     An element differs unless |result - expected| <= atol + rtol * |expected|.
 
     Raises:
-        LaunchError: the file does not contain an array with as many numbers as the buffer.
+        LaunchError: the file cannot be read, or does not contain an array with as many numbers as the buffer.
     """
     expected = _load(parameter, path)
     if expected.size != buffer.size or expected.dtype.kind not in "biufV":

@@ -1,8 +1,8 @@
 """Hazards: distances between instructions that the hardware does not enforce, as in LLVM's GCNHazardRecognizer.
 
-A distance is a number of wait states: each instruction takes one wait state, and S_NOP N takes N + 1. On gfx11 and
-gfx12, a distance is a number of vector instructions. Three kinds of hazards are not checked: those of wave64 on gfx11,
-those of scalar registers on gfx12, and those of DOT and float64 matrix instructions.
+On gfx9, a distance is a number of wait states: each instruction takes one wait state, and S_NOP N takes N + 1. On gfx11
+and gfx12, a distance is a number of vector instructions. Three kinds of hazards are not checked: those of wave64 on
+gfx11, those of scalar registers on gfx12, and those of DOT and float64 matrix instructions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
 # Each row consists of a name for the registers that the first instruction writes or stores, a name for the registers
-# that the second one uses, and the number of wait states that must lie between the two. `_SETS` defines the names.
+# that the second one uses, and the required distance between the two. `_SETS` defines the names.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),
@@ -51,7 +51,7 @@ _RDNA = (("transcendental", "valu source", 6), ("wmma result", "wmma factor", 1)
 _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
 _SLOW = r"(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f\d+ "
 _MFMA, _WMMA = (rf"v_{name}_(scale_)?[fi]32_(32|16)x\d" for name in ("mfma", "wmma"))
-# For each name in the rules: the group of registers, see `Facts.part`, and a pattern for the instructions to which the
+# For each name in the rules: the group of registers (see `Facts.part`), and a pattern for the instructions to which the
 # name applies. The pattern is matched against the mnemonic, a space and the form that `_form` returns.
 _SETS = tuple(
     (name, group, re.compile(pattern))
@@ -92,7 +92,7 @@ class Kind:
     Attributes:
         passes: the number of passes that an MFMA takes; 0 for other instructions.
         fast: for an MFMA, whether LLVM calls it an XDL instruction; not used for other instructions.
-        groups: for each name in the rules that applies to the instruction, the group of registers, see `Facts.part`.
+        groups: for each name in the rules that applies to the instruction, the group of registers (see `Facts.part`).
         rows: for each rule in which the instruction can be the first one, its group of registers, the name of the
             second instruction's registers, and the distance.
         followers: the results of `before`, by the later kind.
@@ -109,7 +109,7 @@ class Kind:
     followers: dict[Kind, tuple[tuple[str, str, int], ...]] = field(default_factory=dict)
 
     def before(self, later: Kind) -> tuple[tuple[str, str, int], ...]:
-        """Return the rules for this kind and a later one, each as both groups of registers and the distance."""
+        """Return the rules that apply if the kind `later` follows, each as two groups of registers and a distance."""
         known = self.followers.get(later)
         if known is None:
             pairs = tuple((left, later.groups[taken], need) for left, taken, need in self.rows if taken in later.groups)
@@ -193,7 +193,7 @@ class Facts:
         return self._names(3) if group == "addend" else self._names(1) | self._names(2)
 
     def _names(self, place: int) -> Registers:
-        """Return the registers that the operand at an index names."""
+        """Return the registers that the operand at an index names; none if it is a constant or does not exist."""
         texts = self._operation.instruction.operands
         if place >= len(texts):
             return _NONE
@@ -202,7 +202,10 @@ class Facts:
 
 
 def _form(operation: Operation) -> str:
-    """Return the text that `_SETS` matches after the mnemonic: the kind of a wide store, or the suffix and `shifts`."""
+    """Return the text that `_SETS` matches after the mnemonic: the kind of a wide store, or the suffix.
+
+    The suffix is followed by `shifts` if `_shifts` is true.
+    """
     name, instruction = operation.names[0], operation.instruction
     if _STORE.match(name):
         at_scalar = name.startswith("buffer") and instruction.operands[3].startswith("s")
@@ -211,7 +214,7 @@ def _form(operation: Operation) -> str:
 
 
 def _shifts(operation: Operation) -> bool:
-    """Return whether an instruction writes its result to the upper bits of a register, by SDWA or op_sel."""
+    """Return whether an instruction writes only a part of its destination by SDWA, or the upper half by op_sel."""
     modifiers = operation.instruction.modifiers
     if not modifiers:
         return False
@@ -230,8 +233,8 @@ def too_close(
         states: the number of wait states between the instructions.
         valus: the number of vector instructions between them.
         transcendental: how many of the vector instructions are transcendental, such as V_EXP_F32.
-        newer: the registers that matrix instructions between the two wrote, so that the first one no longer affects
-            them.
+        newer: the registers that matrix instructions between the two wrote, so that the first instruction no
+            longer affects them.
 
     Returns:
         The required distance, and the registers for which it is required; None if the distance is sufficient.

@@ -99,7 +99,7 @@ def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _choices(selector: int) -> tuple[list[int], bool]:
-    """Return the numbers of the four bytes that a selector picks, and whether they form two halves of registers."""
+    """Return the numbers of the four bytes that a selector picks, and whether they form two halves of the sources."""
     choices = [(selector >> 8 * byte) & 7 for byte in range(4)]
     return choices, all(choices[k] % 2 == 0 and choices[k + 1] == choices[k] + 1 for k in (0, 2))
 

@@ -179,7 +179,8 @@ def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
     """Return the lane that each lane reads, `int64[lanes]`.
 
     Args:
-        choices: for each lane of a row, four bits that select the lane in the row that is read.
+        choices: for each lane of a row, four bits that select a lane of a row.
+        other_row: whether the selected lane is in the neighbouring row instead of the same row.
     """
     lane = np.arange(lanes)
     chosen = np.array([choices >> 4 * k & 15 for k in range(16)])

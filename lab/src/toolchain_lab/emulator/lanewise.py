@@ -22,15 +22,15 @@ class LaneOp:
 
     The fields `result` and `sources` contain a letter for the type of the destination and of each source.
 
-    Args:
-        keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other 16-bit
-            instructions set that half to 0. Later GPUs always preserve it.
-
     The letters of 32-bit types are `u` for uint32, `t` for uint32 or one half of a register, `p` for both halves of a
     register, `i` for int32, `f` for float32, and `d` for the destination's old value as float32. The letters of 16-bit
     types are `h` for float16, `s` for int16, and `w` for uint16. The letters of 64-bit types are `q` for uint64, `l`
     for int64, `e` for float64, and `a` for the destination's old value as float64. The letter `b` is for a lane mask,
     which is VCC if the instruction's text omits it.
+
+    Args:
+        keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other 16-bit
+            instructions set that half to 0. Later GPUs always preserve it.
     """
 
     result: str
@@ -190,10 +190,10 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 
 
 def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
-    """Raise NotEmulatedError if the float16 result of an active lane is infinite while the mode FP16_OVFL is set.
+    """Raise NotEmulatedError if the value in an active lane is infinite while the mode FP16_OVFL is set.
 
-    In that mode, the hardware replaces an overflow by the largest finite number but keeps an infinity that comes from a
-    source. This function cannot tell the two apart, because it does not see the sources.
+    In that mode, the hardware replaces an overflow by the largest finite number, but keeps an infinity that comes from
+    a source. This function cannot tell the two apart, because it does not see the sources.
     """
     if wave.clamps_overflow and np.count_nonzero(np.isinf(value) & wave.mask):
         raise instruction.unknown("an infinite result in the mode FP16_OVFL")

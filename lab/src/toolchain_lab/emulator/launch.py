@@ -34,7 +34,8 @@ class Parameter:
     Args:
         type: Triton's name for the type, such as `*fp16` or `i32`. If the type is unknown, `*` stands for a pointer,
             and `b32` for a 32-bit number.
-        optional: whether the argument may be omitted, and is then 0. The pointers that Triton appends are optional.
+        optional: whether the argument may be omitted, in which case it is 0. The pointers that Triton appends are
+            optional.
     """
 
     name: str
@@ -226,7 +227,7 @@ def run(
     limits: Limits | None = None,
     placement: Placement = ACROSS,
 ) -> Launched:
-    """Launch a kernel, and return the contents of its buffers.
+    """Launch a kernel, and return the contents of its buffers and the number of executed instructions.
 
     Args:
         reverse: whether the waves of a workgroup run in descending order if they run one after the other. The order

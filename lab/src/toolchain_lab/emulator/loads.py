@@ -135,7 +135,11 @@ def gather(wave: Wave, addresses: Array, size: int, what: str, pc: int, *, lanes
 def scatter(
     wave: Wave, addresses: Array, size: int, what: str, pc: int, *, values: Array, lanes: Array | None = None
 ) -> None:
-    """Store those of `values`, `uint32[words, lanes]`, that are in n lanes; the other arguments are as in `gather`."""
+    """Store values to memory for n lanes; the arguments other than `values` are as in `gather`.
+
+    Args:
+        values: the values of all lanes, `uint32[words, lanes]`, of which those of the n lanes are stored.
+    """
     memory, accesses = wave.group.memory, wave.group.accesses
     place = memory.places(addresses, size, what, pc, write=True)
     if lanes is not None:
@@ -148,11 +152,11 @@ def scatter(
 
 
 def global_address(operands: Operands, vector: str, scalar: str | None) -> Get:
-    """Return the function that reads the addresses of all lanes, `uint64[lanes]`.
+    """Return the function that computes the addresses of all lanes, `uint64[lanes]`.
 
     Args:
         vector: two registers with a 64-bit address, or one register with a 32-bit offset from `scalar`.
-        scalar: two scalar registers with the base address; None if there are none.
+        scalar: two scalar registers with the base address; None, `off` or `null` if there are none.
     """
     offset = np.uint64(operands.instruction.modifiers.number("offset") & QUAD)
     if scalar is None or scalar in {"off", "null"}:
@@ -231,7 +235,7 @@ HANDLERS: dict[str, Handler] = _scalar_handlers()
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a load or a store; None if this module does not know the name."""
+    """Return the decoder for a global or flat instruction; None if this module does not know the name."""
     access = Access(name)
     if not access.known:
         return None

@@ -131,7 +131,7 @@ def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
 
 
 def backward_permute(operands: Operands) -> Run:
-    """Decode DS_BPERMUTE_B32: each lane reads from another lane, and its address is 4 times that lane's number."""
+    """Decode DS_BPERMUTE_B32: each lane reads the lane whose number is address / 4, or 0 if that lane is inactive."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")

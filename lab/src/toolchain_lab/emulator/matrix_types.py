@@ -1,7 +1,7 @@
 """Matrix instructions on integers, on 8-bit and 4-bit floats, and on float64.
 
-Results are exact for integers, and for 8-bit floats on gfx942, for which a rule is published; see `accumulation`. Other
-products are summed in float64, and the sum is rounded to the type of the result.
+Results are exact for integers. For 8-bit floats on gfx942, sums are rounded by the published rule, unless `--fast` is
+given; see `accumulation`. All other products are summed in float64, and the sum is rounded to the type of the result.
 
 Both factors have their elements along k in the order in which the registers hold them. The order of the hardware is
 reproduced only for F8F6F4 instructions, because each of their scales applies to 32 consecutive elements.
@@ -91,7 +91,10 @@ def _added(product: Array, add: Array, out: str) -> Array:
 
 
 def _addend(operands: Operands, text: str, out: str) -> Get:
-    """Return the function that reads the addend: `uint32[r, lanes]`, or `float64[r, lanes]` if `out` is `f64`."""
+    """Return the function that reads the addend: `uint32[r, lanes]`, or `float64[r, lanes]` if `out` is `f64`.
+
+    If the addend is a constant, the function returns one number of that type.
+    """
     register = operands.register(text)
     if register is None:
         return operands.f64(text) if out == "f64" else operands.u32(text)
@@ -152,8 +155,8 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                         )
                     rows = rows[:, :16]
                 numbers = _numbers(rows.tobytes(), len(rows), kinds[number], target)
-                # For F8F6F4 instructions, k runs over the first 16 bytes of each group of lanes, and then over the next
-                # 16 bytes.
+                # For F8F6F4 instructions, k runs over the first 16 bytes of a lane in each group, and then over the
+                # next 16 bytes of these lanes.
                 chunks = len(rows) // 4 if mixed else 1
                 matrix = _rows(numbers, parts, chunks=chunks)
                 if scales:

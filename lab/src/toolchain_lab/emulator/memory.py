@@ -19,7 +19,7 @@ _ROWS = np.arange(16)[:, None]
 
 
 class Views:
-    """An array of bytes, from which several lanes can load, and to which they can store, at once."""
+    """An array of bytes that several lanes can load from and store to at once."""
 
     def __init__(self, data: Array) -> None:
         self.bytes = data
@@ -91,11 +91,15 @@ class Lds(Views):
         self._stored = False
 
     def turn(self, number: int) -> None:
-        """Set the number of the wave that makes the accesses that follow."""
+        """Set the number of the wave that makes the following accesses."""
         self.wave = np.uint64(1 << number)
 
     def barrier(self) -> None:
-        """Forget all accesses, because accesses before and after a barrier do not race."""
+        """Forget all accesses, because accesses before and after a barrier do not race.
+
+        Raises:
+            FaultyKernelError: a load since the last barrier races with a store or an atomic access.
+        """
         if self._stored:
             self._note_loads()
             self._written[:] = self._read[:] = self._changed[:] = 0
@@ -111,8 +115,8 @@ class Lds(Views):
                 values that are already in LDS is not a race.
 
         Raises:
-            FaultyKernelError: another wave has accessed the same bytes since the last barrier, and at least one of the
-                two accesses is a store.
+            FaultyKernelError: two waves have accessed the same bytes since the last barrier, and at least one of the
+                two accesses writes to them. A race of a load may only be detected at the next store or barrier.
         """
         if not self.watch or size < 2 or not len(place):
             return
@@ -128,7 +132,7 @@ class Lds(Views):
         self._written[halves] |= self.wave
 
     def note_atomic(self, place: Array, size: int, pc: int) -> None:
-        """Record an atomic access, which races with other waves' loads and stores, not with their atomic accesses."""
+        """Record an atomic access, which races with other waves' loads and stores, but not with their atomics."""
         if not self.watch or not len(place):
             return
         self._note_loads()
@@ -249,7 +253,7 @@ class Memory:
         return np.asarray(place + self._move[buffer])
 
     def _where(self, place: int) -> str:
-        """Return a description of an address outside all buffers: its distance from a near buffer below, if any."""
+        """Describe an address outside all buffers: its distance from a near buffer below it, or the address."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place & QUAD:#x}"

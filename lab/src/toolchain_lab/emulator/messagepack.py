@@ -25,8 +25,9 @@ def unpack(data: bytes) -> Any:
     """Decode the value at the beginning of `data`.
 
     Raises:
-        ValueError: the data is truncated, contains an extension type, is nested more than 16 levels deep, or contains
-            more than 2,000,000 values.
+        ValueError: the data is truncated, contains an extension type or text that is not UTF-8, is nested more than 16
+            levels deep, or contains more than 2,000,000 values.
+        TypeError: a key of a map is an array or a map.
     """
     return _Reader(data).value(_DEPTH)
 

@@ -14,7 +14,8 @@ from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes; the limit for the LDS of a workgroup, and for the scratch memory of a lane
 _AGAIN = "compile the kernel again with this version of the tool"
-# bytes; a kernel without a JSON file is assumed to use all the LDS of its GPU, because only that file gives the size
+# The size of a GPU's LDS in bytes. A kernel without a JSON file is assumed to use all of it, because only that file
+# gives the size that the kernel uses.
 _LDS, _LDS_OF = 65536, {"gfx950": 163840}
 _OWN = 2  # the number of pointers that Triton appends for its scratch memory
 _ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')
@@ -34,7 +35,7 @@ class Metadata:
         lds: the size of a workgroup's LDS in bytes.
         lds_known: whether `lds` comes from a JSON file; otherwise it is the size of all the LDS of the GPU.
         scratch: the size of Triton's scratch memory for each workgroup in bytes.
-        source: the path of the kernel's source file, relative to the root of the source; empty if it is unknown.
+        source: the path of the kernel's source file, relative to the root of the source tree; empty if it is unknown.
         names: the names of all arguments of the kernel's function, in order.
         constants: the values of the function's compile-time arguments, by name.
     """
@@ -59,7 +60,7 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
             cannot be read.
 
     Raises:
-        NotEmulatedError: the JSON file is missing, unreadable or incomplete.
+        NotEmulatedError: the JSON file is missing, unreadable or malformed, or marks its kernel as known bad.
     """
     content = read_beside(path, read)
     if content is None:
@@ -97,7 +98,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
     """Return the metadata in the content of the JSON file `where`, which this tool wrote.
 
     Raises:
-        NotEmulatedError: the content is incomplete, or its kernel is marked as known bad.
+        NotEmulatedError: the content is malformed, or marks its kernel as known bad.
     """
     try:
         if content.get("compile_status", "Complete") != "Complete":
@@ -132,18 +133,19 @@ def metadata_of(content: Any, where: str) -> Metadata:
 
 
 def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") -> Metadata:
-    """Return the metadata of any code object.
+    """Return the metadata of a code object, which this tool, Triton or another program may have written.
 
     Args:
         beside: the content of the JSON file next to the object, which this tool or Triton wrote; None if there is no
             such file.
         ir: the text of `NAME.ttir`, Triton's IR, which gives the names and types of arguments; empty if there is no
             such file.
-        signature: the signature that the user gave, see `parse_signature`, which takes precedence; empty if there is
-            none.
+        signature: the signature that the user gave (see `parse_signature`), which takes precedence over those in
+            `beside` and `ir`; empty if there is none.
 
     Raises:
-        NotEmulatedError: the JSON file belongs to another object, or the kernel needs something that is not emulated.
+        NotEmulatedError: the JSON file is malformed or belongs to another object, or marks its kernel as known bad, or
+            the kernel needs something that is not emulated.
         LaunchError: the signature does not match the object.
     """
     if isinstance(beside, Mapping) and "signature" in beside and not signature:
@@ -200,7 +202,7 @@ def parse_signature(text: str) -> list[Parameter]:
 
 
 def _of_ir(text: str, kernel: str) -> list[Parameter]:
-    """Return the parameters of a kernel's function in Triton's IR; an empty list if one of the types is unknown."""
+    """Return the parameters of a kernel's function in Triton's IR; an empty list if they cannot be determined."""
     line = next((line for line in text.splitlines() if f"tt.func public @{kernel}(" in line), "")
     found = list(_ARGUMENT.finditer(line))
     kinds = [_IR_TYPES.get(match[3] or match[2], "") for match in found]
@@ -213,7 +215,7 @@ def _of_ir(text: str, kernel: str) -> list[Parameter]:
 
 
 def _fitting(code: CodeObject, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the given parameters if they match the object, and otherwise those in its metadata, which lack types."""
+    """Return the given parameters if they match the object, or else those in its metadata, without their types."""
     try:
         check_parameters(code, parameters)
     except NotEmulatedError:

@@ -24,11 +24,11 @@ _NONE: frozenset[int] = frozenset()
 
 
 class Operands:
-    """A factory for functions that read and write the operands of an instruction, which records the accessed registers.
+    """A factory for functions that read and write the operands of an instruction. It records the accessed registers.
 
     The set `masks` contains the scalar registers that are read as lane masks, `half_reads` contains the halves of
     registers that are read without the other half, and `reads` contains all other registers that are read. The sets
-    `half_writes` and `writes` contain those that are written.
+    `half_writes` and `writes` contain the halves and the registers that are written.
 
     Args:
         raw: functions that replace the sources that DPP or SDWA modifies, by the text of the source; they return
@@ -48,7 +48,7 @@ class Operands:
         self.half_writes: set[int] = set()
 
     def register(self, text: str) -> Register | None:
-        """Return the register that an operand names; None if the operand is a constant."""
+        """Return the register that an operand names; None for other operands, such as constants and `scc`."""
         return register_of(text, self._generation)
 
     def signs(self, text: str) -> Signed:
@@ -79,13 +79,13 @@ class Operands:
         raise self.instruction.unknown(f"the operand {text}")
 
     def read(self, register: Register, count: int | None = None) -> Register:
-        """Record that a register, or the first `count` registers of a range, is read; return `register`."""
+        """Record that a range of registers, or only its first `count` registers, is read, and return the range."""
         names = register.names
         self.reads.update(names if count is None else range(names.start, names.start + count))
         return register
 
     def write(self, register: Register, count: int | None = None) -> Register:
-        """Record that a register, or the first `count` registers of a range, is written; return `register`."""
+        """Record that a range of registers, or only its first `count` registers, is written, and return the range."""
         names = register.names
         self.writes.update(names if count is None else range(names.start, names.start + count))
         return register

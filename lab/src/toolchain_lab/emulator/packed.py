@@ -33,7 +33,7 @@ def _negated(get: Get) -> Get:
 
 
 def _float_pair(operands: Operands, text: str, part: int) -> Get:
-    """Return the function that reads one of the two float32 of a source; a source of 32 bits stands for both."""
+    """Return the function that reads one of the two float32 numbers in a source; a 32-bit source stands for both."""
     register = operands.register(text)
     if register is None or register.count == 1:
         return operands.f32(text)

@@ -1,4 +1,4 @@
-"""The initial state of a kernel that the hardware does not fix: addresses, and scalar registers that nothing sets."""
+"""The part of a kernel's initial state that can vary: addresses, and scalar registers that are not initialized."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Placement:
         return (self.page - _STEP << 32) + self.code - entry
 
 
-# The first 16 bytes of each buffer, the alignment that Triton assumes for pointers, lie below a multiple of 4 GiB, and
-# the rest lies above it. The kernel begins at such a multiple, with functions that it calls below. A kernel that drops
-# the carry of a 64-bit address computation therefore fails.
+# Each buffer begins 16 bytes below a multiple of 4 GiB, because Triton assumes that pointers are aligned to 16 bytes.
+# The kernel begins at a multiple of 4 GiB, so functions that precede it in the code object lie below that address. A
+# kernel that drops the carry of a 64-bit address computation therefore fails.
 ACROSS = Placement(page=0x7F10, low=-16, step=0, code=0, cleared=False)
 # The upper bits of these addresses are copies of bit 47, as in the addresses that Linux gives to graphics programs. The
 # base address in a buffer descriptor has only 48 bits, so a kernel must clear the upper bits. Scalar registers are 0,

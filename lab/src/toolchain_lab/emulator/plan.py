@@ -1,8 +1,9 @@
 """Plans for running the instructions of a block for all waves of a batch.
 
-An instruction runs once if the scalar registers that it reads have the same values in all waves. Otherwise, it runs for
-each wave in turn, unless the module `rows` supports it. The plan for a block therefore depends only on which registers
-differ at the beginning of the block, and is made once for each set of such registers.
+Most instructions run once if the scalar registers that they read, except for lane masks, have the same values in all
+waves. Otherwise, an instruction runs once for each wave, unless the module `rows` supports it. The plan for a block
+therefore depends only on which registers differ at the beginning of the block, and is made once for each set of such
+registers.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class _Maker:
         """Add the steps for an instruction.
 
         Returns:
-            The scalar registers that the instruction writes, if they should be compared between the waves afterwards.
+            The scalar registers that the instruction writes if they should be compared between the waves afterwards,
+            and otherwise an empty set.
         """
         if operation.how == ORDERED:
             raise ApartError

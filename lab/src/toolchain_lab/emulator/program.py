@@ -24,7 +24,7 @@ from toolchain_lab.emulator.wave import Target
 
 @dataclass
 class Block:
-    """The instructions up to a branch, a barrier or the end of the program.
+    """The instructions up to a branch, a jump, a barrier or the end of the program.
 
     Args:
         steps: the functions that execute the instructions, except for instructions that change nothing.
@@ -154,7 +154,7 @@ class Program:
         return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
 
     def executed(self) -> Counter[str]:
-        """Return how often instructions were executed, by mnemonic."""
+        """Return how often each instruction was executed, by mnemonic."""
         counts: Counter[str] = Counter()
         for block in self._blocks.values():
             for operation in block.operations:
@@ -175,7 +175,7 @@ class Program:
             self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def approximate(self) -> dict[str, str]:
-        """Return the executed mnemonics whose results may differ from hardware, each with the bound on its error."""
+        """Return the bounds on the errors of the executed instructions that are not exact, by mnemonic."""
         return {
             name: text
             for name in sorted(self.executed())

@@ -46,7 +46,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """The text of an operand without its modifiers `neg` and `abs`, and whether it has each of them."""
+    """The text of an operand without the modifiers `neg` and `abs`, and whether the operand has each of them."""
 
     text: str
     negate: bool
@@ -55,7 +55,7 @@ class Signed:
 
 @lru_cache(maxsize=4096)
 def register_of(text: str, generation: int) -> Register | None:
-    """Return the register that an operand names; None if the operand is a constant."""
+    """Return the register that an operand names; None for other operands, such as constants and `scc`."""
     if match := _SINGLE.match(text):
         kind, index, count, half = match[1], int(match[2]), 1, match[3]
     elif match := _RANGE.match(text):

@@ -85,7 +85,7 @@ class Scoreboard:
         """Return the state after a block, which is computed only once for each state before it.
 
         Raises:
-            FaultyKernelError: a wait or a distance is missing.
+            FaultyKernelError: a wait is missing, or a distance is too small.
         """
         return state.following.get(block.address) or self.after(state, block.address, block.operations)
 
@@ -136,8 +136,8 @@ def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> No
     """Raise FaultyKernelError if an instruction should have waited for one of the outstanding accesses."""
     if effects.barrier:
         for _, earlier, _, _ in accesses:
-            # A load may be outstanding at a barrier, because LDS processes accesses in order. Stores may not, because
-            # LLVM always waits for them.
+            # A load may be outstanding at a barrier, because LDS processes accesses in order. A store to LDS may not,
+            # because LLVM always waits for it.
             if LDS_STORE.match(earlier.names[0]):
                 raise _fault(operation, earlier, "a barrier does not wait for")
     reads, writes = operation.reads, operation.writes

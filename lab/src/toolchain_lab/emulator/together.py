@@ -1,9 +1,9 @@
 """Execution of all waves of a workgroup at once, as long as they have the same program counter.
 
 The results are the same as if the waves ran one after the other, unless two waves access the same memory between two
-barriers and at least one of them writes to it. In that case, and also after an error, if a limit is exceeded, or if an
-instruction cannot run for all waves at once, the workgroup is reset to its initial state, so that its waves can run one
-after the other.
+barriers and at least one of them writes to it. In that case, the workgroup is reset to its initial state, so that its
+waves can run one after the other. The same happens after an error, if a limit is exceeded, and if an instruction
+requires that the waves run one after the other.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ class _Together:
                 batch.settle(planned.unsettled)
 
     def _plan(self, block: Block, start: int) -> Plan:
-        """Return a plan. Registers that the block does not access do not affect it, so a known plan can be reused."""
+        """Return the plan for a block from the instruction with the index `start`.
+
+        A plan is made only once for each set of differing registers that the block accesses.
+        """
         relevant = self.batch.varying & block.touched
         planned = block.plans.get((start, relevant))
         if planned is None:

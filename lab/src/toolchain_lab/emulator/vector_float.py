@@ -30,7 +30,7 @@ def _packed(low: Array, high: Array) -> Array:
 
 
 def _dot2(a: Array, b: Array, add: Array) -> Array:
-    """Compute the sum of two products of float16 numbers and a float32 in float64, and round it to float32."""
+    """Add two products of float16 numbers to a float32 number in float64, and round the sum to float32."""
     a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
     left = np.ascontiguousarray(a).view(np.float16).astype(np.float64).reshape(*a.shape, 2)
     right = np.ascontiguousarray(b).view(np.float16).astype(np.float64).reshape(*b.shape, 2)

@@ -64,8 +64,7 @@ class Wave:
         self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        # Kernels for gfx90a access scratch memory through a buffer at this address.
-        # For other GPUs, the address is 0.
+        # The address of the buffer through which kernels for gfx90a access scratch memory; 0 if there is none.
         self.scratch_address = 0
         self.scc = 0
         # The bit FP16_OVFL of the MODE register.
@@ -107,7 +106,7 @@ class Wave:
         return np.array([self.number], np.uint8)
 
     def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - used by Batch, a subclass
-        """Return the number of this wave, to which all lanes belong."""
+        """Return the number of this wave, to which all lanes belong, as an array with one element."""
         return self.members
 
     def quad(self, index: int) -> int:

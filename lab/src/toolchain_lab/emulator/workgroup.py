@@ -122,7 +122,7 @@ class Workgroup:
         return sum(wave.count for wave in self.waves)
 
     def _run_waves(self, order: Sequence[Wave], limits: Limits) -> None:
-        """Run the waves to their end, one after the other, each up to the next barrier at a time."""
+        """Run the waves one after the other, each up to its next barrier, until all waves have ended."""
         while not all(wave.done for wave in self.waves):
             for wave in order:
                 if not wave.done:
@@ -211,5 +211,5 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
             # The kernel adds this offset of the wave's scratch memory to the base address in the descriptor.
             wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
             wave.scratch_address = _SCRATCH + place_of_wave
-    # v0 holds the id x of each lane in its low bits, and above it the ids y and z, which are always 0.
+    # v0 contains the work-item ids of each lane: x in the low bits, and above it y and z, which are always 0.
     wave.u[0][:] = np.arange(wave.number * wave.lanes, (wave.number + 1) * wave.lanes)
