@@ -3,9 +3,10 @@
 python -m scripts.asserted_wording          # prints the share
 python -m scripts.asserted_wording --list   # also prints each test with its first such text
 
-A test counts if a string in one of its `assert` statements or `match=` arguments contains two or more words in a row,
-of which the first four (or all, if fewer) also occur in a row in a string of the two packages. The values of a
-test's parameter count too if an `assert` or `match=` uses the parameter. Commands and options are not wording.
+A test asserts wording if a string in one of its `assert` statements or `match=` arguments contains two or more words in
+a row, of which the first four (or all, if fewer) also occur in a row in a string in toolchain/ or lab/src/. If an
+`assert` or `match=` uses a parameter of the test, the values of the parameter are compared as well. Commands and
+options in these strings are ignored.
 """
 
 from __future__ import annotations

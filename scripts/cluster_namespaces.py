@@ -1,4 +1,4 @@
-"""Run campaigns on a Dask scheduler between two network namespaces; this needs root, `ip` and openssl.
+"""Run kernel campaigns with a Dask scheduler and workers in two network namespaces; this needs root, `ip` and openssl.
 
     python -m scripts.cluster_namespaces CACHE_ONE CACHE_TWO [--rounds 2] -- --source triton=pypi:3.7.1 …
 
@@ -48,7 +48,7 @@ def run(*words: str, check: bool = True) -> None:
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[None]:
-    """Make two network namespaces that see only each other, and remove them at the end of the block."""
+    """Make two network namespaces that are connected only to each other, and remove them at the end of the block."""
     try:
         run("ip", "link", "add", "tc-one", "type", "veth", "peer", "name", "tc-two")
         for name, link in ((ONE, "tc-one"), (TWO, "tc-two")):
@@ -121,7 +121,7 @@ class Machines:
     def campaign(
         self, what: str, port: int = 0, *more: str, meanwhile: Callable[[int], bool] = lambda _: True
     ) -> dict[str, Any]:
-        """Run a campaign on machine one, and return the row that is printed for it.
+        """Run a campaign in the first namespace, and return the row that is printed for it.
 
         Args:
             port: the port of the scheduler; 0 for a campaign without one.

@@ -1,11 +1,12 @@
-"""Compare the assembly from a GPU's codegen library with the assembly that Triton itself generates.
+"""Compare the assembly from the codegen library for AMD GPUs with the assembly that Triton itself generates.
 
     PYTHON scripts/codegen_same.py LIBRARY --source FOLDER [--gpus a,b] [--kernels 20] [--json FILE]
 
-PYTHON has a Triton that was built from source with the same LLVM as LIBRARY (`libtriton_amd_codegen.so`). FOLDER
-contains the unpacked flash-attn source that aotriton/flash-attn.toml describes. Triton compiles each kernel to LLVM IR
-and assembly. The library compiles the same IR, and its assembly must be byte for byte the same as Triton's. The library
-must also assemble this text to an ELF file. No GPU is needed. The exit code is 1 unless all kernels pass both checks.
+PYTHON is an interpreter with a Triton that was built from source with the same LLVM as LIBRARY, which is
+`libtriton_amd_codegen.so`. FOLDER contains the unpacked flash-attn source that aotriton/flash-attn.toml describes.
+Triton compiles each kernel to LLVM IR and assembly. The library compiles the same IR, and its assembly must be byte for
+byte the same as Triton's. The library must also assemble its own output to an ELF file. No GPU is needed. The exit code
+is 1 unless all kernels pass both checks.
 
 The script calls the library through the C interface that Triton 3.9.0 uses (version 1 of its options).
 """

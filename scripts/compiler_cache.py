@@ -1,7 +1,7 @@
 """Keep a compiler cache small between runs: `trim FOLDER` before the build, `changed FOLDER` after it.
 
 `trim` removes objects that were not used for some days, and then the least recently used objects until the rest is
-within a size. It lists the remaining objects in a file. `changed` compares the cache with this list, and writes
+small enough. It lists the remaining objects in a file. `changed` compares the cache with this list, and writes
 `changed=true` or `changed=false` to the file that GITHUB_OUTPUT names, because a cache without new objects need not be
 saved again. ccache touches the objects that it uses, and treats a removed object as missing.
 """

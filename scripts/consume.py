@@ -1,4 +1,4 @@
-"""Build a Containerfile that copies the published LLVM layer with COPY --from, to show that plain buildah can do it."""
+"""Build a Containerfile that copies the published LLVM layer with COPY --from, to show that buildah can use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collect the ids of errors that the two packages raise, for docs/exit-codes.md."""
+"""Collect the ids of errors that `toolchain` and `toolchain_lab` raise, for docs/exit-codes.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ change; the id of a situation does not.
 
 
 def page() -> str:
-    """Return docs/exit-codes.md with the current ids."""
+    """Return the content of docs/exit-codes.md with the current ids."""
     by_code = defaultdict(list)
     for name, code in sorted(collected().items()):
         by_code[code].append(f"`{name}`")

@@ -1,12 +1,12 @@
-"""Show which parts of the code import which other parts, as rooms, floors and arrows.
+"""Show which packages of the code import which other packages, by level.
 
-A room is a folder of a package, or a module that is in no folder. An arrow means that a module of one room imports
-another room; imports that are only for type annotations count too. A room's floor is the length of the longest path of
-arrows that starts at it.
+Here, a package is a folder of `toolchain` or `toolchain_lab`, or a module that is directly in one of these two. Imports
+that are only for type annotations are included. The level of a package is the length of the longest chain of imports
+that starts at it.
 
-    python scripts/house.py            # prints the figures and the rooms, floor by floor
+    python scripts/house.py            # prints the counts, and the packages of each level
 
-docs/concepts.md shows the picture.
+scripts/site_pictures.py draws the levels as docs/assets/house.svg.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 PACKAGE = "toolchain"
 LAB = "lab/src/toolchain_lab"
-_NO_ROOMS = {"__init__", "__main__"}
+_NO_PACKAGES = {"__init__", "__main__"}
 
 
-def room_of(module: str) -> str:
-    """Return the room of the module with this dotted name; empty for the package itself."""
+def package_of(module: str) -> str:
+    """Return the package of the module with this dotted name; empty for `toolchain` and `toolchain_lab` themselves."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
 def imported(source: str, modules: frozenset[str]) -> set[str]:
-    """Return the modules that a source imports; `from a import b` gives `a.b` if that is in `modules`, else `a`."""
+    """Return the modules that `source` imports; `from a import b` gives `a.b` if that is in `modules`, else `a`."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -42,7 +42,7 @@ def imported(source: str, modules: frozenset[str]) -> set[str]:
 
 
 def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
-    """Return the source files of a package by the dotted names of their modules."""
+    """Return the source files in the folder `package`, by the dotted names of their modules."""
     folder = top / package
     return {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
@@ -51,45 +51,50 @@ def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
     }
 
 
-def arrows(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
-    """Return the rooms that each room of a package imports."""
+def imports(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
+    """Return the packages that each package in the folder `package` imports."""
     files = sources(top, package)
     own = Path(package).name
     modules = frozenset(files)
-    rooms: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     for module, path in files.items():
-        room = room_of(module)
-        if room in _NO_ROOMS or not room:
+        name = package_of(module)
+        if name in _NO_PACKAGES or not name:
             continue
-        names = imported(path.read_text(encoding="utf-8"), modules)
-        others = {room_of(name) for name in names if name.split(".")[0] == own}
-        rooms.setdefault(room, set()).update(others - {room, "", *_NO_ROOMS})
-    return rooms
+        targets = imported(path.read_text(encoding="utf-8"), modules)
+        others = {package_of(target) for target in targets if target.split(".")[0] == own}
+        found.setdefault(name, set()).update(others - {name, "", *_NO_PACKAGES})
+    return found
 
 
-def floors(rooms: Mapping[str, set[str]]) -> dict[str, int]:
-    """Return the floor of each room; the lowest floor is 0. Raise CycleError if rooms import each other in a cycle."""
+def levels(packages: Mapping[str, set[str]]) -> dict[str, int]:
+    """Return the level of each package, from 0. Raise CycleError if packages import each other in a cycle.
+
+    Args:
+        packages: the packages that each package imports.
+    """
     where: dict[str, int] = {}
-    for room in TopologicalSorter(rooms).static_order():
-        where[room] = 1 + max((where[other] for other in rooms.get(room, ())), default=-1)
+    for name in TopologicalSorter(packages).static_order():
+        where[name] = 1 + max((where[other] for other in packages.get(name, ())), default=-1)
     return where
 
 
-def drawn(rooms: Mapping[str, set[str]]) -> str:
-    """Return a text with the figures, followed by the floors from the highest down."""
-    where = floors(rooms)
-    lines = [f"{len(rooms)} rooms, {max(where.values()) + 1} floors, {sum(map(len, rooms.values()))} arrows"]
+def drawn(packages: Mapping[str, set[str]]) -> str:
+    """Return a text with the numbers of packages, levels and imports, and then the packages of each level."""
+    where = levels(packages)
+    count = sum(map(len, packages.values()))
+    lines = [f"{len(packages)} packages, {max(where.values()) + 1} levels, {count} imports"]
     for number in sorted(set(where.values()), reverse=True):
-        lines.append(f"{number:2}  {'  '.join(sorted(room for room in rooms if where[room] == number))}")
+        lines.append(f"{number:2}  {'  '.join(sorted(name for name in packages if where[name] == number))}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Show which parts of the code import which.")
+    parser = argparse.ArgumentParser(description="Show which packages of the code import which.")
     parser.add_argument("top", type=Path, nargs="?", default=TOP, help="folder of a checkout; by default this checkout")
     top = parser.parse_args().top
     for package in (PACKAGE, LAB):
-        print(f"{Path(package).name}: {drawn(arrows(top, package))}")
+        print(f"{Path(package).name}: {drawn(imports(top, package))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Build each LLVM of the distribution and a Triton on it, one after the other, and write the results down.
+"""Build each LLVM of the distribution and a Triton with it, one after the other, and record the results.
 
     .venv/bin/python scripts/matrix.py build --tritons FOLDER [--only 19,21]
     .venv/bin/python scripts/matrix.py write
@@ -8,8 +8,8 @@ Without --tritons only the LLVMs are built. `build` can be stopped and started a
 a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all
 unfinished work, so that only one build tree of LLVM is on the disk. So give it a cache of its own (TOOLCHAIN_CACHE).
 
-Add two keys to a Triton's row by hand: `compiled`, which is the output of tests/integration/test_wheel_systems.py, and
-`cached` if most objects came from the compiler cache.
+Add two keys to a Triton's row in scripts/matrix.json by hand: `compiled`, which is the output of
+tests/integration/test_wheel_systems.py, and `cached` with the value true if most objects came from the compiler cache.
 
 `write` makes docs/measurements/generations.md and rows of toolchain/data/tried.toml from the results.
 """
@@ -160,7 +160,7 @@ def _head(checkout: Path) -> str:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """Return the results so far, by stage and LLVM; empty if there are none."""
+    """Return the recorded results, by stage and LLVM; empty if there are none."""
     if not RESULTS.is_file():
         return {}
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """Return the page docs/measurements/generations.md."""
+    """Return the content of docs/measurements/generations.md."""
     llvms, tritons = [], []
     for pair in sorted(PAIRS, key=lambda pair: pair.llvm):
         if row := results.get(f"llvm-{pair.llvm}"):
@@ -205,7 +205,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def edits_for(commit: str, llvm: str) -> int:
-    """Return how many edits the tool has for a commit of Triton on an LLVM."""
+    """Return how many edits the tool makes to the source of a commit of Triton for an LLVM."""
     from toolchain.sources.edits import shipped  # noqa: PLC0415 - `build` does not need it
 
     return sum(

@@ -1,8 +1,9 @@
 """Find pins of Triton and AOTriton that are new upstream and missing in the data files, and propose builds for them.
 
 Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
-file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` lists the inputs of the build
-workflow, or null if this tool cannot build the pin. Text from upstream is checked for its form before it is passed on.
+file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` contains the inputs of the
+build workflow, or is null if this tool cannot build the pin. Text from upstream is checked for its form before it is
+passed on.
 """
 
 from __future__ import annotations
@@ -116,9 +117,10 @@ class Repository:
 
 
 def gather(triton: str, aotriton: str) -> dict[str, Any]:
-    """Return the facts about the branches, and about the tags that are not older than the oldest release on record.
+    """Return the facts about main, and about tags and release branches not older than the oldest release on record.
 
-    The facts are the commit, its pin files and, for AOTriton, the commit of its Triton.
+    For Triton, the facts are the commit and its pin files. For AOTriton, they are the commit, the commit of its Triton,
+    and the pin files of that Triton.
 
     Raises:
         CommandError: git failed, for example because a repository does not answer.
@@ -233,7 +235,10 @@ def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
 
 
 def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str, str]]:
-    """Return the LLVMs for GPUs that pin files name, and the problems, both by LLVM's name for the target."""
+    """Return the LLVMs for GPUs that pin files name, and the problems, both by LLVM's name for the target.
+
+    For a target that this tool does not know, the key is the target's name in the name of the pin file.
+    """
     pins: dict[str, CodegenPin] = {}
     odd: dict[str, str] = {}
     for name in sorted({match[1] for file in files if (match := _CODEGEN.fullmatch(file))}):

@@ -1,4 +1,4 @@
-"""Make docs/compatibility.md and docs/costs.md from the data, the code's refusals and the recorded tests."""
+"""Make docs/compatibility.md and docs/costs.md from the data files, the errors that the code raises, and recorded tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOP = Path(__file__).resolve().parents[1]
 
 
 def tested(row: Tried) -> str:
-    """Return the cell for a tested row, with a link to its figures."""
+    """Return the table cell for a tested combination, with a link to its figures."""
     link = f"[**tested**]({measured(row.section)})"
     return f"{link}: {row.part}" if row.part else link
 
@@ -57,7 +57,7 @@ def measured(section: str) -> str:
 
 @cache
 def sections() -> dict[str, str]:
-    """Return the page of each heading in docs/measurements/."""
+    """Return the file name of the page that contains each heading, for the pages in docs/measurements/."""
     pages = sorted((TOP / "docs" / "measurements").glob("*.md"))
     return {
         heading: page.name
@@ -71,7 +71,7 @@ def _tested(what: str, of: str, column: str) -> str:
 
 
 def refused(error: ToolchainError) -> str:
-    """Return the cell for a combination that the code refuses."""
+    """Return the table cell for a combination that the code refuses."""
     return f"[refused: {error.code}](exit-codes.md), {error.what}"
 
 
@@ -89,7 +89,7 @@ def grouped(rows: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def compatibility() -> str:
-    """Return docs/compatibility.md."""
+    """Return the content of docs/compatibility.md."""
     return "\n".join([
         "# Compatibility\n",
         MADE,
@@ -325,7 +325,7 @@ def room_told(room: int | None) -> str:
 
 
 def what_it_takes() -> str:
-    """Return docs/costs.md."""
+    """Return the content of docs/costs.md."""
     disk = {
         "base": BASE_DISK,
         "llvm-codegen": CODEGEN_LLVM_DISK,

@@ -1,11 +1,11 @@
-"""Draw two pictures as SVG, for dark and light pages: the flow of stages, and the house, which shows the imports."""
+"""Draw two pictures as SVG, for dark and light pages: how stages build on each other, and which packages import which."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
 
-from scripts.house import LAB, PACKAGE, TOP, arrows, floors, imported, room_of, sources
+from scripts.house import LAB, PACKAGE, TOP, imported, imports, levels, package_of, sources
 from toolchain.catalog.stages import STAGES
 
 _STYLE = (
@@ -52,9 +52,10 @@ def _on() -> dict[str, set[str]]:
 def flow() -> str:
     """Return a picture of how images are built.
 
-    It shows sources and packages, stages with an arrow from each stage on which they are built, and the outputs.
+    It shows the sources and packages, the stages with arrows from the stages that they are built on directly, and the
+    outputs.
     """
-    where = floors(_on())
+    where = levels(_on())
     columns = [[one for one in STAGES if where[one.name] == level] for level in range(max(where.values()) + 1)]
     high = max(len(column) for column in columns)
     step_x, step_y, top = _WIDE + _GAP, _HIGH + 24, 96
@@ -95,9 +96,9 @@ def flow() -> str:
 
 
 def _directly(name: str) -> list[str]:
-    """Return the stages that a stage is built on directly, the highest first."""
+    """Return the stages that a stage is built on directly, those of the highest level first."""
     on = _on()
-    where = floors(on)
+    where = levels(on)
     direct = on[name] - {low for under in on[name] for low in on[under]}
     return sorted(direct, key=lambda under: (-where[under], under))
 
@@ -108,21 +109,25 @@ def _made(name: str) -> str:
     return words.get(name, "")
 
 
-def house(rooms: Mapping[str, set[str]] | None = None) -> str:
-    """Return the picture of the code's rooms, floor by floor; the lab is one room above the rooms that it imports."""
-    found = {**arrows(), "lab": _below_lab()} if rooms is None else rooms
-    where = floors(found)
+def house(packages: Mapping[str, set[str]] | None = None) -> str:
+    """Return the picture of the packages by level; the lab is drawn as one package.
+
+    Args:
+        packages: the packages that each package imports; by default, those of the code.
+    """
+    found = {**imports(), "lab": _below_lab()} if packages is None else packages
+    where = levels(found)
     step, left, wide = _HIGH + 14, 40, 132
     parts, high = [], max(where.values())
-    most = max(sum(where[room] == number for room in found) for number in range(high + 1))
+    most = max(sum(where[name] == number for name in found) for number in range(high + 1))
     for number in range(high, -1, -1):
         y = 16 + (high - number) * step
         parts.append(f'<text class="s" x="8" y="{y + 28}">{number}</text>')
-        inside = sorted(room for room in found if where[room] == number)
+        inside = sorted(name for name in found if where[name] == number)
         start = left + (most - len(inside)) * (wide + 10) // 2
-        for place, room in enumerate(inside):
-            folder = "plugin" if room == "lab" else "a folder" if (TOP / PACKAGE / room).is_dir() else ""
-            parts.append(_box(start + place * (wide + 10), y, room, folder, width=wide, kind="k" if folder else ""))
+        for place, name in enumerate(inside):
+            folder = "plugin" if name == "lab" else "a folder" if (TOP / PACKAGE / name).is_dir() else ""
+            parts.append(_box(start + place * (wide + 10), y, name, folder, width=wide, kind="k" if folder else ""))
     text = f"{len(found)} packages, {high + 1} levels; imports go downwards only"
     parts.append(f'<text class="s" x="{left}" y="{16 + (high + 1) * step + 12}">{text}</text>')
     width = left + most * (wide + 10) + 10
@@ -130,7 +135,7 @@ def house(rooms: Mapping[str, set[str]] | None = None) -> str:
 
 
 def _below_lab() -> set[str]:
-    """Return the rooms of the tool that the lab imports."""
+    """Return the packages of `toolchain` that the lab imports."""
     modules = frozenset(sources())
     names = set().union(*(imported(path.read_text(encoding="utf-8"), modules) for path in sources(TOP, LAB).values()))
-    return {room_of(name) for name in names if name.split(".")[0] == PACKAGE} - {""}
+    return {package_of(name) for name in names if name.split(".")[0] == PACKAGE} - {""}

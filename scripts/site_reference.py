@@ -23,7 +23,7 @@ def _one_line(text: str) -> str:
 
 
 def verbs() -> str:
-    """Return docs/reference/verbs.md: verbs, options, the configuration file and the environment."""
+    """Return the content of docs/reference/verbs.md: verbs, options, the configuration file and the environment."""
     found = commands()
     lines = [[_call(verb.name, found[verb.name]), _told(verb.brief, found[verb.name])] for verb in all_verbs()]
     of_builds, of_verbs = tables()
@@ -99,7 +99,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-# Help texts of arguments that the page explains once: STAGE, IMAGE and REF.
+# The beginnings of the help texts of STAGE, IMAGE and REF, which the page explains only once.
 _KNOWN = (
     "base, sysroot",
     "kernels, aotriton or",
@@ -134,7 +134,7 @@ _OF_LABELS = {
 
 
 def names() -> str:
-    """Return docs/reference/names.md: names of images, tags and labels."""
+    """Return the content of docs/reference/names.md: names of images, tags and labels."""
     sources = "; ".join(
         f"{_listed(sorted(one.sources))} for stage `{one.name}` ({one.license or 'the licenses of the packages'})"
         for one in STAGES

@@ -4,7 +4,7 @@
 
 The script compiles the attention kernel of lab/tests/emulated for each GPU, with 70 rows and blocks of 32, and runs its
 last two workgroups as the check does. For each GPU, `--each` mutants change one executed instruction: the instruction
-is removed, reads another register, is replaced by another operation, or has another offset. In further mutants, an
+is removed, reads another register, is replaced by another operation, or has another offset. In the other mutants, an
 executed barrier or wait is removed. A mutant is noticed if the result of the check is not `right`. Each survivor is
 listed with the reason: no byte of the output changed, or the error stayed within the tolerance.
 """
@@ -75,7 +75,7 @@ class Subject:
         self.executed = executed(self.program)
 
     def check(self, program: Program) -> tuple[str, str, float]:
-        """Return the status, the reason, and the largest error as a share of the allowed error."""
+        """Check a program; return the status, the reason, and the largest error as a share of the allowed error."""
         try:
             done = check_program(program, self.metadata, "", make=cases)
         except (NotEmulatedError, FaultyKernelError) as error:

@@ -168,7 +168,7 @@ def _name(name: str, draw: random.Random) -> str:
 
 
 def bundle(codes: Mapping[str, bytes]) -> bytes:
-    """Return a plain offload bundle with code objects by GPU."""
+    """Return a plain offload bundle with an empty entry for the host, and a code object for each GPU."""
     rows, body, at = b"", b"", 4096
     for gpu, code in {"": b"", **codes}.items():
         target = f"hipv4-amdgcn-amd-amdhsa--{gpu}".encode() if gpu else b"host-x86_64-unknown-linux--"
@@ -217,7 +217,7 @@ def library(section: bytes) -> bytes:
 
 @dataclass
 class Caches:
-    """A Triton cache in the form that MCV reads.
+    """A Triton cache in the form that MCV, Red Hat's Model Cache Vault, reads.
 
     Args:
         tar: the uncompressed layer of the image with the cache.
@@ -229,7 +229,7 @@ class Caches:
 
     @classmethod
     def of(cls, codes: Mapping[str, bytes], scratch: Path) -> Caches:
-        """Return the cache for code objects by GPU."""
+        """Return a cache that contains a code object for each GPU."""
         tree, entries = scratch / "tree", []
         for at, (gpu, code) in enumerate(codes.items()):
             hash_ = f"{at:064x}"
@@ -359,7 +359,7 @@ class Outcome:
 
 
 def kinds(codes: Mapping[str, bytes], scratch: Path) -> dict[str, Kind]:
-    """Return all kinds of files by name; the files are made from code objects by GPU."""
+    """Return all kinds of files by name; the files are made from one code object for each GPU."""
     objects = list(codes.values())
     caches = Caches.of(codes, scratch)
     with Ledger(scratch / "ledger") as ledger:
@@ -449,7 +449,7 @@ def fuzz(kind: Kind, count: int, seed: str, keep: Path | None = None) -> Outcome
 
 
 def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
-    """Read a mutant; return the result, or `!` and the fault, and the seconds and the peak of memory in bytes."""
+    """Read a mutant; return the result (`!` and the fault if there is one), the seconds, and the peak memory."""
 
     def too_slow(*_: object) -> None:
         raise TooSlowError

@@ -1,4 +1,4 @@
-"""Run the Triton source of checked AMD kernels on an NVIDIA GPU, on the inputs that the emulator gave the AMD objects.
+"""Run the Triton source of checked AMD kernels on an NVIDIA GPU, with the inputs that `kernels check` uses.
 
     beside.py compile OUT --root TREE OBJECT...  compiles the source of each object to PTX; needs Triton
     beside.py inputs OUT                         writes the buffers and numbers of all cases; needs this project
@@ -147,7 +147,7 @@ class Driver:
         return address
 
     def function(self, ptx: bytes, name: str, shared: int) -> Any:
-        """Compile a PTX text with the driver, and return its function `name`, with `shared` bytes of shared memory."""
+        """Compile a PTX text, and return its function `name`, which may use `shared` bytes of shared memory."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), ptx + b"\0")
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
@@ -190,7 +190,7 @@ def launch_one(folder: Path, stem: str, result: Path) -> None:
 
 
 def launch_all(folder: Path, result: Path) -> int:
-    """Launch each kernel in a process of its own, because a fault ends the context; put all results into one file."""
+    """Launch each kernel in its own process, because a fault ends the CUDA context; write all results to one file."""
     with zipfile.ZipFile(result, "w") as archive:
         for stem, about in told(folder):
             began, part = time.monotonic(), result.with_name(f"{result.name}.{stem}")
@@ -210,7 +210,7 @@ def launch_all(folder: Path, result: Path) -> int:
 
 
 def compare(out: Path, result: Path, checked: list[Path]) -> int:
-    """Print each kernel's largest error as a share of the allowed error, here and on the emulator.
+    """Print each kernel's largest error as a share of the allowed error, on the GPU and in the emulator.
 
     Returns:
         1 if an error is larger than allowed, otherwise 0; kernels that did not run are not counted.

@@ -1,4 +1,4 @@
-"""Compile the attention kernels of kernels.toml to PTX, with the Triton of the interpreter that runs this.
+"""Compile the attention kernels of kernels.toml to PTX, with the Triton of the interpreter that runs this script.
 
 This script needs only Triton and the standard library, but no GPU, no driver and no ptxas. For each kernel it writes
 NAME.ptx and NAME.json to a folder, and `run.py` launches these kernels on a machine with a GPU. The JSON describes the
@@ -46,7 +46,7 @@ LAUNCH = (
 
 
 def find(table: Mapping[str, Any], name: str) -> Any:
-    """Return the value for an argument: that of the key with its exact name, or else of the first glob that matches."""
+    """Return the value for the key `name`, or for the first glob that matches it; raise ValueError if none does."""
     if name in table:
         return table[name]
     for pattern, value in table.items():

@@ -100,7 +100,7 @@ class Driver:
         Raises:
             DoesNotFitError: the kernel needs more shared memory than a block can have.
             RuntimeError: the driver cannot load the PTX.
-            ValueError: `about` describes another PTX.
+            ValueError: `about` does not describe this PTX.
         """
         if hashlib.sha256(ptx).hexdigest() != about["ptx_sha256"]:
             raise ValueError("the PTX is not the one that its JSON describes")
@@ -156,7 +156,7 @@ def tiles(text: str, values: Mapping[str, Any]) -> int:
 
 
 def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Return the argument for a parameter as the C value that the kernel takes."""
+    """Return the C value for a parameter; raise ValueError if it is not a multiple of the divisor in the JSON."""
     text = parameter["value"]
     value: Any = text
     if isinstance(text, str):

@@ -1,4 +1,4 @@
-"""The rooms import downwards."""
+"""The packages import downwards."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ HOUSE = script("house")
 
 
 @pytest.fixture(scope="module")
-def rooms() -> dict[str, set[str]]:
-    """Return the rooms of the tool and what each of them imports."""
-    found: dict[str, set[str]] = HOUSE.arrows()
+def packages() -> dict[str, set[str]]:
+    """Return the packages that each package of the tool imports."""
+    found: dict[str, set[str]] = HOUSE.imports()
     return found
 
 
-def test_no_two_rooms_import_each_other(rooms: dict[str, set[str]]) -> None:
-    assert {"cli", "pipeline", "stages", "oci", "sources"} <= rooms.keys()
-    floors = HOUSE.floors(rooms)
-    assert all(floors[room] > floors[other] for room, others in rooms.items() for other in others)
+def test_no_two_packages_import_each_other(packages: dict[str, set[str]]) -> None:
+    assert {"cli", "pipeline", "stages", "oci", "sources"} <= packages.keys()
+    levels = HOUSE.levels(packages)
+    assert all(levels[name] > levels[other] for name, others in packages.items() for other in others)
 
 
-def test_a_stage_knows_no_engine_and_oci_neither(rooms: dict[str, set[str]]) -> None:
-    assert "engine" not in rooms["stages"]
-    assert "stages" not in rooms["engine"]
-    assert not {"engine", "stages", "pipeline"} & rooms["oci"]
+def test_a_stage_knows_no_engine_and_oci_neither(packages: dict[str, set[str]]) -> None:
+    assert "engine" not in packages["stages"]
+    assert "stages" not in packages["engine"]
+    assert not {"engine", "stages", "pipeline"} & packages["oci"]
 
 
-def test_every_room_is_in_the_guide(rooms: dict[str, set[str]]) -> None:
+def test_every_package_is_in_the_guide(packages: dict[str, set[str]]) -> None:
     guide = (TOP / "docs" / "develop.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9_]+)(?:/|\.py)`", guide))
-    assert rooms.keys() - named == set()
+    assert packages.keys() - named == set()
 
 
 def test_the_tool_does_not_import_the_lab() -> None:
@@ -63,10 +63,10 @@ def test_the_tool_does_not_import_the_lab() -> None:
     assert [module for module in imports.keys() - of_lab.keys() if "toolchain_lab" in imports[module]] == []
 
 
-def test_no_two_rooms_of_the_lab_import_each_other() -> None:
-    rooms = HOUSE.arrows(package=HOUSE.LAB)
-    assert {"emulator", "numbers", "examine", "report", "cli"} <= rooms.keys()
-    assert HOUSE.floors(rooms)["emulator"] == 0
+def test_no_two_packages_of_the_lab_import_each_other() -> None:
+    packages = HOUSE.imports(package=HOUSE.LAB)
+    assert {"emulator", "numbers", "examine", "report", "cli"} <= packages.keys()
+    assert HOUSE.levels(packages)["emulator"] == 0
 
 
 def test_the_emulator_imports_nothing_of_the_tool() -> None:
@@ -85,16 +85,16 @@ def test_no_two_modules_of_the_lab_share_a_name() -> None:
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
     package = tmp_path / "toolchain"
-    for room, other in (("red", "blue"), ("blue", "green"), ("green", "red")):
-        (package / room).mkdir(parents=True)
-        (package / room / "one.py").write_text(f"from toolchain.{other} import one\n")
+    for name, other in (("red", "blue"), ("blue", "green"), ("green", "red")):
+        (package / name).mkdir(parents=True)
+        (package / name / "one.py").write_text(f"from toolchain.{other} import one\n")
     (package / "alone.py").write_text("def late():\n    import toolchain.red.one\n")
-    rooms = HOUSE.arrows(tmp_path)
+    packages = HOUSE.imports(tmp_path)
     with pytest.raises(CycleError):
-        HOUSE.floors(rooms)
-    rooms["green"].clear()
-    assert HOUSE.floors(rooms) == {"red": 2, "blue": 1, "green": 0, "alone": 3}
-    assert HOUSE.drawn(rooms).startswith("4 rooms, 4 floors, 3 arrows\n 3  alone\n")
+        HOUSE.levels(packages)
+    packages["green"].clear()
+    assert HOUSE.levels(packages) == {"red": 2, "blue": 1, "green": 0, "alone": 3}
+    assert HOUSE.drawn(packages).startswith("4 packages, 4 levels, 3 imports\n 3  alone\n")
 
 
 def test_no_two_modules_share_a_name() -> None:

@@ -1,4 +1,4 @@
-"""The console script: the global options, and what happens on signals and at the end of the process."""
+"""The entry point of the console script, which parses the global options, handles signals and ends the process."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def kernels_worker(
 ) -> None:
     """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted, after building the Triton image.
 
-    Use the options of the campaign, which gives no kernels to a worker with a different Triton, sources or limits.
+    Use the same options as the campaign. A worker with a different Triton, sources or limits gets no kernels.
     """
     _require_kernels(stage)
     from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - only a worker needs it
@@ -216,7 +216,7 @@ def _tell_known_bad(built: list[Built]) -> None:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            failures = stage.facts.get("failures", {})  # a reason for each call; for AOTriton, a list of rows
+            failures = stage.facts.get("failures", {})  # a dictionary of reasons by call; for AOTriton, a list of rows
             reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name

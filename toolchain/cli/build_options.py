@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
 """The fields of `Request` that decide only how a stage is built; verbs that build nothing lack these options."""
 
-# A function that gets a verb's own parameters, which it may change, and the options on the command line with the cache.
-# It returns the stage and the options that an image was built with, or None if the user did not name an image.
+# A function that takes a verb's own parameters, which it may change, and the values of `cache` and of the options that
+# are on the command line. It returns the stage and the options that an image was built with, or None if the user named
+# no image.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
 # The origins of option values. Each parameter has a mapping from its NAME=VALUE pairs to their origins, or from the
 # empty string to the origin of its whole value.
@@ -49,8 +50,8 @@ def with_request(
 
     Args:
         without: the fields of `Request` for which the verb has no option.
-        recorded: a function that returns the options that an image was built with. Among the options that decide what
-            is built, they replace values from the environment, the file and the defaults, but not the command line.
+        recorded: a function that returns the options that an image was built with. Those that decide what is built
+            override the environment, the configuration file and the defaults, but not the command line.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -94,13 +95,13 @@ def with_request(
 def _take_recorded(
     context: typer.Context, given: dict[str, Any], declared: Sequence[Option], recorded: Recorded
 ) -> str | None:
-    """Set the options that decide what is built, and are not on the command line, to their recorded values.
+    """Set the options that decide what is built and are not on the command line to their recorded values.
 
-    Recorded NAME=VALUE pairs are added to those on the command line unless these have the same name. `--base` on the
+    A recorded NAME=VALUE pair is added unless the command line contains a pair with the same name. `--base` on the
     command line replaces a recorded `--glibc`, and `--glibc` replaces a recorded `--base`.
 
     Returns:
-        The recorded stage; None if nothing was recorded.
+        The recorded stage; None if `recorded` returns None, in which case no option is set.
     """
     options = {option.parameter: option for option in declared}
     typed = {name for name in options if source_of(context, name) == COMMAND_LINE}
@@ -162,7 +163,7 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Raise a ConfigError for control characters in a value, because it may become part of labels and records."""
+    """Raise a ConfigError for control characters in a value, because the value may become part of labels."""
     for text in value if isinstance(value, list) else [value]:
         # A path may contain any control character except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
@@ -177,7 +178,7 @@ def _one_line(flag: str, value: Any) -> None:
 def _floor(base: str | None, glibc: str | None) -> str:
     """Return the oldest glibc that LLVM must work with; an empty string if LLVM is built only for the user's base.
 
-    ConfigError is raised if both options are given.
+    ConfigError is raised if both options are given, and UnsupportedError if LLVM cannot be built for that glibc.
     """
     if base and glibc:
         raise ConfigError(
@@ -206,7 +207,7 @@ def _told_where(places: Places) -> Iterator[None]:
 def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
     """Append the origins of option values, such as an environment variable or a file, to the text of an error.
 
-    No origin is appended for a value from the command line, or if the value may be from one of several places.
+    No origin is appended for a value from the command line, or if the value may come from one of several places.
 
     Args:
         name: the parameter that the error is about; if empty, all parameters whose option the error mentions.
@@ -224,7 +225,7 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
-    """Resolve the Triton of a choice, print notes and warnings about the result, and return it.
+    """Resolve the Triton of a choice, print notes and warnings about the result, and return the result.
 
     A choice without a target and without a Triton is returned unchanged.
     """

@@ -40,7 +40,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
         from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
-        enter()  # folders that builds leave can be read only in the user namespace
+        enter()  # some folders that builds create can be read only in the user namespace
     size = disk_bytes(where.root)
     if json_:
         console.data({"cache": str(where.root), "bytes": size})
@@ -76,7 +76,8 @@ def cache_prune(
     named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()
-    elif dry_run or not where.is_ours:  # no lock, because nothing is removed: `prune` refuses unmarked folders
+    elif dry_run or not where.is_ours:
+        # No lock is needed, because nothing is removed: `prune` raises an error if the folder has no mark of a cache.
         done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):

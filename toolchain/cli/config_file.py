@@ -1,4 +1,4 @@
-"""Option values from a configuration file: one that the user names, or toolchain.toml in the current folder.
+"""Read option values from a configuration file that the user names, or from toolchain.toml in the current folder.
 
 A file that the user did not name may come from someone else, for example after `git clone`. Such a file must not decide
 whose code, keys, paths or registries are used, so it can set only options that do not affect those.
@@ -22,6 +22,7 @@ from toolchain.request.declaration import Kind, Option
 
 DEFAULT = "toolchain.toml"
 _LIMIT = 1 << 20  # bytes; the maximum size of a configuration file
+
 # For each kind of option, the type of its value in the file, and an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
@@ -43,7 +44,10 @@ class ConfigFile:
 
 
 def read_config(named: str | None) -> ConfigFile | None:
-    """Return the content of the named file, or else of ./toolchain.toml; None if no file is named and none exists."""
+    """Return the content of the named file, or of ./toolchain.toml if no file is named.
+
+    None is returned if no file is named and ./toolchain.toml does not exist.
+    """
     path = Path(named or DEFAULT)
     try:
         written = read_regular(path, _LIMIT, within=path.parent)

@@ -80,8 +80,8 @@ def inspect(
 ) -> None:
     """Show what an image contains, or with --use the Containerfile lines that use it.
 
-    For a Triton wheel, show its LLVMs, and exit with 4 if its LLVM is not the pinned one. Images and wheels that were
-    not built by this tool can be inspected too.
+    For a Triton wheel, show the LLVMs in it, and exit with 4 if one of them is not the pinned one. Images and wheels
+    that were not built by this tool can be inspected too.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
         from toolchain.core.plugins import hook  # noqa: PLC0415 - `--help` does not need it

@@ -31,7 +31,7 @@ class Command(TyperCommand):
         """Parse arguments as Typer does, with values from the configuration file.
 
         An option for a single value may be given only once. The environment variable of an option that decides about
-        signatures must not be empty.
+        signatures must not be empty, unless the command line sets the option.
         """
         from toolchain.cli.options import declaration_of  # noqa: PLC0415 - `--help` does not need it
 

@@ -109,7 +109,10 @@ def publish(
 
 
 def _built_by(record: Record, builder_id: str | None) -> Record:
-    """Return the record with the given builder; a record that names a builder other than the local one is unchanged."""
+    """Return the record with the given builder.
+
+    The record is returned unchanged if no builder is given, or if it names a builder other than the local one.
+    """
     if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
         return record
     return replace(record, tool={**record.tool, "builder": builder_id})
@@ -132,7 +135,7 @@ def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> No
 def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
     """Return the destination and the images, and raise a ConfigError if either is missing.
 
-    The first word is the destination unless it is the name of an image; in this case the destination is `dest`.
+    The first word is the destination unless it is the name of an image; in that case the destination is `dest`.
     """
     if words and not is_image_name(words[0]):
         dest, words = words[0], words[1:]

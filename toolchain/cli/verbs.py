@@ -1,4 +1,4 @@
-"""The table of verbs, with the function and the `--help` line of each. A verb's module is imported when it runs."""
+"""The table of verbs, with the function and the `--help` line of each. A verb's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _kind(verb: Verb) -> type[LazyCommand]:
 
 
 def lazy(verb: Verb) -> LazyCommand:
-    """Return a command for a verb, which imports the verb's module when it is called."""
+    """Return a command that imports the module of a verb only when the verb is called."""
     alone = typer.Typer(add_completion=False)
     alone.command(verb.name.rpartition(" ")[2], cls=_kind(verb), short_help=verb.brief)(_not_loaded)
     command = typer.main.get_command(alone)

@@ -102,7 +102,8 @@ def described(path: Path, code: CodeObject, signature: str = "") -> Metadata:
     """Return the metadata of any code object; see `metadata.described`.
 
     Args:
-        path: the file that the user gave, which may be a bundle. The JSON file and Triton's IR are next to it.
+        path: the file that the user gave, which may be a bundle. The JSON file and Triton's IR are read from files next
+            to it, if they exist.
     """
     from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
 

@@ -1,4 +1,4 @@
-"""A stream that limits the numbers of reads and of bytes; pyelftools follows all tables, even in a malicious file."""
+"""A stream that limits the reads and the bytes, because pyelftools follows all tables, even in a malicious file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`audit`: list what an image or an archive contains, without a network or a GPU."""
+"""`audit`: list the GPUs, kernels and compilers in an image, an archive, a wheel or a folder, without a GPU."""
 
 from __future__ import annotations
 

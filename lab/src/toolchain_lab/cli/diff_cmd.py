@@ -1,4 +1,4 @@
-"""`kernels diff`: compare the compiled kernels of two places, without a GPU."""
+"""`kernels diff`: compare the compiled kernels in two images, archives or folders, without a GPU."""
 
 from __future__ import annotations
 

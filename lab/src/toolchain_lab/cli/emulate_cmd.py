@@ -189,7 +189,11 @@ def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
 
 
 def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle."""
+    """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle.
+
+    Args:
+        gpu: the GPU whose code object is unpacked from a bundle; if empty, all are unpacked.
+    """
     from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - for a verb that runs
 
     names = []
@@ -211,7 +215,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
 
 
 def decoder(path: Path | None) -> Disassembler:
-    """Return the disassembler; raise ConfigError without numpy, and EngineError without a suitable disassembler."""
+    """Return the disassembler; raise ConfigError if numpy is missing, and EngineError if llvm-objdump is unusable."""
     require_numpy()
     return disassembler(path)
 

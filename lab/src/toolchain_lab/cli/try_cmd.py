@@ -22,7 +22,9 @@ SourceOpt = Annotated[Path, typer.Option("--source", metavar="DIR", help="Source
 WheelOpt = Annotated[
     str | None,
     typer.Option(
-        "--triton-wheel", metavar="FILE|VERSION", help="Triton to compile with: a wheel, or a version from the index."
+        "--triton-wheel",
+        metavar="FILE|VERSION",
+        help="Triton to compile with: a wheel, or a version in the package index.",
     ),
 ]
 PythonOpt = Annotated[
@@ -99,7 +101,8 @@ def kernels_try(
 def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
     """Return the Triton that `--triton-wheel` or `--with-python` names, or else the one that this Python imports.
 
-    ConfigError is raised if both options are given, or if `--with-python` is empty.
+    ConfigError is raised if both options are given, or if `--with-python` is empty. For the errors of a wheel, see
+    `triton_of_wheel`.
     """
     from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
 

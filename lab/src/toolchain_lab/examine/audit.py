@@ -27,7 +27,7 @@ _HOST = (".so", ".pyd")
 
 @dataclass(kw_only=True)
 class Audit:
-    """The result of auditing a place.
+    """The result of auditing a place; see `places.opened`.
 
     Args:
         missing: keys of kernels that the plan lists but the place lacks.

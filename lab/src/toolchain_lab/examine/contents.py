@@ -195,7 +195,11 @@ def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
 
 
 def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterator[Code]:
-    """Yield the kernels in the .aks2 files of a .zip; other entries are skipped."""
+    """Yield the kernels in the .aks2 files of a .zip.
+
+    If the .zip is in the folder `aotriton.images`, every entry is read as an .aks2 file. Otherwise, an entry is skipped
+    unless its name or its first bytes are those of an .aks2 file.
+    """
     with file.open() as stream:
         if stream.read(2) != b"PK":
             return

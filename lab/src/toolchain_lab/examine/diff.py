@@ -128,7 +128,7 @@ def ranked(rows: Iterable[Row]) -> Difference:
 
 
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
-    """Compare the kernels of two places, and return the differences.
+    """Compare the kernels of A and B, and return the differences.
 
     Kernels are paired by key. If A and B have no key in common, kernels are paired by the digest of their compilation
     inputs.

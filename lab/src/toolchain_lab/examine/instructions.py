@@ -29,7 +29,7 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
     """Compare the instructions of those changed kernels whose code has the same size in A and B.
 
     Args:
-        places: the names of the places A and B, which are read again.
+        places: A and B, which are read again; see `places.opened`.
 
     Returns:
         The difference, in which kernels with the same instructions are marked, and the number of kernels that could not

@@ -52,7 +52,7 @@ class Kernel:
 
     @property
     def family(self) -> str:
-        """The name of the kernel's function; for an empty kernel, the third last part of its key."""
+        """The name of the kernel's function; for an empty kernel, the third-to-last part of its key."""
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 
@@ -93,7 +93,7 @@ def _refuse(error: ToolchainError) -> None:
 
 
 def kernels_of(files: Iterable[StoredFile], on_fault: OnFault, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
-    """Yield the kernels in files."""
+    """Yield the kernels in `files`; call `on_fault` with an error for each damaged file."""
     waiting: list[tuple[str, Kernel]] = []
     beside: dict[str, Mapping[str, Any]] = {}
     for item in contents(files, on_fault):
@@ -166,7 +166,10 @@ def _launch(launch: Mapping[str, Any]) -> str:
 
 
 def _cached(kernel: Kernel, launch: Mapping[str, Any]) -> str:
-    """Return a key for a kernel; in Triton's own cache, it omits the folder, whose name differs for each Triton."""
+    """Return the key of a kernel.
+
+    For a kernel in Triton's own cache, the key omits the folder, whose name differs for each Triton.
+    """
     folder = kernel.key.rpartition("/")[0].rpartition("/")[2]
     if kernel.facts is None or not _CACHE_FOLDER.fullmatch(folder):
         return kernel.key

@@ -20,6 +20,7 @@ from toolchain_lab.metered import metered
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
 _MOST = 100_000  # the limit for the number of sections, of dynamic tags and of versions
+
 # The limits for the entries of CUDA's fat binaries, of which PyTorch's largest library has about 100,000, and for the
 # 8-byte words between the fat binaries.
 _MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000
@@ -126,7 +127,7 @@ class _Found:
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
 
     def _take(self, size: int, path: str) -> None:
-        """Raise HostileInputError if the sections of device code so far are together larger than the file.
+        """Raise HostileInputError if the sections of device code, up to this one, are together larger than the file.
 
         Such sections overlap, and the file could take hours to read.
         """
@@ -150,7 +151,7 @@ class _Found:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """Return the highest of some versions of glibc; empty if there are none."""
+    """Return the highest version of glibc in `versions`; empty if there are none."""
     return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 

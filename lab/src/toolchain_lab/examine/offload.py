@@ -222,7 +222,7 @@ def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: in
 def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]]:
     """Return a decompressor with the interface of `zstd.ZstdDecompressor`, and the errors that it raises.
 
-    ImportError is raised if the package for zstd is not installed.
+    KernelError is raised if the compression method is unknown, and ImportError if the package for zstd is missing.
     """
     if method == _ZLIB:
         return _Zlib(), (zlib.error,)

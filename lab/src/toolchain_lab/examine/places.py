@@ -80,7 +80,7 @@ class Files:
         return self._start(self._notes)
 
     def notes(self) -> list[str]:
-        """Return a line for each kind of file that the last iteration has skipped."""
+        """Return a line for each kind of file that the last iteration skipped."""
         return self._notes.lines()
 
 
@@ -118,7 +118,7 @@ class Notes:
 
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Files]:
-    """Yield the files of a place, as a context manager. Images are first checked against their digests, as by `verify`.
+    """Yield the files of a place, as a context manager. The bytes of images are first checked, as `verify` does.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
@@ -165,7 +165,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:
-    """Yield the files in a folder, an archive or a wheel; for any other path, yield the file itself.
+    """Yield the files in a folder, a wheel, or an archive that is not a pack; otherwise yield the file itself.
 
     Args:
         name: the name of the path, whose suffix determines what kind of file it is.
@@ -251,7 +251,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
-    """Return the images that a name in the cache or a reference stands for, after the layout that contains them."""
+    """Return a layout, and the images in it that a name in the cache or a reference stands for."""
     if "/" not in what and not what.startswith("oci:"):
         from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - imports the plan's modules
 

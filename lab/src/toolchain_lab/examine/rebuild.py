@@ -1,4 +1,4 @@
-"""Compile some kernels of a place again from their source, and compare the bytes."""
+"""Compile some of the audited kernels again from their source, and compare the bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rebuild(
         source: the root of the kernels' source.
         plan: the folder that AOTriton's generator wrote; if it is None, the compilation inputs are read from the JSON
             file next to each code object.
-        timeout: the average time in seconds that a kernel may take; only their total time is limited.
+        timeout: the average time in seconds that a kernel may take; only the total time of all kernels is limited.
 
     Raises:
         ConfigError: the compilation inputs of all the kernels are unknown.

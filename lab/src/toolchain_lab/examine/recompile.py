@@ -1,4 +1,4 @@
-"""Compile single kernels again with another Triton, by the same worker that compiles campaigns."""
+"""Compile single kernels again with another Triton, using the worker that compiles campaigns."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from toolchain_lab.examine.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
 _NEWEST = 20  # the search for a CPython 3.N ends before this N
+
 # The paths in the namespaces for compiled kernels, Triton's modules and the recipes.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
@@ -53,7 +54,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
     """Unpack a wheel of Triton into the cache, and return this Triton with a Python that can import it.
 
     Args:
-        text: the wheel: a file, a version in the index, or `pypi:…`.
+        text: the wheel: a file, a version in the package index, or `pypi:…`.
 
     Raises:
         SourceError, HostileInputError: there is no such wheel, or the wheel is damaged.
@@ -178,7 +179,8 @@ def compile_rules(
 ) -> list[dict[str, Any]]:
     """Compile rules one after the other, and return the `status`, `reason`, `seconds` and, if done, `sha256` of each.
 
-    The code object and the JSON file of each compiled kernel are written to the path `out` of the kernel's rule.
+    The code object of each compiled kernel is written to the path `out` of the kernel's rule, and the JSON file is
+    written next to it.
 
     Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces, without access to a
     network or to the user's files.

@@ -1,4 +1,4 @@
-"""Find the revisions of the LLVMs in a library from texts in it; the build of LLVM compiles its revision in.
+"""Find the revisions of the LLVMs in a library, from texts that LLVM's build compiles into it.
 
 The 40 digits of a revision can come from several parts of LLVM, and prove different things; see `KINDS`.
 """
@@ -72,7 +72,7 @@ class Revision:
 
 
 def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
-    """Return the revisions that a file names, each once, in the order of their offsets.
+    """Return the revisions that a file names, in the order of their offsets; equal ones are returned once.
 
     Args:
         pieces: the bytes of the file, in order. Little more than one piece is kept in memory at a time.

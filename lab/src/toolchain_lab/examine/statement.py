@@ -1,4 +1,4 @@
-"""Sign the result of an audit as an in-toto statement about the audited place."""
+"""Sign the result of an audit as an in-toto statement about the audited images or files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREDICATE = "urn:toolchain:audit:v1"
 
 
 def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
-    """Return the in-toto statement for an audit, without the path of the audited place.
+    """Return the in-toto statement for an audit, without the path of what was audited.
 
     Args:
         result_json: the result of the audit as `audit --json` prints it.

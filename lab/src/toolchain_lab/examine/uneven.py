@@ -1,4 +1,4 @@
-"""Find kernels that a place contains for one GPU but not for another."""
+"""Find kernels that a folder, an archive or an image contains for one GPU but not for another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Uneven:
 
 
 def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
-    """Compare the kernels that a place contains for each GPU with those for the other GPUs.
+    """Compare the kernels for each GPU with those for the other GPUs.
 
     A missing kernel is a fault if all kernels of the function that the GPU has also exist for the other GPU, and if
     they and the missing kernel have compilation inputs. A missing function is a fault if the GPU is in `required`, and
@@ -35,7 +35,7 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
     because kernels may be written or tuned for each GPU.
 
     Args:
-        required: the GPUs for which kernels are required; if there are none, all GPUs are compared.
+        required: the GPUs for which kernels are required; if empty, all GPUs are compared.
     """
     by_gpu: dict[str, dict[str, dict[str, Kernel]]] = {gpu: {} for gpu in required}
     for kernel in kernels:

@@ -1,4 +1,4 @@
-"""Find the LLVMs inside a wheel of Triton, and compare them with the pins in the data.
+"""Find the LLVMs inside a wheel of Triton, and compare them with the pins in the data files.
 
 The wheel is untrusted: texts in it can reveal a mistake, but cannot prove that nobody has tampered with it.
 """
@@ -53,7 +53,7 @@ class Library:
     Args:
         file: the name of the file in the wheel; empty if the data lists a library that the wheel lacks.
         part: `core`, LLVM's name for a GPU's code generator, such as `AMDGPU`, or `bitcode`.
-        told: the revisions that texts in the file name.
+        told: the revisions that are named by texts in the file.
         revision: the revision of the LLVM inside, or `COMMIT-BUILD` for a codegen library. It is empty if no text names
             a revision, if texts name different ones, and for bitcode, in which a text names the compiler.
         llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if the file contains none, or
@@ -111,14 +111,14 @@ class WheelLlvm:
 
 @contextmanager
 def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
-    """Yield the wheel that a user names: a file, or one in the index (`pypi:VERSION`, `pypi:PROJECT==VERSION`).
+    """Yield the wheel that a user names: a file, `pypi:VERSION` or `pypi:PROJECT==VERSION`.
 
     A downloaded wheel whose digest is on record is kept in the store; any other download is deleted after the block.
 
     Raises:
         SourceError: there is no such wheel.
-        DigestError: the digest of the wheel in the index differs from the digest on record.
-        UnreachableError: the index does not answer.
+        DigestError: the digest of the wheel in the package index differs from the digest on record.
+        UnreachableError: the package index does not answer.
     """
     if not text.startswith("pypi:"):
         if not Path(text).is_file():

@@ -1,8 +1,8 @@
-"""Cases for AOTriton's attention kernels, with lengths that do not fill blocks, grouped heads, bias and dropout.
+"""Cases for AOTriton's attention kernels, with grouped heads, bias, dropout, and lengths that do not fill blocks.
 
-Each forward and backward kernel runs on one sequence, and unless it has a bias, also on packed sequences of different
-lengths, with a window if it is causal. If a kernel is compiled for padded heads, the heads are 8 columns narrower than
-the block.
+Each forward and backward kernel runs on one sequence and, unless it has a bias, on packed sequences of different
+lengths. If the kernel is causal, the packed sequences have a window. If a kernel is compiled for padded heads, the
+heads are 8 columns narrower than the block.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def check_objects(
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> dict[str, Any]:
-    """Check a sample of the code objects in a folder, and return the result in the form that is published.
+    """Check a sample of the code objects in a folder, and return the result as `Report.published` does.
 
     Args:
         count: the maximum size of the sample; 0 for all objects.
@@ -48,11 +48,11 @@ def check_objects(
 def check_files(
     files: Iterable[StoredFile], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files, and return the result in the form that is published.
+    """Check a sample of the code objects in `files`, and return the result as `Report.published` does.
 
     Args:
         count: the maximum size of the sample; 0 for all objects.
-        label: the name of the place with the files, for error messages.
+        label: the name of the image or the folder that contains the files, for error messages.
     """
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - numpy
 

@@ -117,7 +117,7 @@ def run(
         available: the number of kernels from which the sample was drawn; by default, `len(objects)`.
         known: the results of an earlier check, by name; those for objects with the same bytes are reused.
         exact: whether matrix instructions follow the published rounding rules for the GPU.
-        on_row: a function that is called with each result, the number of results so far, and the number of all kernels.
+        on_row: a function that is called with each result, its number from 1, and the number of all kernels.
     """
     kept = {
         each.name: known[each.name]
@@ -142,7 +142,7 @@ def _begin_worker() -> None:
 def results(
     objects: Sequence[Object], disassembler: Disassembler, jobs: int, *, exact: bool = True
 ) -> Generator[Checked, None, None]:
-    """Check kernels in parallel processes, and yield each result as soon as it is known."""
+    """Check kernels, in parallel processes if there are several jobs and kernels; yield each result once known."""
     if jobs < 2 or len(objects) < 2:
         for each in objects:
             yield check_object(each.path, each.name, disassembler, exact=exact)

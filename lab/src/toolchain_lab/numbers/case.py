@@ -30,7 +30,7 @@ class Expected:
         argument: the name of the kernel's argument for the buffer.
         label: the name of the values for display, such as `dQ`.
         places: the indices of the elements in the buffer, an array of any shape.
-        exact: the exact values, a `float64` array of the shape of `places`.
+        exact: the values that are computed in float64, an array of the shape of `places`.
         plain: the values that a plain implementation in the kernel's type computes.
         element: the type whose precision is used for the bound on the error.
         stored: the type of the buffer's elements, if it is not `element`.
@@ -56,7 +56,7 @@ class Expected:
         return 2 * error + self.element.precision * float(np.abs(self.exact[finite]).max())
 
     def error(self, data: Array) -> float:
-        """Return the largest error in a buffer; infinite if a value is wrong and it or the exact one is not finite."""
+        """Return the largest error in a buffer; infinite if a wrong value or its expected value is not finite."""
         values = (self.stored or self.element).decode(data[self.places])
         if self.summed:
             values = values.sum(0)

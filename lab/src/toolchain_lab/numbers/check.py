@@ -92,7 +92,7 @@ def digest_of(path: Path) -> str:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector in a block; it would slow a check by visiting all decoded instructions."""
+    """Disable cyclic garbage collection in a block, because visiting all decoded instructions would slow a check."""
     enabled = gc.isenabled()
     gc.disable()
     try:

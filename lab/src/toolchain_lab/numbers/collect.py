@@ -1,6 +1,6 @@
-"""Write a sample of the code objects in a place to a folder, with their launch data.
+"""Write a sample of the code objects in an image, an archive or a folder to a folder, with their launch data.
 
-The files of the place are read twice: first to list the code objects, and then to read the chosen ones.
+The files are read twice: first to list the code objects, and then to read the chosen ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pac
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
 # A function that returns the launch data of a kernel in a pack without launch data, given the kernel's path and its LDS
-# in bytes.
+# in bytes; None for an unknown kernel.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
 _LAUNCH = ".launch"  # the suffix of the file with launch data in a Triton cache, in which NAME.json is Triton's
 
@@ -50,15 +50,15 @@ def collect(
     label: str = "",
     planned: Planned | None = None,
 ) -> Collected:
-    """Choose code objects in a place, and write them to a folder, each with its JSON file if it has one.
+    """Choose code objects in `files`, and write them to a folder, each with its JSON file if it has one.
 
     Empty code objects, which mark kernels as known bad, are skipped.
 
     Args:
-        files: the files of the place, which can be iterated several times.
+        files: the files, which can be iterated several times.
         gpus: the GPUs for which code objects are chosen; by default, all GPUs.
         count: the maximum number of code objects to choose, see `objects.sample`; None to choose all.
-        label: the name of the place, for error messages.
+        label: the name of the image, archive or folder that contains the files, for error messages.
         planned: a function that returns launch data for packs that contain none.
 
     Raises:
@@ -120,7 +120,7 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
 
 
 class _Known:
-    """The launch data that is known for the code objects in a place."""
+    """The launch data that is known for the code objects in a collection of files."""
 
     def __init__(self, planned: Planned | None) -> None:
         self._planned = planned

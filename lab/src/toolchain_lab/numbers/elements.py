@@ -49,8 +49,8 @@ class Element:
 FP16 = Element("fp16", np.float16, 2.0**-10)
 BF16 = Element("bf16", np.uint16, 2.0**-7)
 FP32 = Element("fp32", np.float32, 2.0**-20)
-# The matrix instructions of gfx942 truncate fp32 to 10 bits of mantissa, as many as in fp16. The precision is twice
-# that of fp16, because truncation causes twice the error of rounding.
+# The xf32 matrix instructions of gfx942 truncate fp32 to 10 bits of mantissa, as many as in fp16. The precision is
+# twice that of fp16, because truncation causes twice the error of rounding.
 XF32 = Element("xf32", np.float32, 2.0**-9)
 ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 

@@ -14,8 +14,8 @@ SUFFIX = ".hsaco"
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:
     """Return a random sample of code objects, in their original order; None for `count` returns all of them.
 
-    Objects are drawn from each pair of GPU and function in turn, so that a small sample covers as many pairs as
-    possible.
+    An object is drawn from each pair of GPU and function before a second one is drawn from any pair, and so on. So a
+    small sample covers as many pairs as possible.
     """
     if count is None or count >= len(objects):
         return list(objects)

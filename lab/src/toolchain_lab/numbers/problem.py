@@ -57,7 +57,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Triple:
-    """The results for one head: exact, by a plain implementation in the tensors' type, and by one in float32."""
+    """The results for one head: in float64, by a plain implementation in the tensors' type, and by one in float32."""
 
     exact: Results
     plain: Results
@@ -158,7 +158,7 @@ class Problem:
         return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
 
     def kept(self, sequence: int, head: int) -> Array | None:
-        """Return which elements dropout keeps, as `bool[queries, keys]`; None without dropout.
+        """Return which elements dropout keeps, as `bool[queries, keys]`; None if there is no dropout.
 
         In AOTriton, four consecutive keys use the four random words for one offset, in the order 0 2 1 3.
         """

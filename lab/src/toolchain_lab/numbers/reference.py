@@ -1,4 +1,4 @@
-"""Compute attention and its gradients exactly in float64, or as a plain implementation in the kernel's type does."""
+"""Compute attention and its gradients in float64, or as a plain implementation in the kernel's type does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inputs:
         q, k, v, do: `float64[rows, columns]`. If `do` is None, no gradients are computed.
         scale: the factor by which scores are multiplied.
         visible: which keys each query may see, `bool[queries, keys]`.
-        keep: which elements dropout keeps, `bool[queries, keys]`; None without dropout.
+        keep: which elements dropout keeps, `bool[queries, keys]`; None if there is no dropout.
         drop: the probability with which dropout drops an element.
     """
 
@@ -57,7 +57,7 @@ class Results:
 
 
 def exactly(values: Array) -> Array:
-    """Return values unchanged, for a computation without rounding."""
+    """Return values unchanged, for a computation in float64 that rounds to no other type."""
     return values
 
 
@@ -71,7 +71,7 @@ def summed_singly(a: Array, b: Array) -> Array:
 
 
 def summed_from_xf32(a: Array, b: Array) -> Array:
-    """Return `summed_singly` for factors truncated to 10 mantissa bits, as in the matrix instructions of gfx942."""
+    """Return `summed_singly` for factors truncated to 10 mantissa bits, as gfx942 does for xf32."""
     kept = np.uint32(0xFFFFE000)
     left, right = ((np.ascontiguousarray(each, np.float32).view(np.uint32) & kept).view(np.float32) for each in (a, b))
     return summed_singly(left, right)

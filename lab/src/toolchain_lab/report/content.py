@@ -34,7 +34,7 @@ class Column:
     """A column of a table.
 
     Args:
-        key: the column's name in filters, such as `vgpr>128`.
+        key: the column's name in filters, such as `vgpr` in `vgpr>128`.
         help: an explanation of the heading, if it needs one.
         before: if this column contains values of side B, the key of the column with the values of side A.
     """

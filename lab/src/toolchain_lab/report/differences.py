@@ -64,7 +64,7 @@ def diff_report(value: Mapping[str, Any], name: str) -> Report:
         Section(title="Kernels whose bytes differ", table=_differences(listed), note=note),
         Section(title="By kernel and GPU", table=_groups(value["groups"])),
     ]
-    # A file that another version wrote may lack the names of A and B.
+    # The output of `kernels try --json`, which has the same form, does not contain the names of A and B.
     a, b = str(value.get("a", "A")), str(value.get("b", "B"))
     subject = f"A is {a}, B is {b}; {name}"
     return Report(

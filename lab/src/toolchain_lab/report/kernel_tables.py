@@ -95,14 +95,14 @@ def _campaign_section(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Se
 
 
 def kernels_report(what: str, kernels: Sequence[Kernel]) -> Report:
-    """Return the report about the kernels in a place, for which there is no ledger of their compilation."""
+    """Return the report about kernels for which there is no ledger of a campaign."""
     figures, section = kernels_part(kernels)
     subject = _gpus(kernel.gpu for kernel in kernels)
     return Report(kind="kernels", title=what, subject=subject, figures=figures, sections=[section])
 
 
 def kernels_part(kernels: Sequence[Kernel]) -> tuple[Figures, Section]:
-    """Return figures about the kernels in a place, and a section with a row for each kernel."""
+    """Return figures about kernels, and a section with a row for each kernel."""
     empty = sum(kernel.facts is None for kernel in kernels)
     figures = [("kernels", f"{len(kernels):,}", Tone.PLAIN)]
     figures += [("empty (known bad)", f"{empty:,}", Tone.BAD)] if empty else []
