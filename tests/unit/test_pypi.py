@@ -1,4 +1,4 @@
-"""Files of a Python index, from one on loopback."""
+"""Files of a package index, from one on loopback."""
 
 from __future__ import annotations
 

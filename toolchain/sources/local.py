@@ -103,4 +103,4 @@ def _version_of(name: str, plain: str) -> str:
         case "llvm":
             return "for a package: --source llvm=distro:PACKAGE, such as llvm-toolchain-22; or --source llvm=URL@COMMIT"
         case _:
-            return f"for a version in the Python index: --source {name}=pypi:{plain}; for a file: --source {name}=PATH"
+            return f"for a version in the package index: --source {name}=pypi:{plain}; for a file: --source {name}=PATH"

@@ -201,13 +201,13 @@ def _address(project: str, filename: str) -> str:
     except OSError as error:
         raise UnreachableError(
             "index-unreachable",
-            "the Python index does not answer",
+            "the package index does not answer",
             why=f"the page for {project} could not be read",
             fix="check the network and `pip config list`",
         ) from error
     if status >= 500:
         raise UnreachableError(
-            "index-unreachable", "the Python index failed", why=f"it answered {status}", fix="try again later"
+            "index-unreachable", "the package index failed", why=f"it answered {status}", fix="try again later"
         )
     for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
         with contextlib.suppress(ValueError):  # skip invalid URLs

@@ -73,7 +73,7 @@ def wheel_source(request: Request) -> Source:
     if source.kind != "pypi":
         raise UnsupportedError(
             "not-a-wheel-of-index",
-            f"--source triton={spec} is not a wheel of the Python index",
+            f"--source triton={spec} is not a wheel of the package index",
             why="no row of toolchain/data/pypi.toml has its digest" if spec.wheel else "",
             fix="name one: --source triton=pypi:VERSION",
         )

@@ -51,7 +51,7 @@ def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pyte
     monkeypatch.setattr(bridge, "find_spec", lambda _: None)
     with refused("numpy-missing") as refusal:
         bridge.require_numpy("--check")
-    # The Python index has a project with the name of this one.
+    # The package index has a project with the name of this one.
     assert "install 'toolchain" not in refusal.value.fix
 
 
