@@ -21,7 +21,6 @@ MADE: dict[str, Callable[[], str]] = {
     "reference/verbs.md": site_reference.verbs,
     "reference/names.md": site_reference.names,
     "assets/flow.svg": site_pictures.flow,
-    "assets/house.svg": site_pictures.house,
 }
 
 

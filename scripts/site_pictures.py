@@ -1,11 +1,11 @@
-"""Draw two pictures as SVG, for dark and light pages: how stages build on each other, and which packages import which."""
+"""Draw how the stages build on each other, as an SVG picture for dark and light pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 
-from scripts.house import LAB, PACKAGE, TOP, imported, imports, levels, package_of, sources
+from scripts.house import levels
 from toolchain.catalog.stages import STAGES
 
 _STYLE = (
@@ -107,35 +107,3 @@ def _made(name: str) -> str:
     words = {"base": "an operating system", "sysroot": "old glibc to link", "python": "CPythons", "llvm": "the layer",
              "triton": "wheels, an image", "kernels": "FlashAttention", "aotriton": "library, kernels"}  # fmt: skip
     return words.get(name, "")
-
-
-def house(packages: Mapping[str, set[str]] | None = None) -> str:
-    """Return the picture of the packages by level; the lab is drawn as one package.
-
-    Args:
-        packages: the packages that each package imports; by default, those of the code.
-    """
-    found = {**imports(), "lab": _below_lab()} if packages is None else packages
-    where = levels(found)
-    step, left, wide = _HIGH + 14, 40, 132
-    parts, high = [], max(where.values())
-    most = max(sum(where[name] == number for name in found) for number in range(high + 1))
-    for number in range(high, -1, -1):
-        y = 16 + (high - number) * step
-        parts.append(f'<text class="s" x="8" y="{y + 28}">{number}</text>')
-        inside = sorted(name for name in found if where[name] == number)
-        start = left + (most - len(inside)) * (wide + 10) // 2
-        for place, name in enumerate(inside):
-            folder = "plugin" if name == "lab" else "a folder" if (TOP / PACKAGE / name).is_dir() else ""
-            parts.append(_box(start + place * (wide + 10), y, name, folder, width=wide, kind="k" if folder else ""))
-    text = f"{len(found)} packages, {high + 1} levels; imports go downwards only"
-    parts.append(f'<text class="s" x="{left}" y="{16 + (high + 1) * step + 12}">{text}</text>')
-    width = left + most * (wide + 10) + 10
-    return _picture(width, 16 + (high + 1) * step + 30, "The packages of the code, by level", parts)
-
-
-def _below_lab() -> set[str]:
-    """Return the packages of `toolchain` that the lab imports."""
-    modules = frozenset(sources())
-    names = set().union(*(imported(path.read_text(encoding="utf-8"), modules) for path in sources(TOP, LAB).values()))
-    return {package_of(name) for name in names if name.split(".")[0] == PACKAGE} - {""}

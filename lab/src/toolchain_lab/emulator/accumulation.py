@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.float_math import add_to_odd, fma
+from toolchain_lab.emulator.float_math import add_to_odd, fma, two_sum
 from toolchain_lab.emulator.wave import Target
 
 _EXPONENT = np.uint64(0x7FF << 52)
@@ -145,16 +145,9 @@ def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
     The method is that of Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
     rounding to odd", IEEE Transactions on Computers, 2008.
     """
-    upper, lower = _two_sum(b, c)
-    high, low = _two_sum(a, upper)
+    upper, lower = two_sum(b, c)
+    high, low = two_sum(a, upper)
     return add_to_odd(high, add_to_odd(low, lower))
-
-
-def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded sum of two arrays, and its rounding error."""
-    total = a + b
-    back = total - a
-    return total, (a - (total - back)) + (b - back)
 
 
 def _flush(values: Array) -> Array:

@@ -20,13 +20,6 @@ _SPLIT = 2.0**27 + 1
 _TURN_BITS = 1201
 
 
-def _sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the rounded sum of two arrays, and its rounding error."""
-    total = a + b
-    back = total - a
-    return total, (a - (total - back)) + (b - back)
-
-
 def _halves(values: Array) -> tuple[Array, Array]:
     """Split numbers into a high and a low part of at most 26 bits each, so that products of parts are exact."""
     scaled = values * _SPLIT
@@ -52,8 +45,8 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     product = a * b
     (high_a, low_a), (high_b, low_b) = _halves(a), _halves(b)
     rest = low_a * low_b - (((product - high_a * high_b) - low_a * high_b) - high_a * low_b)
-    (middle, below), result = _sum(c, rest), product + c
-    top, lost = _sum(product, middle)
+    (middle, below), result = float_math.two_sum(c, rest), product + c
+    top, lost = float_math.two_sum(product, middle)
     known = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
     far = [np.abs(exponent(values) - 1023) > limit for values, limit in ((a, 400), (b, 400), (c, 800))]
     slow = known & (far[0] | far[1] | (far[2] & (c != 0)))

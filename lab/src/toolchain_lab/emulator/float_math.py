@@ -45,6 +45,12 @@ def _lost(a: Array, b: Array, total: Array) -> Array:
     return np.asarray((a - (total - back)) + (b - back))
 
 
+def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the rounded sum of two float64 arrays, and its rounding error."""
+    total = np.asarray(a + b)
+    return total, _lost(a, b, total)
+
+
 def _to_odd(total: Array, lost: Array) -> Array:
     """Return sums rounded to odd: inexact sums with an even mantissa move by one unit towards the exact sum.
 
@@ -57,8 +63,7 @@ def _to_odd(total: Array, lost: Array) -> Array:
 
 def add_to_odd(a: Array, b: Array) -> Array:
     """Add two `float64` arrays, rounding to odd, so that a later rounding to fewer bits is correct."""
-    total = np.asarray(a + b)
-    return _to_odd(total, _lost(a, b, total))
+    return _to_odd(*two_sum(a, b))
 
 
 def fma_half(a: Array, b: Array, c: Array) -> Array:
