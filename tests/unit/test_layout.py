@@ -240,6 +240,17 @@ def test_gc_keeps_what_is_reachable(layout: Layout, tmp_path: Path) -> None:
     assert layout.gc([kept.digest]) == 0
 
 
+def test_gc_keeps_the_other_images_of_an_index_with_a_damaged_one(layout: Layout, tmp_path: Path) -> None:
+    image = layout.children(small_index(layout, tmp_path, size=1000, seed=1))[0]
+    lost = layout.put_json({}, media.MANIFEST)
+    both = [lost.as_json(), image.as_json()]
+    index = layout.put_json({"schemaVersion": 2, "mediaType": media.INDEX, "manifests": both}, media.INDEX)
+    layout.tag(index, "x")
+    layout.blob(lost.digest).write_bytes(b"[]")
+    layout.gc()
+    assert all(layout.has(item.digest) for item in (index, lost, *layout.walk(image)))
+
+
 def test_what_a_killed_publish_left_goes_a_day_later_with_the_next_name(layout: Layout, tmp_path: Path) -> None:
     item = small_index(layout, tmp_path, size=1000, seed=1)
     new, old = (layout.root / "blobs" / "sha256" / f".x.{number}.partial" for number in (1, 2))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.core.digest import canonical, write_atomically
-from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError
+from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError
 from toolchain.core.filesystem import read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT, Blobs
@@ -256,11 +256,16 @@ class Layout(Blobs):
             return ()
         return children_of(self.read_json(descriptor), descriptor)
 
-    def walk(self, descriptor: Descriptor) -> Iterator[Descriptor]:
+    def walk(
+        self, descriptor: Descriptor, *, damaged: Callable[[ToolchainError], None] | None = None
+    ) -> Iterator[Descriptor]:
         """Yield a descriptor and everything that it refers to, parents first.
 
         A blob is yielded once for each media type with which it is listed. Only manifests and indexes are read, so
         other blobs may be missing.
+
+        Args:
+            damaged: called with the error for a manifest that cannot be read, instead of raising the error.
         """
         seen: set[tuple[str, str]] = set()
         waiting = [descriptor]
@@ -270,7 +275,12 @@ class Layout(Blobs):
                 continue
             seen.add((this.digest, this.media_type))
             yield this
-            waiting.extend(reversed(self.children(this)))
+            try:
+                waiting.extend(reversed(self.children(this)))
+            except (RegistryError, DigestError, DocumentError) as error:
+                if damaged is None:
+                    raise
+                damaged(error)
 
     def images_below(self, descriptor: Descriptor) -> list[Descriptor]:
         """Return the images in an index, or the image itself; artifacts are skipped."""
@@ -290,16 +300,20 @@ class Layout(Blobs):
                 refer to.
             older_than: the minimum age in seconds of the blobs to remove.
         """
+
+        def warn(error: ToolchainError) -> None:
+            LOG.warning("%s: %s", self.root, error)
+
         with self._lock():
             freed = self._sweep()
             used = set(keep)
             for digest in {*used, *(str(entry.get("digest")) for entry in self._entries()["manifests"])}:
                 try:
                     if self.has(digest):
-                        used.update(item.digest for item in self.walk(self.resolve(digest)))
+                        used.update(item.digest for item in self.walk(self.resolve(digest), damaged=warn))
                 except (RegistryError, DigestError, DocumentError) as error:
                     used.add(digest)
-                    LOG.warning("%s: %s", self.root, error)
+                    warn(error)
             for path in self._blobs.iterdir() if self._blobs.is_dir() else []:
                 if path.name.startswith(".") or f"sha256:{path.name}" in used:
                     continue
