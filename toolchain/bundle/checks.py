@@ -85,7 +85,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
             "bundle-record-malformed", f"{title} is not a valid record of a {base.stage}", why=why, fix=DO_NOT
         ) from error
     inputs, packages = record.inputs, record.facts.get("packages")
-    # If an input differed, no plan would find the record by its input digest.
+    # The other inputs are not compared, because a plan finds a record by the digest of all its inputs.
     given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
              inputs.get("packages"), record.manifest, record.input_digest, record.partial)  # fmt: skip
     wanted = (base.stage, base.stage, base.image_name, base.arch, base.arch, base.name,

@@ -1,4 +1,4 @@
-"""The combinations that were built and checked, from data/tried.toml."""
+"""The combinations of outputs, versions and target systems that were built and checked, from data/tried.toml."""
 
 from __future__ import annotations
 

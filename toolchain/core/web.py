@@ -83,8 +83,8 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
             header = response.headers.get("Retry-After", "")
             seconds: float | None = header_number(header)
-            # The header may be a date, which urllib3 parses. A text of only digits is never a date, so an invalid
-            # number is ignored.
+            # The header may be a date, which urllib3 parses. A string of digits is never a date, so a number that
+            # `header_number` rejects is ignored.
             if seconds is None and not header.strip().isnumeric():
                 with contextlib.suppress(ValueError, OverflowError, HTTPError):
                     seconds = super().get_retry_after(response)

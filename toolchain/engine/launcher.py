@@ -1,8 +1,9 @@
 """Run a program as root of its own user namespace, in a root folder with only system folders and requested files.
 
-The launcher needs only the standard library. Root, or root of a user namespace, starts it with
-`python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher ends with the exit
-code or the signal of PROGRAM. When the launcher is killed, the kernel kills every process that it started.
+The launcher imports only the standard library and, if SPEC has limits, `limit_watch`. Root, or root of a user
+namespace, starts it with `python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The
+launcher ends with the exit code or the signal of PROGRAM. When the launcher is killed, the kernel kills every process
+that it started.
 
 PROGRAM runs with none of the caller's user and group ids, and only those of the caller's folders that SPEC lists are
 mounted. So a process that escapes from a container can read only these folders, and the files that every user of the

@@ -177,7 +177,7 @@ class Ledger:
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
     def _write(self, *rows: tuple[str, str, str]) -> None:
-        # All rows share one transaction, because a flush to disk takes longer than reading a kernel from a store.
+        # All rows share one transaction, because each transaction is flushed to disk, which takes milliseconds.
         try:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:

@@ -216,7 +216,10 @@ class Worker:
             write_unflushed(job.out.with_suffix(suffix), content)
 
     def end_for(self, task: Task, reason: str, *, final: bool) -> None:
-        """Kill the process from another thread if it still compiles `task`. For `final`, see `OverMemoryError`."""
+        """Kill the process if it is still compiling `task`. Any thread may call this.
+
+        For `final`, see `OverMemoryError`.
+        """
         with self._lock:
             if self.task is task and self.over is None:
                 self.over = OverMemoryError(reason, final=final)

@@ -144,7 +144,7 @@ class Option:
         return [word for text in texts for word in (self.flag, text)]
 
     def below(self, folder: Path, text: str) -> str:
-        """Return a value from a file in `folder`; a relative path in the value is joined to that folder."""
+        """Return `text`, an option's value from a file in `folder`, with a relative path in it joined to `folder`."""
         before, rest = "", text
         if self.place == "pair":
             name, sign, rest = text.partition("=")

@@ -297,7 +297,7 @@ def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
     """Raise UnsupportedError if the plan contains no kernels for one of the GPUs.
 
-    Upstream's generator does not report a GPU that it does not know; it only plans no kernels for it.
+    Upstream's generator does not report unknown GPUs; it silently plans no kernels for them.
     """
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(

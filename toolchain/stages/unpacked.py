@@ -40,7 +40,7 @@ _LIST_ARCHIVES = (
 # Folders that are left out because they contain no headers or libraries. Some of them contain files of the build
 # machine.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files that are left out because builds neither include nor import them. The static library makes up half of the size.
+# Files of Python packages that builds do not need. The static libpython alone is half of the unpacked size.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
 # Paths that are left out: folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (

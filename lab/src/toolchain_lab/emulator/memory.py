@@ -111,12 +111,13 @@ class Lds(Views):
 
         Args:
             place: the byte offset of each active lane.
-            values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store that writes the
-                values that are already in LDS is not a race.
+            values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store of the
+                values that are already in LDS does not race with earlier accesses.
 
         Raises:
             FaultyKernelError: two waves have accessed the same bytes since the last barrier, and at least one of the
-                two accesses writes to them. A race of a load may only be detected at the next store or barrier.
+                two accesses writes to them. A race between a load and an earlier store is
+                detected at the next store or barrier.
         """
         if not self.watch or size < 2 or not len(place):
             return

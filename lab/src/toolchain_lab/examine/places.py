@@ -180,7 +180,8 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
         with open_zip(path, name) as archive:
             yield from _zip_files(archive, notes)
     elif _TAR.fullmatch(name):
-        # The file is read without a buffer, because another program may continue to read from the file's offset.
+        # The file is read without a buffer, because a decompressor may get it as its standard input, and would
+        # start at the offset to which the buffer has read.
         with open_regular(path) as regular, decompressed(path, cast("Any", regular).raw) as stream:
             packed = os.fstat(regular.fileno()).st_size
             yield from _tar_files(_Budgeted(stream, UnpackBudget(packed), name), name, notes)

@@ -186,7 +186,11 @@ def check_program(
 
 
 def _cause(program: Program, launch: Launch, done: Launched, seed: int) -> str:
-    """Return the difference between two runs that changes the results, found by runs with only one difference."""
+    """Return which difference between the two runs of a case changes the results.
+
+    The order of the waves and the addresses are each changed alone. If neither changes the results, the initial content
+    of registers or LDS does.
+    """
     if _differing(done, run(program, launch, reverse=True, seed=seed)):
         return "the order of the waves"
     if _differing(done, run(program, launch, seed=seed, placement=UPPER)):

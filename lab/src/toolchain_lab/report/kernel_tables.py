@@ -13,7 +13,8 @@ from toolchain_lab.examine.facts import Facts
 from toolchain_lab.examine.kernels import Kernel
 from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
 
-# The facts about a kernel: by the name in filters, the heading, the kind and the help text of the column.
+# The facts about a kernel. The keys are the names used in filters; the values are the heading, the kind and the help
+# text of the column.
 FACTS = {
     "waves": ("Waves", Kind.NUMBER, "waves that fit on a SIMD, by registers and LDS"),
     "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, including AGPRs"),
