@@ -223,9 +223,9 @@ def refined(
 
 
 def release_to_check(details: AotritonDetails, request: Request) -> str:
-    """Return the release whose databases a tree must contain.
+    """Return the release whose databases a tree must contain, or an empty string.
 
-    The result is empty if the request patches AOTriton, or if it names no known release.
+    The string is empty if the request patches AOTriton, or if it names no known release.
     """
     return "" if request.patches.get("aotriton") else details.release
 
@@ -267,7 +267,7 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
 
 
 def gpus_by_pack(gpus: Sequence[str], of: Generation) -> dict[str, list[str]]:
-    """Return the requested GPUs in each image pack, by the pack's name; empty if the library contains its kernels."""
+    """Return the requested GPUs in each image pack, by the pack's name; an empty dictionary if there are no packs."""
     packs = sorted({of.pack(gpu) for gpu in gpus}) if not of.inside else []
     return {f"amd-{pack}": [gpu for gpu in gpus if of.pack(gpu) == pack] for pack in packs}
 

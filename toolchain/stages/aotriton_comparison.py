@@ -105,7 +105,7 @@ def _there(answer: Answer) -> str:
 
 
 def _same_failure(entry: Entry, answer: Answer) -> bool:
-    """Return whether upstream's script failed for a rule in the same way as in the campaign."""
+    """Return whether a rule failed in upstream's script in the same way as in the campaign."""
     if answer.size:
         return False
     if entry.status == TIMEOUT:

@@ -1,4 +1,7 @@
-"""Lay out the kernels of AOTriton releases before 0.10, whose library contains its kernels."""
+"""Lay out compiled kernels for upstream's build or packers, and load built libraries.
+
+The library of an AOTriton release before 0.10 contains its kernels.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ OBJECTS = "objects"
 
 
 def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
-    """Write a code object and its JSON for each rule of the plan and each copy, in the layout of the library's build.
+    """Write code objects with their JSON for the plan's rules and their copies, in the layout of the library's build.
 
     An object that was not requested or did not compile becomes an empty file, which the library treats as missing.
 
@@ -46,8 +49,8 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
                 continue
             target.write_bytes(b"")
             wide = 32 if int(rule.target[3:-2]) >= 10 else 64
-            # Upstream takes a function's name from the kernel's first object, so the status of an empty object must be
-            # "Complete" too.
+            # Upstream takes a function's name from the kernel's first object, which may be empty, so the status of an
+            # empty object must be "Complete" too.
             metadata = {
                 "compile_status": "Complete", "name": rule.kernel, "shared": 0, "num_warps": rule.num_warps,
                 "num_stages": rule.num_stages, "warp_size": wide,
@@ -74,7 +77,7 @@ def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str,
 
 
 def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:
-    """Write the list of the kernels that the library contains and lacks to `LEDGER` below the prefix.
+    """Write the list of the kernels that the library contains or lacks to `LEDGER` below the prefix.
 
     Args:
         facts: other values of the list's JSON object.

@@ -122,7 +122,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """Return the inputs that only a portable library has; empty if the library is bound to a base."""
+    """Return the inputs that only a portable library has. If `glibc` is empty, the library has no such inputs."""
     if not glibc:
         return {}
     return {

@@ -57,10 +57,10 @@ def holds_on(library: Linked, floor: Floor) -> bool:
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
-    """Raise ContractError if a library needs a HIP other than `soname`, or a newer system than its floor.
+    """Raise ContractError unless a library needs only the HIP `soname`, and no newer system than its floor.
 
-    ContractError is also raised if the library calls a HIP function that the stub library does not define, or one
-    without naming the library that defines it.
+    ContractError is also raised if the library calls a HIP function with a version node that the stub library does not
+    define, or without naming the library that defines the function.
 
     Args:
         stubs: the stub libraries that the library was linked with, by soname.
@@ -230,7 +230,7 @@ def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
 
 
 def _misfit(binary: Linked, arch: str, glibc: str) -> str:
-    """Return the reason why a program or library cannot run on an architecture and a glibc; empty if it can."""
+    """Return why a program or library cannot run on an architecture and a glibc; an empty string if it can."""
     if binary.machine != _ELF_MACHINES[arch]:
         return f"it is for {binary.machine}, not {arch}"
     newest = binary.newest("GLIBC_")

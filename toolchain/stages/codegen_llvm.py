@@ -174,7 +174,7 @@ def bindings(request: Request, tree: Path | None) -> Bindings:
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins in the tool's data for the request's Triton; empty if it is not in the data."""
+    """Return the pins in the tool's data for the request's Triton, or an empty tuple if it is not in the data."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None

@@ -45,7 +45,7 @@ class Linked:
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version of the needed version nodes that begin with `prefix`; empty if there is none.
+        """Return the newest version of the needed version nodes that begin with `prefix`; an empty tuple if none does.
 
         Nodes without a number are ignored, such as `GLIBC_PRIVATE` for the prefix `GLIBC_`.
         """
@@ -66,7 +66,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Return the dynamic linking information in an ELF file's content; raise ContractError if it is damaged."""
+    """Return the dynamic linking information in an ELF file's content; raise ContractError if the file is damaged."""
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# Where HIP's headers are: in an include folder, in a ROCm, in a distribution's package, or in Triton's tree.
+# The folders with HIP's headers in an include folder, a ROCm, a distribution's package, and Triton's tree.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")

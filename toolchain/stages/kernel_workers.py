@@ -260,14 +260,14 @@ def allocator(request: Request) -> dict[str, str]:
 
 
 def kernel_limits(request: Request) -> Limits:
-    """Return the limits of time and memory for compiling one kernel."""
+    """Return the limits on time and memory for compiling one kernel."""
     from toolchain.kernels.bounds import Limits, patience  # noqa: PLC0415 - a plan compiles nothing
 
     return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 
 
 def part_of_kernels(request: Request) -> str:
-    """Return a description of the request's selection of kernels, such as `limit 300`; empty for all kernels."""
+    """Return a description of the selected kernels, such as `limit 300`; an empty string if all are selected."""
     shard = "/".join(map(str, request.shard or ()))
     part = {"select": request.select, "limit": request.limit, "shard": shard}
     return ", ".join(f"{name} {value}" for name, value in part.items() if value)
@@ -301,7 +301,7 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
 
 
 def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return a fact with the number of kernels that come from kernel stores, by signer; empty if no kernel does.
+    """Return the fact that counts the kernels from kernel stores by signer; an empty dictionary if there are none.
 
     The fact does not contain the path of a store, because the path means nothing on other machines.
     """

@@ -78,7 +78,10 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose components this LLVM contains; empty while the version that determines it is unknown."""
+        """The Triton for which the components of this LLVM were chosen.
+
+        It is an empty string while the LLVM's version determines this Triton and is unknown.
+        """
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
@@ -148,7 +151,8 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # All of components.toml is an input, because only the fetched tree's version determines which rows apply.
+            # While the Triton is unknown, all of components.toml is an input, because the version of the fetched tree
+            # determines which rows apply.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),
@@ -291,7 +295,10 @@ def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Return labels that tell users the oldest supported system and how to build Triton; empty if `glibc` is empty."""
+    """Return the labels of a portable layer, which tell users the oldest supported system and how to build Triton.
+
+    If `glibc` is empty, the layer is not portable and has no such labels.
+    """
     if not glibc:
         return {}
     floor = floor_of(glibc)

@@ -33,7 +33,10 @@ def version_of_tree(tree: Path) -> str:
 
 
 def major_of(source: Source) -> int | None:
-    """Return the major version of an LLVM source; None if it is unknown until the source is fetched."""
+    """Return the major version of an LLVM source; None if it is unknown until the source is fetched.
+
+    SourceError is raised for a folder that sets no version.
+    """
     if source.path is not None and source.path.is_dir():
         return major(version_of_tree(source.path))
     named = _PACKAGE.fullmatch(source.where) if source.kind == "distro" else None

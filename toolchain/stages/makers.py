@@ -32,7 +32,7 @@ MAKERS: dict[str, str] = {
     **{rule.llvm: "toolchain.stages.codegen_llvm:codegen_stage" for rule in codegens()},
     **{rule.stage: "toolchain.stages.codegen_library:codegen_stage" for rule in codegens()},
 }
-# For each stage whose stages below depend on the request, the function that returns the names of those stages.
+# The functions that return the names of the stages below a stage, for stages where these names depend on the request.
 _STANDS_ON = {
     "triton": "toolchain.stages.triton:stands_on",
     "wheels": "toolchain.stages.wheel:stands_on",
@@ -56,7 +56,7 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the architectures for which a stage can be cross-compiled; empty if there are none."""
+    """Return the architectures for which a stage can be cross-compiled, if any."""
     if not row.cross:
         return ()
     from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - most plans have no such stage

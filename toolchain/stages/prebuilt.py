@@ -41,7 +41,7 @@ class Known:
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
-        """Return the absolute glob for the base's file that replaces `file`; empty if no file replaces it."""
+        """Return the absolute glob for the base's file that replaces `file`; an empty string if none does."""
         return self.replace.replace("{file}", file.rpartition("/")[2])
 
 
@@ -146,7 +146,7 @@ def choices(source: str, request: Request) -> dict[str, Any]:
 def take_in(
     source: str, tree: Path, request: Request, *, tests: Sequence[str] = (), whole: bool = False
 ) -> tuple[Intake, tuple[Finding, ...]]:
-    """Scan a source tree and decide on each prebuilt file in it; return the decisions and the sorted files.
+    """Scan a source tree and decide on each prebuilt file in it; return the decisions and the files.
 
     PolicyError is raised for a file on which no decision was made, and for a file that cannot be dropped or replaced.
 

@@ -1,4 +1,4 @@
-"""Define the protocol of stages. A stage plans its inputs, is built once for these inputs, and becomes one image."""
+"""Define the protocol of stages. A stage plans its inputs, is built once for these inputs, and produces one image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Planned(Generic[Details]):
     """The plan of a stage, which is made before any work.
 
     Args:
-        image: the name of the image that the stage becomes.
+        image: the name of the image that the stage produces.
         inputs: everything that determines the output, as JSON values; None if an input is not known yet.
         binaries: the prebuilt parts of the image, by their names in `--allow-binary`.
         partial: a description of the missing parts, for display; empty for a complete image.
@@ -45,7 +45,8 @@ class Planned(Generic[Details]):
         online: whether the build uses the network for more than fetching the sources.
         has_contract_check: whether the build checks its result, unless --no-contract is given.
         prefix: the folder of the stage's files in the image, if users or other stages copy it.
-        serves: for an LLVM, the Triton whose components it contains; empty if unknown before the tree is fetched.
+        serves: for an LLVM, the Triton for which its components were chosen; an empty string if this is unknown until
+            the tree is fetched.
         note: a decision that was made for the user, for display.
         details: other decisions for `build` and for the stages above; the type depends on the stage.
     """
@@ -125,7 +126,7 @@ class ImageParts:
         revision: the commit or the version of the source.
         binaries: whether a label lists the prebuilt parts.
         licensed: whether a label names the licence; False if only files in the layer name it.
-        under: the stage whose layers are below this one; None for an image of one layer.
+        under: the stage whose layers are at the bottom of the image; None for an image of one layer.
         beside: other stages, whose layers are between those of `under` and the stage's own layer.
         environment: see `ImageSpec`.
     """
@@ -140,7 +141,7 @@ class ImageParts:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def all_labels(self, planned: Planned) -> dict[str, str]:
-        """Return labels for the image of a planned stage; only the title if its `StageRow` has one."""
+        """Return the labels of a planned stage's image; only the title if the stage's `StageRow` has one."""
         row = stage_row(planned.name)
         if row.title:
             return {labels.TITLE: row.title.format(self.title)}

@@ -104,5 +104,5 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:
-    """Return the architectures for which Triton can be cross-compiled; empty unless its build is portable."""
+    """Return the architectures for which Triton can be cross-compiled. Only portable builds from source have any."""
     return _CROSS if request.glibc and from_source(request) else ()

@@ -134,8 +134,8 @@ class TritonCacheStage:
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # The calls are repeated in several orders, but not in a shard, because it contains only some of them.
-                # `kernels merge` repeats those of all shards.
+                # The calls are repeated in several orders. A shard does not repeat them, because it contains only some
+                # of the calls. `kernels merge` repeats the calls of all shards.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))

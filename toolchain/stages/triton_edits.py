@@ -72,10 +72,10 @@ def _takes(request: Request, edits: EditFile) -> bool:
 
 
 def llvm_release(spec: SourceSpec, request: Request) -> str:
-    """Return the version of an LLVM source, such as `22.1.8`; empty if it is unknown until the source is fetched.
+    """Return the version of an LLVM source, such as `22.1.8`, or an empty string if it is not known.
 
-    The version of a tree of LLVM's main branch is for example `23.0.0`, and that of the first release `23.1.0`. If only
-    the major version of a package is known, the result is for example `23.1`.
+    A tree of LLVM's main branch has a version such as `23.0.0`, and the first release from it has `23.1.0`. If only the
+    major version of a package is known, the result is for example `23.1`.
     """
     if spec.kind == "git" and (tagged := re.fullmatch(r"llvmorg-([0-9.]+)", spec.tag)):
         return tagged[1]

@@ -34,7 +34,8 @@ def triton_spec(request: Request) -> SourceSpec:
     """Return where the request's Triton comes from.
 
     This is the source that the request names, or else the Triton of its AOTriton release, or else upstream's repository
-    at the commit or tag of the requested version. An error is raised if a commit is unknown or the version is too old.
+    at the commit or tag of the requested version. An error is raised if the version or its commit is unknown, or if the
+    version is too old.
     """
     if (spec := request.sources.get("triton")) is not None:
         return spec
@@ -128,6 +129,6 @@ def unknown_commit(request: Request) -> SourceSpec | None:
 
 
 def _locked_commit(request: Request, tag: str) -> str:
-    """Return the commit that the lock contains for a tag of upstream's repository; empty if it contains none."""
+    """Return the commit in the lock for a tag of upstream's repository; an empty string if the lock has none."""
     held = request.lock.source("triton") if request.lock is not None else None
     return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""

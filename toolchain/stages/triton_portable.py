@@ -155,7 +155,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
-    """Raise UnsupportedError if no wheel of a Triton tree can be built and tested for a Python in `versions`."""
+    """Raise an error if `versions` contains a Python for which no wheel of Triton can be built and tested."""
     requires = python_requires(tree)
     for version in versions:
         check_range(version, requires, name=f"Triton {name}")

@@ -45,7 +45,10 @@ def lit_totals(path: Path) -> dict[str, Any]:
 
 
 def _why(output: str) -> str:
-    """Return the first three lines of a failed test's output that contain an error, or else its last three lines."""
+    """Return the first three lines of a failed test's output that mention an error, or else its last three lines.
+
+    At most 1000 characters are returned.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
     return "\n".join(named[:3] or lines[-3:])[:1000]

@@ -38,9 +38,10 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
-# AMD GPUs of different families. A Triton that compiles for one of them compiles for the others of that family.
+# AMD GPUs of different families. A Triton that compiles for one of them also compiles for the other GPUs in
+# its family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
-# The measured bytes of the copy of the source, the build tree and the unpacked wheel.
+# The measured size, in bytes, of the copy of the source, the build tree and the unpacked wheel together.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
@@ -198,7 +199,7 @@ def build_wheels(
     """Build Triton's wheels with the recipe in `containerfiles/<recipe_name>`; raise BuildError if there is no wheel.
 
     Args:
-        args, contexts: the arguments and contexts of this recipe only.
+        args, contexts: build arguments and contexts, in addition to those of every recipe for Triton.
 
     Returns:
         the folder with the recipe's output, and copies of the wheels to which SBOMs were added.
@@ -254,7 +255,7 @@ def finish(
         out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
         with_base: whether the image contains the base's layers. This is false for wheels for another machine, because
-            the base is for this machine. Then the recipe does not run upstream's lit tests either.
+            the base is for the build machine. The recipe does not run upstream's lit tests for them either.
     """
     request = workspace.request
     known = {

@@ -34,7 +34,7 @@ _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTIL
 
 
 def version_in(tree: Path) -> str:
-    """Return the version that a tree of Triton states, such as `3.7.1`; empty if it states none."""
+    """Return the version that a tree of Triton states, such as `3.7.1`, or an empty string if it states none."""
     try:
         match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -43,12 +43,12 @@ def version_in(tree: Path) -> str:
 
 
 def setup_text(tree: Path) -> str:
-    """Return the text of a tree's setup.py, at the top or in `python/`; empty if there is none."""
+    """Return the text of a tree's setup.py, at the top or in `python/`, or an empty string if there is none."""
     return next((text for name in _SETUPS if (text := _text(tree, name))), "")
 
 
 def require_tree(tree: Path, name: str) -> None:
-    """Raise an error if a tree of Triton lacks setup.py, CMakeLists.txt, a backend or a submodule of its build."""
+    """Raise an error unless a tree of Triton has setup.py, CMakeLists.txt, both backends and the needed submodules."""
     if tree.is_file():
         raise SourceError(
             "not-a-source-tree",
@@ -113,7 +113,7 @@ def check_setup(tree: Path) -> None:
 
 
 def python_requires(tree: Path) -> str:
-    """Return the `python_requires` of a tree's setup.py without running it; empty if it cannot be read."""
+    """Return the `python_requires` of a tree's setup.py, or an empty string if it cannot be read without running it."""
     try:
         module = ast.parse(setup_text(tree))
     except (SyntaxError, ValueError, RecursionError):
@@ -181,7 +181,7 @@ def bindings_of(tree: Path) -> Bindings:
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
     """Raise SourceError if a tree's build would download a code generator library instead of using the tool's.
 
-    This is assumed if its build files do not contain the names of the environment variables that prevent the download.
+    This is assumed unless its build files name both environment variables that prevent the download.
     """
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
@@ -204,13 +204,16 @@ def _text(tree: Path, name: str) -> str:
 
 
 def head_of(tree: Path) -> str:
-    """Return the commit of a checkout; empty if the tree is not a checkout or git cannot read it."""
+    """Return the commit of a checkout, or an empty string if the tree is not a checkout or git cannot read it."""
     printed = _git(tree, "rev-parse", "--verify", "HEAD")
     return printed if is_commit(printed) else ""
 
 
 def gitlink_of(tree: Path, folder: str) -> str:
-    """Return the commit that a checkout's HEAD names for the submodule in `folder`; empty if it names none."""
+    """Return the commit that a checkout's HEAD names for the submodule in `folder`, or an empty string.
+
+    The string is empty if HEAD names no commit for the folder, if the tree is not a checkout, or if git fails.
+    """
     words = _git(tree, "ls-tree", "HEAD", "--", folder).split()
     return words[2] if len(words) == 4 and words[:2] == ["160000", "commit"] and is_commit(words[2]) else ""
 
@@ -226,7 +229,7 @@ def submodules_of(tree: Path) -> dict[str, str]:
 
 
 def _git(tree: Path, *words: str) -> str:
-    """Return the output of a git command in a checkout; empty if the tree is not a checkout or git fails."""
+    """Return the output of a git command, or an empty string if the tree is not a checkout or git fails."""
     if not (tree / ".git").exists():
         return ""
     # git reads the checkout's own configuration, which may be hostile. In a partial clone git fetches missing objects
@@ -270,9 +273,9 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """Return rows of three: a value in the tree, the expected value, and the name of the value.
+    """Return triples of a value in the tree, the expected value, and the name of the value.
 
-    Values that the tree does not contain are not in the rows.
+    Values that the tree does not contain are omitted.
     """
     if is_commit(wanted):
         head = head_of(tree)
@@ -293,8 +296,8 @@ def _check_generation(tree: Path, llvm: Source) -> None:
         own = needs_for(version).llvm
     except UnsupportedError:
         return  # the needs of this Triton are unknown
-    # The next newer LLVM is accepted, because the main branch keeps the last release's version for months and may need
-    # that LLVM.
+    # The next newer LLVM is accepted, because Triton's main branch keeps the last release's version for months and may
+    # need that LLVM.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
         raise UnsupportedError(

@@ -4,8 +4,8 @@ No program of the packages is run, so packages for another machine need no emula
 
 - `sysroot` contains headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`).
   For a layer that is bound to a base and is for another machine, they come from the base's distribution.
-- `python` contains a root for each version, with headers (`/3.13/usr/include/python3.13`) and the interpreter. The C
-  library in it is only for the interpreter, because wheels are linked with the C library of `sysroot`.
+- `python` contains a root folder for each version, with headers (`/3.13/usr/include/python3.13`) and the interpreter.
+  The C library in it is only for the interpreter, because wheels are linked with the C library of `sysroot`.
 - `torch` is a layer for use above a base of the same suite. It repeats some files of this base.
 """
 
@@ -80,7 +80,8 @@ class Unpacked:
         name: the name of the content, with which the name of the stage's image ends.
         title: the name of the content in the image's title.
         suite: the suite of Debian, or several suites separated by spaces.
-        systems: the systems by their folder in the layer. A single system has an empty folder name.
+        systems: the systems by their folder in the layer. For `sysroot` and `torch`, which have only one system, the
+            folder name is an empty string.
         digest: the digest of the values that determine what is unpacked. The package list is valid only for this
             digest.
         links: the links to make in the layer: the target of each link, by its path.
@@ -157,7 +158,7 @@ def python_stage(name: str, request: Request) -> UnpackedStage | None:
 def sysroot_of(request: Request) -> Unpacked:
     """Return the system to compile against for the request's architecture: an old system, or that of the base.
 
-    UnsupportedError is raised if the base is a local image, or if its recipe names no packages to compile against.
+    UnsupportedError is raised if there is no suitable system, for example because the base is a local image.
     """
     arch = request.arch[0]
     if request.glibc:

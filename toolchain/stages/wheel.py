@@ -1,4 +1,4 @@
-"""Build wheels of projects that use Triton, and images that contain them, from source and without a network."""
+"""Build, from source, wheels of projects that use Triton, and make images that contain these wheels."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """Makes an image with Triton and the wheels that `wheel_names` returns."""
+    """Makes an image with Triton, PyTorch and the wheels whose names `wheel_names` returns."""
 
     name: str = "wheels"
 
@@ -205,9 +205,9 @@ class WheelsStage:
 def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
     """Return a contract check that imports the modules of the rows in a fresh container of the image.
 
-    Only the image sets environment variables there, except HOME and PYTHONDONTWRITEBYTECODE. The check raises
-    ContractError if a module in `imports` of a row cannot be imported. Failures of modules of the packages in `walks`
-    are only listed in its facts.
+    In the container, all environment variables come from the image, except HOME and PYTHONDONTWRITEBYTECODE. The check
+    raises ContractError if a module in the `imports` of a row cannot be imported, or if the check gives no result. For
+    the packages in `walks`, the modules that cannot be imported are only listed in the result.
     """
     wanted = [name for row in rows for name in row.imports]
 

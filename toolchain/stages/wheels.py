@@ -29,7 +29,7 @@ AOTRITON = (
 
 
 def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
-    """Return the wheel of each project in data/pypi.toml as a source, without using the network."""
+    """Return the wheel that data/pypi.toml lists for each of `projects` as a source, without using the network."""
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
@@ -43,7 +43,7 @@ def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
 
 
 def place(file: Path, target: Path) -> None:
-    """Make a hard link to a file at `target`, or copy the file if the file system cannot link it."""
+    """Make a hard link to a file at `target`, or copy the file if it cannot be linked."""
     try:
         os.link(file, target)
     except OSError:
