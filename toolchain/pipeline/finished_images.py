@@ -115,7 +115,7 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 
 def _near(finished: Sequence[Record], text: str) -> str:
-    """Return a question for an error message that suggests the most similar name; empty if no name is similar."""
+    """Return `; did you mean NAME?` with the most similar name, or an empty string if no name is similar."""
     by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
     near = difflib.get_close_matches(text, by_beginning, n=1)
     return f"; did you mean {by_beginning[near[0]]}?" if near else ""

@@ -81,7 +81,7 @@ def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any]
 
 
 def check_stores(request: Request) -> None:
-    """Raise an error if a named folder cannot be a kernel store, or if no campaign has written to a shard's folder."""
+    """Raise an error if a named folder cannot be a kernel store, or if a shard's folder does not contain one."""
     if request.kernel_store is not None:
         KernelStore(request.kernel_store)
     for place in request.shards:

@@ -185,7 +185,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
 
 
 def _file(source: Source, request: Request) -> str:
-    """Return the name of a source's file; empty if the source is not a file or the name is unknown."""
+    """Return the name of a source's file, or an empty string if the source is not a file or the name is unknown."""
     if source.kind == "pypi":
         return pypi_row(source.where, source.version).file
     if source.kind == "distro":

@@ -37,7 +37,7 @@ class Way:
     Args:
         tool: the name of the tool in the output of data/probe-base.sh.
         least: the oldest version that is accepted; empty if every version is accepted.
-        exact: the required version, or the first numbers of it; empty if no particular version is required.
+        exact: the required version, or its first numbers; empty if no particular version is required.
     """
 
     tool: str
@@ -45,7 +45,11 @@ class Way:
     exact: str = ""
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why this tool does not meet the need, given the base's tools and their versions; empty if it does."""
+        """Return why this tool does not meet the need, or an empty string if it does.
+
+        Args:
+            tools: the version of each tool in the base, by the tool's name.
+        """
         if self.tool not in tools:
             return f"no {self.tool}"
         have = tools[self.tool]
@@ -75,7 +79,11 @@ class Need:
     why: str
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why no tool meets the need, given the base's tools and their versions; empty if one does."""
+        """Return why no tool meets the need, or an empty string if one does.
+
+        Args:
+            tools: the version of each tool in the base, by the tool's name.
+        """
         faults = [way.fault(tools) for way in self.ways]
         if not all(faults):
             return ""
@@ -99,8 +107,8 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
     The first check of an image also raises UntrustedError if the image does not match its digests, and UnsupportedError
-    if the image has no shell. The cache keeps the result of data/probe-base.sh for the image's digest, the script and
-    its arguments.
+    if the image has no shell. The result of data/probe-base.sh is cached by the digest of the image, the script and the
+    arguments of the script.
     """
     users = users_of(planned)
     if not users:
@@ -137,7 +145,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 
 def needs_of(request: Request, users: Collection[str]) -> list[Need]:
-    """Return what these users need in a base.
+    """Return what `users`, which are names as in `Need.users`, need in a base.
 
     For `triton` this includes the Pythons that `--python` names, unless the wheel is portable. It also includes the
     files of the base that replace prebuilt files of Triton, unless an option allows or drops the prebuilt file.

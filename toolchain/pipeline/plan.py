@@ -316,7 +316,7 @@ def _short(version: str) -> str:
 
 
 def _line(version: str) -> str:
-    """Return the release line of a version, such as `3.7` for `3.7.1`, or the line that is closest to a commit.
+    """Return the release line of a version, such as `3.7` for `3.7.1`, or of the release most similar to a commit.
 
     If the line is unknown, return the version itself.
     """

@@ -71,7 +71,8 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     architectures or has another input digest than the first build.
 
     Args:
-        expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
+        expected: the image to compare with, as a dictionary with the keys `input_digest`, `diff_id`, `blob`, `index`,
+            `media_type` and `path`.
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
@@ -158,7 +159,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 def clean_cache(
     cache: Cache, dependencies: Sequence[PlanRow], digest: str, *, seed: int | None = None
 ) -> Iterator[Cache]:
-    """Yield a cache folder that contains only the sources, the lists of packages and the finished stages below.
+    """Yield a cache folder with only the sources, the lists of packages and the finished stages of `dependencies`.
 
     The folder is removed at the end of the block. If the block raises an error or is interrupted, the folder remains,
     and the next reproduction of the same inputs continues there, because a build of LLVM takes hours.

@@ -99,7 +99,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     """Fetch the finished image of a stage into the cache, record it like an image that was built here, and return it.
 
     The bytes, the signature, the provenance for exactly these inputs, the SBOM and the prebuilt parts are verified
-    before anything enters the cache. An image that is compressed with gzip is preferred to one with zstd.
+    before the image is added to the cache's images. An image compressed with gzip is preferred to one with zstd.
 
     Return None if the stage must be built: for the user's own base image, for a stage whose input digest is unknown,
     and, after a note that says why, if the image cannot be fetched or does not verify. With `reuse.only`, an error is
@@ -166,7 +166,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
     # The folder is in the cache, so that the verified blobs can be moved and need not be copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
-        # Only the image for the requested architecture is fetched and verified, because the index may contain more.
+        # The index may also contain images for other architectures, which are neither fetched nor verified.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
         by_digest = str(place.ref.at(digest=manifest.digest))

@@ -102,8 +102,8 @@ class _Run:
     def ready(self) -> None:
         """Raise an error if this machine cannot build the remaining stages; see `_ready`.
 
-        The check is made only with `reuse`, before the first stage that must be built, because all stages before it may
-        have come from a registry. Without `reuse`, the function `build` has already made the check.
+        With `reuse`, the check is made once, when the first stage must be built, because it is not needed if all stages
+        come from a registry. Without `reuse`, the function `build` has already made the check.
         """
         if self.reuse is not None and not self.checked:
             self.checked = True
@@ -157,7 +157,10 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _again(request: Request, planned: Planned) -> bool:
-    """Return whether to run a finished campaign again, because with `--shard` the kernel store may lack its results."""
+    """Return whether a stage is run even if it is finished: a campaign with `--shard`.
+
+    The kernel store may lack the results of the finished campaign.
+    """
     return request.shard is not None and planned.name in CAMPAIGNS
 
 

@@ -68,12 +68,12 @@ class _ShellWorkspace(BuildWorkspace):
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
     """Run a shell or a command in the container of a stage instead of the stage's own step, and return its exit code.
 
-    Raise ConfigError if the request is for several architectures, if a stage below is not finished here, or if a shell
-    has no terminal. Raise UnsupportedError if the stage is made without a container.
+    Raise the errors of `plan`; ConfigError if the request is for several architectures, if a stage below is not
+    finished here, or if a shell has no terminal; and UnsupportedError if the stage is made without a container.
 
     Args:
         argv: the command; empty for a shell.
-        show: called with each line of a command's output.
+        show: a function that is called with each line of a command's output.
     """
     if len(request.arch) > 1:
         raise ConfigError(

@@ -56,7 +56,8 @@ def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice
     """Return the choice with `triton` as a version, a commit or None.
 
     A folder that `--triton` names becomes Triton's source, and a pin file becomes LLVM's source. PinError is raised if
-    `--triton` names no Triton or contradicts another option, and ConfigError if the lock names no valid Triton.
+    `--triton` names no Triton, if the Triton of `--source aotriton` is unknown, or if two options contradict each
+    other. ConfigError is raised if the lock names no valid Triton.
 
     Args:
         lock: the lock whose Triton is used if no option names one; None without a lock.

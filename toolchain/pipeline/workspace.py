@@ -143,8 +143,8 @@ class BuildWorkspace:
 
     def unpack(self, built: Built) -> Path:
         folder = emptied(self.work() / f"unpacked-{built.planned.name}")
-        # tar is used here, because `sources.unpack` refuses names that differ only in case, and some headers of a
-        # system have such names.
+        # tar is used here, because `sources.unpack` refuses names that differ only in case, and some header files of
+        # the Linux kernel have such names.
         blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
         process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
         return folder
@@ -267,7 +267,7 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """Return the components that a stage's image contains, from the sources of the stage and the stages below."""
+        """Return the contents of a stage's image, which follow from the sources of the stage and the stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]

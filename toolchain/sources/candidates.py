@@ -16,7 +16,7 @@ from toolchain.sources.store import Store
 
 
 def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
-    """Return the URL of the repository from which a commit was fetched before; empty if no such repository is known.
+    """Return the URL of the repository from which a commit was fetched before, or an empty string if none is known.
 
     Args:
         repositories: the URLs to choose from.

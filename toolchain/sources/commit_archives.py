@@ -35,5 +35,5 @@ def archive_of(commit: str) -> CommitArchive | None:
 
 
 def commit_of(digest: str) -> str:
-    """Return the commit whose archive has the digest `sha256:<hex>`; empty if no row has that digest."""
+    """Return the commit whose archive has the digest `sha256:<hex>`, or an empty string if no row has that digest."""
     return next((row.commit for row in commit_archives() if row.digest == digest), "")

@@ -82,7 +82,7 @@ class EditFile:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a regular file; empty if the file is missing or is a link.
+    """Return the digest of a regular file, or an empty string if the file is missing or is a link.
 
     Links are refused, because writing through a link would change another file.
     """

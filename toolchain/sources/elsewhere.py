@@ -37,7 +37,7 @@ class Wanted:
 
     @property
     def advice(self) -> str:
-        """Return advice on how to provide the file: in a bundle, or with `--source` if it accepts the source's name."""
+        """Return advice on how to provide the file: in a bundle or, for most sources, also with `--source`."""
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
         if self.source.startswith("wheel-"):  # --source does not accept these names
             return bundle
@@ -86,5 +86,5 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
 
 
 def _line(text: str) -> str:
-    """Return the last line of a text, because programs print their error there."""
+    """Return at most 300 characters of the last line of `text`, because programs print their error there."""
     return (text.strip().splitlines() or [""])[-1][:300]

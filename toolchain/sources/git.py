@@ -1,4 +1,4 @@
-"""Fetch the tree of a commit by its SHA, with a git that ignores the user's configuration."""
+"""Fetch the tree of a commit, and find the commit of a tag, with a git that ignores the user's configuration."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
-    """Fetch a commit, and return the path of a tar of its tree.
+    """Fetch a commit, and return the path of a tar archive that contains `part` of its tree.
 
-    The tar is made by `git archive`, which applies the attributes `export-ignore` and `eol`.
+    The archive is made by `git archive`, which applies the attributes `export-ignore` and `eol`.
     """
     archive = scratch / f"commit {sha}"  # `unpack_tar` shows this name in its errors
     try:

@@ -61,19 +61,19 @@ def check_tree_form(source: Source, what: str) -> None:
 
 
 def _not_a_source(path: Path) -> str:
-    """Return why a file cannot be a source, judged by its name and first bytes; empty if it can be one."""
+    """Return why a file cannot be a source, judged by its name and first bytes, or an empty string if it can."""
     with path.open("rb") as stream:
         head = stream.read(4)
     if path.name.endswith(".whl"):
         return "" if head == _ZIP else "it has the name of a wheel, but is not a ZIP archive"
     if path.name.endswith(".deb"):
         return "" if head == _AR[:4] else "it has the name of a Debian package, but is not one"
-    if path.name.endswith(".sqlite3"):  # an empty file is accepted, because the reader of the database refuses it
+    if path.name.endswith(".sqlite3"):  # an empty file is refused later, when the database is read
         return "" if head in {b"", _SQLITE} else "it has the name of an SQLite database, but is not one"
     if not TAR.search(path.name):
         return "its name has neither the ending of a tar archive nor that of a wheel"
     if head == _ZSTD:
-        return ""  # the content is not checked, because Python's tarfile reads zstd only since Python 3.14
+        return ""  # the content is not checked, because tarfile reads zstd only from Python 3.14 on
     import tarfile  # noqa: PLC0415 - few invocations have a local file as a source
 
     return "" if tarfile.is_tarfile(path) else "it has the name of a tar archive, but is not one"

@@ -90,7 +90,7 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """Return the `Signed-By` value of a mirror; empty if it has none.
+    """Return the `Signed-By` value of a mirror, or an empty string if none is found.
 
     `entry` is the position `FILE:NUMBER` of the mirror in apt's configuration. The file is read, because apt does not
     print the value.
@@ -114,7 +114,7 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
 
 
 def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:
-    """Return the suites to search for a source package: the hints, the configured suites, then Debian's other suites.
+    """Return the suites to search for a source package: `hints`, the configured suites, then Debian's other suites.
 
     If a suite is not configured and its name ends with `-security`, it is searched in the security archive, or skipped
     if no security archive is configured. Any other suite that is not configured is searched in the first archive.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import requests
 
 _ATTEMPTS = 4
-RETRY_BACKOFF = 1.0  # half of the seconds before the second retry (see `web.session`)
+RETRY_BACKOFF = 1.0  # seconds; the second retry waits twice as long (see `web.session`)
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
@@ -52,7 +52,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
 
 
 def git_protocol(url: str) -> str:
-    """Return the protocol of a repository's URL, for `GIT_ALLOW_PROTOCOL`; raise SourceError if it is not allowed."""
+    """Return the protocol of a repository's URL, for `GIT_ALLOW_PROTOCOL`; raise SourceError for a refused URL."""
     if url.startswith("/"):
         return "file"
     refuse_credentials(url)
@@ -71,7 +71,7 @@ def git_protocol(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """Return a URL with its scheme in lower case; raise SourceError for an invalid host or port, or a space."""
+    """Return a URL with its scheme in lower case; raise SourceError if the URL is invalid."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")

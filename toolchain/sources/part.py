@@ -20,12 +20,12 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Return the name of the part in the store; empty for the whole tree."""
+        """Return the name of the part in the store; an empty string stands for the whole tree."""
         return ",".join(self.taken)
 
     @cached_property
     def only(self) -> frozenset[str]:
-        """Return the names in the top folder that belong to the part; empty for all names."""
+        """Return the names in the top folder that belong to the part; an empty set stands for all names."""
         return frozenset(name for name in self.taken if not name.startswith("!"))
 
     @cached_property

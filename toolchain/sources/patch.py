@@ -46,7 +46,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     for patch in patches:
         check_patch(patch)
     copy_tree(tree, dest)
-    # Without the ceiling, git could find a repository above the tree, and would apply the patch relative to it.
+    # Without GIT_CEILING_DIRECTORIES, git could find a repository above the tree, and apply the patch relative to it.
     env = {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -82,9 +82,9 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 
 
 def check_patch(patch: Path) -> None:
-    """Raise PatchError if a patch file is unreadable, invalid, empty or too large, or names a path outside the tree.
+    """Raise PatchError if a patch is unreadable or too large, or names no path, or one outside the tree or in `.git`.
 
-    For an edit file, see `read_edits`.
+    For an edit file that can be read, raise the errors of `read_edits` instead.
     """
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
@@ -125,7 +125,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Return every path that a patch names, with its prefix, such as `a/sub/file`."""
+    """Return the paths in the headers of a patch, with their prefixes, such as `a/sub/file`."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]

@@ -65,7 +65,7 @@ _DEPTH = 3
 # The signature at the end of a zip file, and its largest distance from the end of the file: a comment of up to 64 KiB
 # may follow the signature.
 _ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
-# The largest number of bytes that are unpacked from a container, as a protection against decompression bombs.
+# The largest size in bytes to which a member of an archive may unpack, as a protection against decompression bombs.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
 # zipfile raises RuntimeError for a password or an unknown compression. ValueError, OverflowError and struct.error come
@@ -106,7 +106,7 @@ def scan(tree: Path) -> tuple[Finding, ...]:
     """Return all binaries in a tree or a single file, and all archives that cannot be scanned, sorted by path.
 
     Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised if one of them is damaged, has a password or
-    is too large, because it may contain anything.
+    unpacks to too many bytes, because it may contain anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()

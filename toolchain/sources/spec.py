@@ -35,7 +35,7 @@ class SourceSpec:
             tag whose commit is unknown.
         tag: the tag of the commit. It comes from the tool's tables or from a lock, because users must name a commit.
         suite: the only suite in which the package is looked up; empty for all suites. It is ignored in comparisons.
-        text: the text from which the specification was parsed. It is ignored in comparisons.
+        text: the string from which the specification was parsed. It is ignored in comparisons.
     """
 
     kind: Kind | Literal["stored"]
@@ -46,7 +46,7 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the specification as text, which `parse_source_spec` can parse unless it names only a tag."""
+        """Return the specification as a string, which `parse_source_spec` can parse unless it names only a tag."""
         if self.text:
             return self.text
         match self.kind:
@@ -91,9 +91,9 @@ def users_path(text: str) -> Path:
 
 
 def ref_of(kind: Kind, where: str, version: str) -> str:
-    """Return the short text that stands for a source in records, locks and messages, e.g. `pypi:PROJECT==VERSION`.
+    """Return the string that identifies a source in records, locks and messages, such as `pypi:PROJECT==VERSION`.
 
-    For a git source, the text is only the commit.
+    For a git source, it is only the commit.
     """
     match kind:
         case "git":
@@ -182,7 +182,7 @@ def _commit_archive(text: str) -> SourceSpec:
 
 
 def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str], what: str) -> tuple[str, str]:
-    """Split a text into the name of a package or project and its version; the version may be empty."""
+    """Split a specification into the name of a package or project and its version; the version may be empty."""
     where, sign, version = text.removeprefix(prefix).partition(separator)
     if not where:
         why = f"the name of the {what} is missing"

@@ -153,7 +153,7 @@ class Store:
             record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
             record |= {"brought": True} if brought else {}
             write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
-            # The files are not synced one by one, because a file that a power failure truncated fails the size check.
+            # The files are not synced one by one, because `_intact` notices a file that a power failure truncated.
             partial.rename(path)
             _flush(path.parent)
             _READ.add(path)
@@ -190,7 +190,7 @@ class Store:
             return False
 
     def _sidecar(self, digest: str, part: str) -> dict[str, Any]:
-        """Return the content of a tree's JSON file; empty if the file cannot be read."""
+        """Return the content of a tree's JSON file, or an empty dictionary if the file contains no JSON object."""
         try:
             record = strict_json.read((self.root / "trees" / f"{self._key(digest, part)}.json").read_bytes())
         except (OSError, ValueError):
@@ -230,7 +230,10 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Set the modification time of a path to now, which keeps it in the cache; ignore errors in a read-only store."""
+    """Set the modification time of a path to now, so that the cache keeps it.
+
+    Errors are ignored, because the store may be read-only.
+    """
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,4 +1,4 @@
-"""Read the source index of a distribution's suite with the machine's apt."""
+"""Read the source index of a distribution's suite, and download packages, with the machine's apt."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Suite:
         """Download the current index.
 
         Args:
-            bound: whether the digest of the package is known. If so, an expired index is accepted, because only the
-                URL of the package is read from it.
+            bound: whether the digest of the wanted package is known. If so, an expired index is accepted, because only
+                the URL of that package is read from the index.
         """
         folder = self._folders()
         mirror = self.mirror
@@ -249,7 +249,7 @@ def _compare(first: Package, second: Package) -> int:
 
 
 def _worst(error: CommandError) -> str:
-    """Return the last errors and warnings in apt's output, or its last lines if there are none, without hosts."""
+    """Return the last errors and warnings in apt's output, or its last lines if it has none, without host names."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
     # Messages may be published, so they must not name the machine's mirror.
     return _HOST.sub("<mirror>", re.sub(r" *\[IP: [^\]]*\]", "", "\n".join(lines[-6:])))

@@ -19,7 +19,7 @@ from toolchain.sources.tree import Source
 
 
 def remembered(repository: str, tag: str, cache: Cache) -> str:
-    """Return the commit to which a tag was last resolved; empty if no commit is recorded."""
+    """Return the commit to which a tag was last resolved, or an empty string if no commit is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
@@ -31,8 +31,8 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
     """Return a source with the commit of its tag; a source without a tag is returned unchanged.
 
     The repository is asked if the commit is unknown, or if its tree is not stored and `offline` is not set. LockedError
-    is raised if the tag no longer points to the commit that the source names, and UnreachableError if the commit is
-    unknown and `offline` is set.
+    is raised if the tag no longer points to the commit that the source names, and UnreachableError if the repository
+    does not answer, or must not be asked because `offline` is set.
     """
     store = Store(cache.store)
     known = source.digest is not None

@@ -28,7 +28,7 @@ _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
 _MAX_LINKS = 40  # the largest number of links that Linux follows in a path
-_REPOSITORIES = {"distro": "debian"}  # the origin in records for a kind of source, if it is not the kind itself
+_REPOSITORIES = {"distro": "debian"}  # the origin in records of a kind of source, where it differs from the kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Source:
         tag: the tag that was requested; empty if the request names no tag.
         commit: the commit of an archive, if data/archives.toml names it.
         among: the repositories that may have the commit, until it is known which one does; `where` is the first.
-        pending: a description of the tree or file that names the commit, while the full commit is unknown; else empty.
+        pending: where the commit is named, for messages, while the full commit is unknown; otherwise empty.
         suite: the only suite in which a package is looked up (see `SourceSpec`).
     """
 
@@ -67,7 +67,7 @@ class Source:
 
     @property
     def ref(self) -> str:
-        """Return the short text that stands for the source in records, e.g. `distro:llvm-toolchain-22=22.1.8`.
+        """Return the short string that identifies the source in records, e.g. `distro:llvm-toolchain-22=22.1.8`.
 
         For a git source, it is the commit, or the tag while the commit is unknown.
         """
@@ -82,8 +82,9 @@ class Source:
     def short_id(self) -> str:
         """Return a short id for names of images.
 
-        It is the first 8 digits of the commit; the tag or `pending` while the commit is unknown; the version of a
-        package or wheel, or its `ref` while the version is unknown; or `tree` and the first 8 digits of the digest.
+        It is the first 8 digits of the commit; while the commit is unknown, the tag or else the word "pending"; the
+        version of a package or wheel, or its `ref` while the version is unknown; or "tree" and the first 8 digits of
+        the digest.
         """
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
@@ -159,8 +160,8 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
     Args:
         stat_cache: a file that caches hashes of files by path, size, times and inode; it is created if missing.
-        trust_cache: False reads every file again, and writes a new cache.
-        expected: the expected size in bytes, for the progress; 0 if unknown.
+        trust_cache: whether to use the hashes in `stat_cache`. Otherwise every file is read, and the cache is replaced.
+        expected: the expected size in bytes, for progress messages; 0 if it is unknown.
     """
     known = _load_cache(stat_cache) if stat_cache is not None and trust_cache else {}
     fresh: dict[str, str] = {}
@@ -261,7 +262,7 @@ def _hash_file(path: str) -> str:
 
 
 def _load_cache(path: Path) -> dict[str, str]:
-    # A cache that cannot be read is ignored, because then all files are hashed again.
+    # If the cache cannot be read, the result is empty, so all files are hashed again.
     with contextlib.suppress(OSError, ValueError):
         content = strict_json.read(path.read_bytes())
         files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
@@ -348,7 +349,7 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Return why a link is refused; empty if its target is inside the tree."""
+    """Return why a link is refused, or an empty string if its target is inside the tree."""
     at = path.split("/")[:-1]
     todo = [""]  # path components that are not resolved yet, in reverse order
     followed = 0

@@ -191,7 +191,7 @@ class _Unpacker:
             )
 
     def _path(self, name: str) -> str:
-        """Return a member's path relative to the destination; empty if `strip` removes all of its components."""
+        """Return a member's path relative to the destination, or an empty string if `strip` leaves nothing."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/"):
             raise self._hostile("entry-absolute", "it contains an absolute path", name)
@@ -294,9 +294,9 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield a stream of the decompressed content of an archive, whose first bytes name the format.
+    """Yield a stream of the decompressed content of an archive; an archive without compression is yielded as it is.
 
-    `packed` is the open archive.
+    `packed` is the open file of the archive. Its first bytes decide the format.
     """
     magic = packed.read(6)
     packed.seek(0)
