@@ -53,7 +53,7 @@ class Cache:
         """Return the path of the file with the result of checking the user's own base image.
 
         Args:
-            key: identifies everything other than the image that the result depends on.
+            key: a string that identifies everything other than the image that the result depends on.
         """
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
@@ -79,7 +79,7 @@ class Cache:
 
     @property
     def mounts(self) -> Path:
-        """Return the folder of the engine's cache mounts and temporary files; a user id of a container may own them."""
+        """Return the folder of the engine's cache mounts and temporary files, which may belong to ids of containers."""
         return self.work / "containers"
 
     @property
@@ -149,7 +149,7 @@ class Cache:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """Raise a ConfigError if the path is not a folder or cannot be entered or, with `write`, created or written to.
+        """Raise a ConfigError unless the path is a folder that this user can enter and, with `write`, write to.
 
         If the folder does not exist, the nearest existing folder above it is checked.
         """

@@ -27,7 +27,7 @@ _UNSEEN = (
 )
 _HARMFUL = re.compile(f"[\\n{_UNSEEN}]")
 _HARMFUL_IN_JSON = re.compile(f"[{_UNSEEN}]|#(?=#\\[)")
-# GitHub's runner executes commands in the output: `::` at the start of a line or after spaces, and `##[` anywhere.
+# GitHub's runner executes commands in the output: `::` at the start of a line, even after spaces, and `##[` anywhere.
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)")
 _printed: list[Any] = []
 """The JSON documents that this command has printed; a command prints at most one."""
@@ -125,7 +125,7 @@ def _write(line: str) -> None:
 
 
 def failure(error: ToolchainError, *, as_json: bool) -> None:
-    """Print an error as text on standard error, and with `--json` also as JSON on standard output.
+    """Print an error as text on standard error and, if `as_json` is set, also as JSON on standard output.
 
     If the command has already printed its result as JSON, the error is not printed as JSON, because programs could not
     parse an output with two documents.

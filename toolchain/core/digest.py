@@ -1,4 +1,4 @@
-"""Digests and canonical JSON."""
+"""Digests, canonical JSON, and atomic writing of files."""
 
 from __future__ import annotations
 

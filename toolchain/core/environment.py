@@ -1,8 +1,9 @@
 """The environment variables of programs that run on the host: a fixed list, each with a reason.
 
 A program gets no other variables, so those that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
-`GIT_*`, `TAR_OPTIONS`) never reach it. Callers add the variables that a single program needs: `network_environment` for
-programs that use the network, `sources/pip.py` for pip, `oci/credential_helper.py` and `engine/docker.py` for docker.
+`GIT_*`, `TAR_OPTIONS`) never reach it. Callers add the variables that a single program needs. `network_environment`
+returns those for programs that use the network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py`
+list those for pip, credential helpers and docker.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NETWORK_FILES = {
     "GIT_SSL_CAINFO": "the same, for git",
     "SSH_AUTH_SOCK": "the agent that holds the caller's SSH keys",
 }
-"""Programs with network access also inherit the environment variables in `NETWORK` and `NETWORK_FILES` (paths)."""
+"""The environment variables that programs with network access inherit in addition to `NETWORK`; they contain paths."""
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -132,7 +132,7 @@ class UnreachableError(ToolchainError, code=18, title="Unreachable"):
 class HostileInputError(
     ToolchainError, code=19, title="Hostile input", advice="do not use it; download it again from its author"
 ):
-    """An untrusted archive, tree or file is contradictory, or could write outside its folder or exhaust memory."""
+    """An untrusted archive, tree or file is contradictory, cannot be read safely, or could write outside its folder."""
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):

@@ -57,10 +57,9 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
-    """Return the content of a regular file; raise an OSError if it is larger than `limit` bytes.
+    """Return the content of a regular file of at most `limit` bytes; raise an OSError for any other file.
 
-    Files other than regular ones are refused as by `open_regular`. Memory is allocated for the size of the file, not
-    for the limit.
+    For `within`, see `open_regular`. Memory is allocated for the size of the file, not for the limit.
     """
     with open_regular(path, within=within) as stream:
         size = os.fstat(stream.fileno()).st_size

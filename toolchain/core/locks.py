@@ -54,7 +54,7 @@ def patience() -> float:
     """Return how many seconds to wait for another invocation that does the same work.
 
     The number is the value of TOOLCHAIN_LOCK_TIMEOUT, or one day if it is not set. Raise a ConfigError if the value is
-    not a number.
+    negative or not a number.
     """
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):

@@ -42,8 +42,9 @@ class Pace:
     def wait(self, move: Callable[[], int]) -> int:
         """Call `move`, which transfers bytes and returns their number, and measure the time that it takes.
 
-        The first call is not timed, because a server may need long to begin its response; the socket's timeout limits
-        that. Raise a TooSlowError if fewer than `RATE` bytes per second arrive over at least `WINDOW` seconds.
+        The first call is not timed, because a server may need a long time to begin its response; only the socket's
+        timeout limits that time. Raise a TooSlowError if fewer than `RATE` bytes per second arrive over at least
+        `WINDOW` seconds.
         """
         since = self._clock()
         count = move()
@@ -151,7 +152,7 @@ class Adapter(HTTPAdapter):
         _time(self.poolmanager)
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Set up certificates as requests does, but raise a ConfigError if the file of authorities is missing."""
+        """Set up certificates as requests does; raise a ConfigError if the certificate authorities are missing."""
         try:
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
         except OSError:

@@ -18,7 +18,7 @@ GROUP = "toolchain.plugins"
 LAB = "toolchain-lab"
 # The command installs from a path, because the package is not on PyPI, where somebody else could register its name.
 INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
-# The verbs that LAB adds. Without LAB, an error for one of them tells the user to install it.
+# The verbs that the package LAB adds. If LAB is not installed, an error for one of these verbs says how to install LAB.
 LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
 Hook = Literal["check", "inspect_wheel"]
 
@@ -81,7 +81,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def load(function: str) -> Any:
-    """Import and return the object `module:object`, or the module if the text has no colon."""
+    """Import and return the object that `function` names as `module:object`, or the module if there is no colon."""
     module, _, name = function.partition(":")
     imported = import_module(module)
     return getattr(imported, name) if name else imported

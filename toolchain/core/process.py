@@ -52,7 +52,7 @@ class CommandError(ToolchainError):
 def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # real-time signals have no names
+    except ValueError:  # most real-time signals have no names
         return f"signal {number}"
 
 
@@ -116,7 +116,7 @@ def python(*words: str) -> list[str]:
 
 
 def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the words of a command line as text, and log them; raise an EngineError if the program is missing.
+    """Return the words of a command line as strings, and log them; raise an EngineError if the program is missing.
 
     A `Path` becomes absolute, because the program starts in a folder other than the caller's.
     """
@@ -192,7 +192,7 @@ def run(
             for thread in threads:
                 thread.join(patience)
             # A program in the background, such as ssh with ControlPersist, may keep the pipe open. Closing a stream
-            # that a thread still reads would block, so it is left open.
+            # that a thread is still reading would block, so the stream is left open.
             if threads[0].is_alive():
                 child.stdout = None
             if threads[1].is_alive():
@@ -338,7 +338,7 @@ def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
 def piped(
     argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a program with pipes for its three streams, and kill it and its process group at the end of the block.
+    """Start a program with pipes for its three streams, and kill its process group at the end of the block.
 
     The caller must also read standard error, because the program blocks when that pipe is full. The calling thread must
     live longer than the block, because the kernel kills the program when the thread that started it ends.
@@ -383,7 +383,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
 
 
 def kill_group(child: subprocess.Popen[Any]) -> None:
-    """End a child process and its group with SIGTERM, and with SIGKILL if the child still runs after three seconds."""
+    """End a child process and its group with SIGTERM, and with SIGKILL if the child does not end within 3 seconds."""
     for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)

@@ -56,7 +56,7 @@ class Mount:
 
     Args:
         target: the absolute path in the container.
-        links: whether a container that can write to it may create links and pipes, which readers must then refuse.
+        links: whether a container that can write to the folder may create links and pipes, which readers must refuse.
     """
 
     source: Path

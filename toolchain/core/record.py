@@ -29,7 +29,7 @@ class Fate(StrEnum):
 
 
 class RecordError(ValueError):
-    """A text or value is not a valid record."""
+    """A file or JSON value is not a valid record."""
 
 
 class OtherVersionError(RecordError):
@@ -83,7 +83,7 @@ class TakenFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """The facts about a layer that every record contains.
+    """The facts about a stage's own layer that the stage's record contains.
 
     Args:
         seconds: the duration of each step of the build.
@@ -109,7 +109,7 @@ class LayerFacts:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form that a record contains; without `largest` and `disk_bytes` if `disk_bytes` is None."""
+        """Return the JSON form that a record contains; it lacks `largest` and `disk_bytes` if `disk_bytes` is None."""
         value = {each.name: getattr(self, each.name) for each in fields(self)} | {"largest": list(self.largest)}
         if self.disk_bytes is None:
             del value["largest"], value["disk_bytes"]
@@ -130,7 +130,7 @@ class Record:
             built here.
         tool: the keys `version` and `builder`, and `run` if a workflow built the stage.
         isolation: the result of the engine's isolation probe during the build; None if unknown.
-        binaries: the prebuilt parts, by their names in `--allow-binary`.
+        binaries: the names of the prebuilt parts, as in `--allow-binary`.
         partial: what an incomplete image contains or lacks, for display; empty for a complete image.
     """
 
@@ -203,7 +203,7 @@ class Record:
         return tuple(str(layer["digest"]) for layer in self.layers)
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Return the objects in a list of the facts, such as `wheels`; an empty list if there is no such list."""
+        """Return the objects in the list `name` of the facts, such as `wheels`; an empty list if it is missing."""
         value = self.facts.get(name)
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 

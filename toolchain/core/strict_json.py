@@ -26,7 +26,7 @@ list, the keys are those of its items."""
 
 
 def read(content: bytes | str, name: str = "the document", *, keys: Keys | None = None, limit: int = LIMIT) -> Any:
-    """Return the value of a JSON document; raise a ValueError for a text that is not JSON or not UTF-8.
+    """Return the value of a JSON document; raise a ValueError if the document is not JSON or not UTF-8.
 
     Args:
         content: the document, in UTF-8 without a byte order mark.
@@ -35,9 +35,9 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
         limit: the maximum number of bytes, or of characters if `content` is a string.
 
     Raises:
-        DocumentError: if a key occurs twice, if a key differs only in case from another key of an object whose known
-            keys are given, if a number is not finite, if half of a surrogate pair occurs, or if the document is too
-            large or nested too deeply. A DocumentError is also a ValueError.
+        DocumentError: if a key occurs twice or is not allowed by `keys`, if a number is not finite, if half of a
+            surrogate pair occurs, or if the document is too large or nested too deeply. A DocumentError is also a
+            ValueError.
     """
     if len(content) > limit:
         raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")

@@ -1,4 +1,4 @@
-"""Conversion of values to TOML, and the reason why a text is not valid TOML."""
+"""Conversion of values to TOML, and descriptions of errors in TOML documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def value(content: Any) -> str:
         case int() | float():
             return repr(content)
         case str():
-            # TOML strings have the same escapes as JSON, but DEL must be escaped too.
+            # The JSON escapes that `json.dumps` writes are valid in TOML, but TOML also requires one for DEL.
             return json.dumps(content, ensure_ascii=False).replace("\x7f", "\\u007f")
         case dict():
             return "{ " + ", ".join(f"{key(k)} = {value(v)}" for k, v in content.items() if v not in ("", [])) + " }"
@@ -29,7 +29,7 @@ def key(text: str) -> str:
 
 
 def why_not(error: Exception) -> str:
-    """Return the reason why a text is not TOML, from the error that parsing it raised."""
+    """Return the reason why a document is not TOML, for the error that parsing it raised."""
     match error:
         case UnicodeDecodeError():
             return "it is not UTF-8"

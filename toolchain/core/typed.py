@@ -21,7 +21,7 @@ _NAMES = {
 
 
 class TypedError(ValueError):
-    """A value has the wrong type, or a key is unknown, missing or repeated.
+    """A value has the wrong type or is not allowed, or a key is unknown, missing or repeated.
 
     Args:
         where: the keys that lead to the value, such as `source.3.patches`; empty for the whole document.
@@ -36,12 +36,12 @@ class TypedError(ValueError):
 def typed(kind: type[Kind], value: Any, where: str = "") -> Kind:
     """Convert a value to a type; raise a TypedError if the value does not fit the type.
 
-    A table becomes a dataclass and a list becomes a tuple. A whole number is accepted as a float. A key may have
-    hyphens where the field has underscores.
+    A table becomes a dataclass or a dict, and a list becomes a tuple. A whole number is accepted as a float. A key may
+    have hyphens where the field has underscores.
 
     Args:
-        kind: a type; the fields of a dataclass can be text, numbers, flags, `Literal`, `tuple[X, ...]`, `Mapping[str,
-            X]`, `X | None`, other dataclasses, or `Any`.
+        kind: a type; the fields of a dataclass can be `str`, `int`, `float`, `bool`, `Literal`, `tuple[X, ...]`,
+            `Mapping[str, X]`, `X | None`, other dataclasses, or `Any`.
     """
     read: Kind = _read(kind, value, where)
     return read
@@ -84,7 +84,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
             return _read(kind, value, where)
         except TypedError as error:
             failures.append(error)
-    # The error deepest in the value comes from the type that fits the value best.
+    # The error with the longest path is the deepest one, so it comes from the type that fits the value best.
     raise max(failures, key=lambda error: len(error.where))
 
 

@@ -122,7 +122,8 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         if plain and urlsplit(answer.url).scheme == "https":
             answer.close()
             raise requests.exceptions.InvalidURL("a redirect leads from https to http")
-        # Before it follows a redirect, requests reads the whole body, which may be endless.
+        # Before requests follows a redirect, it reads the whole body, which may be endless. So the connection is closed
+        # if the body is too long.
         with contextlib.suppress(HTTPError):
             if len(answer.raw.read(_REDIRECT_BODY)) < _REDIRECT_BODY:
                 return

@@ -1,4 +1,4 @@
-"""Reading of untrusted zip archives: the list of entries is checked before any is read, and memory use is limited."""
+"""Reading of untrusted zip archives: the list of entries is checked before an entry is read, and memory is limited."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Zip(zipfile.ZipFile):
 
 
 def dist_info(wheel: Path) -> str:
-    """Return the name of a wheel's own `.dist-info/` folder; the wheel may also contain those of vendored projects."""
+    """Return the name of a wheel's own `.dist-info/` folder, as opposed to that of a project vendored in it."""
     return "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
 
 
@@ -76,8 +76,8 @@ def open_zip(
 ) -> Iterator[zipfile.ZipFile]:
     """Open an archive after checking its list of entries for size, unsafe names, links and overlaps.
 
-    Raise a SourceError for an archive that is unreadable or damaged, and a HostileInputError for a harmful one. Some
-    damage is noticed only when an entry is read.
+    Raise a SourceError for an archive that is unreadable or damaged, and a HostileInputError for one that is unsafe,
+    encrypted or compressed by an unusual method. Some damage is noticed only when an entry is read.
 
     Args:
         source: a path, or a seekable stream.
@@ -101,7 +101,7 @@ def open_zip(
 
 
 def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
-    """Return an entry of an open archive; reading it raises a SourceError if it is damaged."""
+    """Return an entry of an open archive as a StoredFile. Reading a damaged entry raises a SourceError."""
     return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", _Entry(archive, row)))
 
 
@@ -157,7 +157,7 @@ def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
-    """Raise an error if the list of entries is missing or too large, or if the archive has the ZIP64 format.
+    """Raise an error if the list of entries is missing or too large, or if the archive uses ZIP64.
 
     This check comes before zipfile reads the list, because zipfile keeps all of it in memory.
     """

@@ -23,7 +23,7 @@ _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
 def secret(paths: Sequence[str]) -> str:
-    """Return the first path at which a file can be opened; empty if there is none.
+    """Return the first path at which a file can be opened, or an empty string if there is none.
 
     Each of `paths` is also tried below the root and the working directory of every process that has another root.
     """
@@ -57,7 +57,7 @@ def keys(_: Sequence[str]) -> str:
 
 
 def second_chroot(_: Sequence[str]) -> str:
-    """Try to leave the root folder by a second chroot, and return a text that describes the root afterwards.
+    """Try to leave the root folder by a second chroot, and return a description of the root afterwards.
 
     Raises:
         OSError: no folder could be made for the second root, or a system call failed.

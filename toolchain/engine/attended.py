@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def attended(child: subprocess.Popen[str]) -> Iterator[None]:
-    """After the block, close the stdin of `child`, and kill its process group if it still runs two seconds later."""
+    """After the block, close the stdin of `child`, and kill its process group if `child` runs for two more seconds."""
     try:
         yield
     finally:
@@ -21,7 +21,7 @@ def attended(child: subprocess.Popen[str]) -> Iterator[None]:
         try:
             child.wait(2)
         except subprocess.TimeoutExpired:
-            # The process cannot ignore SIGKILL. If it is the launcher, the kernel then ends its whole PID namespace.
+            # No process can ignore SIGKILL. If the child is the launcher, the kernel then ends its whole PID namespace.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(10)

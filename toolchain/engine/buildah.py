@@ -340,7 +340,7 @@ class Buildah(Storage):
             discard(place)
 
     def ninja_log(self, name: str, key: str) -> bytes:
-        """Return the longest ninja log in the cached build tree of a recipe; empty if there is none."""
+        """Return the longest ninja log in the cached build tree of a recipe, or no bytes if there is no log."""
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):

@@ -18,7 +18,7 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
-# These limits protect the disk. If a build reaches one of them, its caches are removed too.
+# These limits protect the disk. If a build reaches one of them, the caches of the build are removed too.
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
 
 

@@ -92,7 +92,7 @@ class DockerRunner:
         return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
-        """Return the daemon's version; raise EngineError if docker is missing or the daemon does not answer."""
+        """Return the daemon's version; raise an EngineError if docker is missing or the daemon does not answer."""
         process.which(PROGRAM, fix="apt-get install docker.io")
         words = [*self._words(), "version", "--format", "{{json .}}"]
         answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
@@ -176,7 +176,7 @@ class DockerRunner:
         return reference
 
     def _layers(self, reference: str) -> list[str]:
-        """Return the digests of an image's uncompressed layers, lowest first; empty if there is no such image."""
+        """Return the digests of an image's uncompressed layers, lowest first; an empty list if the image is missing."""
         with self._errors("image inspect"):
             try:
                 root_fs = self._client.image.inspect(reference).root_fs

@@ -96,7 +96,7 @@ def _tiny_image(runner: DockerRunner, folder: Path) -> Iterator[str]:
 
 
 def _users() -> list[str]:
-    """Return the users to try for containers: the image's own user, and the user to whom written files must belong."""
+    """Return the users to try for containers: the image's own user and, unless the caller is root, the caller."""
     tables = [Path(f"/proc/self/{kind}_map").read_text(encoding="ascii") for kind in ("uid", "gid")]
     mine = f"{outside(tables[0], os.geteuid())}:{outside(tables[1], os.getegid())}"
     return [""] if mine == "0:0" else ["", mine]

@@ -20,7 +20,7 @@ _SHOWN, _ENDING = 12, 6  # numbers of lines: from the first error on, and from t
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Raise HostileInputError if a built tree contains a device, pipe or socket, or a link that leads out of it."""
+    """Raise a HostileInputError if a built tree contains a device, pipe or socket, or a link that leads out of it."""
     top = os.path.realpath(tree)
     for folder, names, files in os.walk(tree):
         for entry in (*names, *files):

@@ -66,7 +66,7 @@ class Usage:
         self._recount = (limits["written_bytes"], limits["written_files"])
 
     def reached(self) -> str:
-        """Return the name of a limit that the container has reached; empty if there is none."""
+        """Return the name of a limit that the container has reached, or an empty string if there is none."""
         limits = self.limits
         if limits["seconds"] and time.monotonic() - self._start > limits["seconds"]:
             return "hours"
@@ -85,7 +85,7 @@ class Usage:
         return ""
 
     def _too_much(self) -> str:
-        """Return the name of the limit on written files that is exceeded; empty if there is none.
+        """Return the name of the limit on written files that is exceeded, or an empty string if there is none.
 
         Counting is slow, so it begins only when the disks have lost as many free bytes or inodes as the limits allow.
         """

@@ -1,4 +1,4 @@
-"""Before the first build, prove that builds are isolated here: a program in a build tries to get out of it.
+"""Prove before the first build that builds are isolated here: a program in a build tries to escape from its container.
 
 `engine.attack` makes three attempts in a `buildah build`. Reading one of the caller's files tests the launcher's ids
 and mounts, a second chroot tests the capabilities, and keyctl tests the seccomp profile.
@@ -33,7 +33,8 @@ def probe(storage: Storage, *, again: bool = False) -> str:
         again: make the attempts even if the cache contains a valid proof.
 
     Raises:
-        EngineError: buildah is missing, the container does not start or sees a network, or the attack gets out of it.
+        EngineError: buildah is missing, the container does not start or sees a network, or the attack gets out of the
+            container.
     """
     remembered = storage.cache.engine / "isolation.json"
     proved = canonical(
@@ -110,7 +111,7 @@ def _files(folder: Path) -> list[Mount]:
 
 
 def judge(result: process.Result) -> None:
-    """Raise EngineError if the attack got out of the container, saw a network, or did not answer."""
+    """Raise an EngineError if the attack got out of the container, saw a network, or did not answer."""
     lines = [line.strip() for line in result.stdout.splitlines()]
     out = [line.removeprefix("@out ") for line in lines if line.startswith("@out ")]
     answered = {line.partition(":")[0] for line in out}

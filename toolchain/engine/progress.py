@@ -25,8 +25,8 @@ _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
-# There is no estimate while the steps that have begun have a smaller share of the stage's weight, because one slow
-# minute would be extrapolated to days.
+# There is no estimate while the steps that have begun have a smaller share of the stage's weight than this, because one
+# slow minute would be extrapolated to days.
 _LEAST_SHARE = 0.05
 
 

@@ -93,8 +93,8 @@ def _groups(controller: str) -> Iterator[Path]:
         if not controller and (_CGROUP / "unified").is_dir():
             top = _CGROUP / "unified"
         folder = top / path.lstrip("/")
-        # In a container, this path may be one on the host, and the top of the mount is the process's own group. So
-        # folders that do not exist are skipped.
+        # In a container, this path may be valid only on the host, and the top of the mount is the process's own group.
+        # So folders that do not exist are skipped.
         while folder != top:
             if folder.is_dir():
                 yield folder
@@ -125,7 +125,7 @@ def disk_free(path: Path) -> int:
 
 
 def require_disk(path: Path, needed: int) -> None:
-    """Raise ResourceError if fewer than `needed` bytes are free on the disk of `path`, which itself need not exist."""
+    """Raise a ResourceError if fewer than `needed` bytes are free on the disk of `path`, which need not exist."""
     free = disk_free(path)
     if free < needed:
         raise ResourceError(

@@ -57,7 +57,7 @@ def _content(layout: Path, digest: str) -> bytes:
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a docker manifest with OCI's media types, because programs expect these in an OCI layout."""
+    """Return a docker manifest with OCI's media types, which programs expect in an OCI layout."""
 
     def converted(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}

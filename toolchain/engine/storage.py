@@ -246,7 +246,7 @@ class Storage:
                 new.rename(folder)
                 yield folder
             except (KeyboardInterrupt, SystemExit):
-                # The folder tells the next invocation to remove the containers that buildah named itself.
+                # The folder of a build is kept, so that the next invocation removes the containers that buildah named.
                 stopped = kind == "build"
                 raise
             finally:

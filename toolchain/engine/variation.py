@@ -60,11 +60,11 @@ class Variation:
     """The changed conditions of one build.
 
     Args:
-        seed: the number from which all values are derived; the same seed gives the same conditions.
+        seed: the number from which all values are derived; on the same machine, it always gives the same conditions.
 
     Attributes:
         conditions: the new value of each changed condition.
-        fixed: for each condition that was not changed, the reason why not.
+        fixed: the reason for each condition that was not changed.
         static: the programs of the base that are linked statically, and so do not load the preloaded libraries.
     """
 

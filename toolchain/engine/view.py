@@ -85,9 +85,9 @@ def command(
     Args:
         argv: a program of this machine and its arguments, with paths inside the namespaces.
         settings: the folder for buildah's settings, which are written there if they are missing.
-        show: the folders and files of this machine to mount, with their paths inside.
+        show: the folders and files of this machine to mount, with their paths inside the namespaces.
         network: whether the program keeps this machine's network.
-        limits: the limits for the program (see `engine.container_limits`).
+        limits: the limits for the program (see `engine.container_limits`); None for no limits.
     """
     files = {**_FILES, **({} if network else _OFFLINE), **_profiles()}
     shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
@@ -120,7 +120,7 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Write files to `folder` under names that contain their digests, and return where each one is.
+    """Write files to `folder` under names that contain their digests, and return the path of each file there.
 
     The keys of `files` and of the result are the paths of the files in the launcher's namespaces.
     """
