@@ -181,13 +181,13 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
 
 
 def buildable() -> tuple[str, ...]:
-    """Return the releases whose kernels this tool can build, oldest first."""
+    """Return the releases whose kernels this tool can build, sorted by version."""
     known = {row.name for row in aotriton_releases() if row.commit and row.triton}
     return tuple(name for row in _rows()[0] if not row.refused for name in row.releases if name in known)
 
 
 def generator_in(tree: Path) -> str:
-    """Return the Python package that plans a tree's kernels, recognized by its files; empty if none is known."""
+    """Return the Python package that plans a tree's kernels; an empty string if the tree has no known one."""
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
         ("v3python/generate.py", "v3python"),
@@ -222,7 +222,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
                 fix="give the tree of that release, or omit --aotriton to use the version of the tree",
             )
         return row
-    # Releases since 0.13b may compile more kernels, but plan them in the same way.
+    # Releases after 0.13b may compile more kernels, but plan them in the same way.
     if generator == "aotriton":
         return generation_of("0.13b")
     here, releases = _version_in(tree), [(numbers(name), row) for row in _rows()[0] for name in row.releases]
@@ -282,7 +282,7 @@ def check_given_database(release: str, given: Path) -> Database:
 
 
 def check_databases(tree: Path, release: str, given: Path | None = None) -> Database | None:
-    """Raise a SourceError unless a tree contains the tuning databases that its release was tuned with.
+    """Raise a SourceError if a tuning database of a tree is missing or wrong, or if `given` replaces none of them.
 
     Args:
         release: the release; empty for a tree that is not a release. The databases of such a tree only have to
@@ -324,14 +324,14 @@ def _path_in(tree: Path, path: str) -> str:
 
 
 def _is_unread(tree: Path, row: Database) -> bool:
-    """Return whether no file of a tree's generator mentions a database, so that the tree does not use it."""
+    """Return whether no file of a tree's generator mentions a database, which means that the tree does not use it."""
     stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
     files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
     return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
 
 
 def _check_database(row: Database, path: Path, release: str, shown: str) -> None:
-    """Raise a SourceError if a database is empty, or differs from the one that `release` was tuned with."""
+    """Raise a SourceError if a database is empty, or, unless `release` is empty, differs from `row`."""
     if path.is_file() and not path.stat().st_size:
         raise SourceError(
             "tuning-empty",
@@ -351,9 +351,9 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
 
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
-    """Return the database that the user's file replaces: the one with the same git id, or else the first unpacked one.
+    """Return the database that the user's file replaces; raise a SourceError if there is none.
 
-    Raise a SourceError if there is none.
+    It is the one with the same git id, or else the first one that is not a .tar.xz file.
     """
     id_ = git_id(given)
     fits = [row for row in rows if row.id == id_] or [row for row in rows if not row.path.endswith(".tar.xz")][:1]

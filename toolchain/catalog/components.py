@@ -63,7 +63,7 @@ class LlvmRequirements:
 
 
 def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
-    """Return the parts of LLVM that a Triton needs; raise an UnsupportedError if they are unknown.
+    """Return the parts of LLVM that a Triton needs; raise an UnsupportedError if they or `arch` are unknown.
 
     Args:
         version: a Triton version (`3.7.1`, `v3.7`) or a full commit.
@@ -110,7 +110,7 @@ def line_of(version: str) -> str:
 
 
 def newest_triton_on(llvm: int) -> str:
-    """Return the newest Triton, such as `3.5`, for a major version of LLVM; raise an UnsupportedError if none fits."""
+    """Return the newest Triton, such as `3.5`, for a major version of LLVM; raise UnsupportedError if there is none."""
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:

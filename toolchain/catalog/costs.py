@@ -37,7 +37,7 @@ class Cost:
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return text with the number of kernels and the time to compile them, or with the reason why it is unknown."""
+        """Return text with the number of kernels and their compile time; if `kernels` is None, with the reason."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
@@ -63,7 +63,7 @@ def cost_of(stage: str, part: str = "") -> Cost | None:
 
 
 def ninja_of(stage: str, part: str = "") -> dict[str, float]:
-    """Return the value of `Recipe.ninja` for a stage that compiles with ninja; empty if its costs are unknown."""
+    """Return `Recipe.ninja` for a stage that compiles with ninja; an empty dict if the cost of a step is unknown."""
     row = cost_of(stage, part)
     return {"compile": row.step} if row is not None and row.step else {}
 

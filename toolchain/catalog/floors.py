@@ -33,7 +33,7 @@ class Floor:
 
     @property
     def name(self) -> str:
-        """Return the name that images and tables use for this floor."""
+        """Return the name that images and records use for this floor, such as `glibc-2.31`."""
         return f"glibc-{self.glibc}"
 
 

@@ -43,7 +43,7 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     """Parse a list of LLVM or market names, such as `gfx942,MI250;RX 7900 XTX`, into sorted LLVM names.
 
     Names are separated by `;`, `,` or spaces. Case, spaces, `-` and `_` inside a name are ignored. Raise an
-    UnsupportedError if a name is unknown.
+    UnsupportedError if a name is unknown or not supported.
     """
     gpus: set[str] = set()
     for part in re.split(r"[;,]", text):

@@ -221,7 +221,7 @@ def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row,
 
 @lru_cache(maxsize=1)
 def aotriton_releases() -> tuple[AotritonRelease, ...]:
-    """Return all AOTriton releases, oldest first."""
+    """Return all AOTriton releases, sorted by version."""
     path = recipe.root() / "aotriton" / "releases.toml"
     return _rows(AotritonRelease, path, read_toml(path, error=PinError)["release"])
 

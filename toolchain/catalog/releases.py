@@ -93,7 +93,7 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
 
 
 def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
-    """Raise an UnsupportedError if a version since 3.9 is unknown, because the LLVMs that it needs are unknown too."""
+    """Raise UnsupportedError if a version from 3.9 on is unknown, because the LLVMs that it needs are unknown too."""
     plain = _plain()
     version = line if patch is None else f"{line}.{int(patch)}"
     known = any(row.version == version or row.version.startswith(f"{version}.") for row in plain)
@@ -128,7 +128,7 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
 
 
 def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] = ()) -> None:
-    """Raise an UnsupportedError if a release of AOTriton contains no kernels for one of the GPUs.
+    """Raise an UnsupportedError if an AOTriton release is unknown, or has no kernels for one of the GPUs.
 
     Args:
         known: the GPUs that the generator of the release supports; upstream's build may omit some of them.
@@ -150,7 +150,7 @@ def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] =
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """Return the row for a PyTorch version or `main`; raise an error if the text is neither, or there is no row.
+    """Return the row for a PyTorch version or `main`; raise an error if the text is neither or has no row.
 
     A patch number and a suffix such as `+rocm6.4` are ignored.
     """

@@ -98,7 +98,7 @@ def libraries() -> tuple[Library, ...]:
 
 
 def rocm_of(text: str) -> Rocm:
-    """Return the row for the major number of a ROCm version such as `7.2`; raise an UnsupportedError if none fits."""
+    """Return the row for the major number of a ROCm version such as `7.2`; raise UnsupportedError if it is unknown."""
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:

@@ -207,12 +207,12 @@ def source_names() -> tuple[str, ...]:
 
 
 def source_license(name: str) -> str:
-    """Return the SPDX expression of the license of a source; empty if unknown."""
+    """Return the SPDX expression of a source's license; an empty string if no stage has the source."""
     return next((stage.sources[name] for stage in STAGES if name in stage.sources), "")
 
 
 def involves(target: str, name: str) -> bool:
-    """Return whether a target is the stage `name`, includes it, or may be built on it directly or indirectly."""
+    """Return whether a target is the stage `name`, or may be built on it directly or indirectly; True for `all`."""
     if target == ALL:
         return True
     known = _by_name()

@@ -50,7 +50,7 @@ class WheelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRow:
-    """A `[torch.BASE]` table of data/wheels.toml: the packages of the PyTorch in a base's distribution."""
+    """A `[torch.BASE]` table of data/wheels.toml: the PyTorch packages in the distribution of a base."""
 
     name: str = ""
     suite: str

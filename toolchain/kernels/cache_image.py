@@ -162,7 +162,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the values of `_KEPT` in each kernel's JSON; refuse a kernel that is not in the folder for its hash."""
+    """Return the items of `_KEPT` in each kernel's JSON; refuse a kernel that is not in the folder for its hash."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):

@@ -71,7 +71,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a call. `kernels` lists the function and the hash in Triton's cache of each launched kernel."""
+    """The outcome of a call. `kernels` lists each launched kernel: its function, and its hash in Triton's cache."""
 
     call: Call
     entry: Entry
@@ -208,7 +208,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
 
 
 def _kind(examples: Sequence[Any]) -> str:
-    """Return a text that describes the values that `_may_replace` accepts for these examples."""
+    """Return text that describes the values that `_may_replace` accepts for these examples."""
     if isinstance(examples[0], bool):
         return "true or false"
     if isinstance(examples[0], int):

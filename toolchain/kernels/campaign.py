@@ -225,7 +225,7 @@ class _Run:
     def to_the_end(self, earlier: Sequence[Rule]) -> None:
         """Take results from the stores, and compile the other rules.
 
-        The new results, and those of the `earlier` rules, are added to the first store.
+        Compiled results, and those of the `earlier` rules, are added to the first store.
         """
         self.ledger.progress(*self.progress)
         self.tell()

@@ -68,7 +68,7 @@ class ClusterExecutor:
         self._client.close()
 
     def about(self) -> dict[str, Any]:
-        """Return the facts that the workers reported about their environment; empty before the first result."""
+        """Return the facts that the workers reported about their environment; an empty dict before the first result."""
         return dict(self._about)
 
     def workers(self) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class ClusterExecutor:
         The outcome of a compiled rule contains the object as `code` and its JSON as `json`.
         """
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
-        # A task contains rules of only one source file, because a compile process must be restarted for another file.
+        # A task contains rules of only one source file, because another file may need another compile process.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):
             while share := list(itertools.islice(alike, LARGEST)):
                 waiting.append(share)

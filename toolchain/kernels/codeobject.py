@@ -33,7 +33,7 @@ class ElfTables:
     """The tables of an AMDGPU ELF file. A ValueError is raised for any other file, and for damaged tables.
 
     Attributes:
-        mach: the value of the flags EF_AMDGPU_MACH, which stands for the GPU.
+        mach: EF_AMDGPU_MACH, the low byte of the ELF flags, which stands for the GPU.
         osabi: the number of the OS ABI.
         symbols: the address and size of each dynamic symbol, by name.
     """

@@ -89,7 +89,7 @@ class LocalExecutor:
         return self._pool.rows() if self._pool is not None else []
 
     def about(self) -> dict[str, Any]:
-        """Return the facts that the workers reported; empty before the first outcome."""
+        """Return the facts that the workers reported; an empty dict before the first outcome."""
         return dict(self._about)
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
@@ -135,7 +135,10 @@ class _Shares:
         self._workers: Counter[str] = Counter()
 
     def take(self, files: str | None) -> list[Job]:
-        """Return the next jobs for a worker that sees the set `files` (None: a new worker); empty if none are left."""
+        """Return the next jobs for a worker that sees the set `files`, or an empty list if none are left.
+
+        None stands for a new worker, which sees no set yet.
+        """
         if files is not None:
             if part := next(self._left.get(files, iter(())), None):
                 return part

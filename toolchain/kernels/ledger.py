@@ -64,7 +64,8 @@ class Entry:
         status: `done`, `failed` or `timeout`.
         over_memory: whether the worker was ended because it used too much memory.
         refused: whether the compiled project raised the error because it does not support the GPU or the arguments.
-        exit_code: the worker's exit code, or the negative number of the signal that ended it; None if it did not end.
+        exit_code: the exit code of a worker that died, or the negative number of the signal that ended it; None for
+            every other outcome.
         seconds: the wall time of the last attempt.
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.

@@ -111,8 +111,8 @@ class WorkerPool:
 
     def start(self, count: int) -> None:
         """Start `count` threads that compile, and a thread that watches the memory of their workers."""
-        # A thread that starts a worker must outlive it, because PDEATHSIG ends a child when the thread that forked it
-        # ends.
+        # Each thread starts its own workers and outlives them, because PDEATHSIG ends a child when the thread that
+        # forked it ends.
         workers = [threading.Thread(target=self._work, name="kernel-worker", daemon=True) for _ in range(count)]
         self._threads = [*workers, threading.Thread(target=self._watch, name="kernel-watch", daemon=True)]
         for thread in self._threads:
@@ -269,7 +269,7 @@ class WorkerPool:
         worker.stop(patience=patience)
 
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
-        """Make one attempt. Return its outcome (None if another is due), and whether the worker can be used again."""
+        """Make one attempt. Return its outcome (None to try again), and whether the worker can be used again."""
         started, task = time.monotonic(), job.task
         try:
             answer = worker.ask(job, self._timeout)
@@ -309,6 +309,6 @@ def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
 
 
 def _ended(task: Task, status: str, reason: str, started: float, attempt: int, **more: Any) -> Outcome:
-    """Return the outcome of a rule whose worker gave no valid answer; `more` sets other fields of `ledger.Entry`."""
+    """Return the outcome of a rule whose worker gave no usable result; `more` sets other fields of `ledger.Entry`."""
     seconds = round(time.monotonic() - started, 3)
     return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt, **more}

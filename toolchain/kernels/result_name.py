@@ -19,8 +19,8 @@ class Naming:
     """Names the results of one campaign.
 
     Args:
-        triton: the diff_ids of the Triton image, lowest first. Names do not depend on the image's labels, because no
-            kernel sees them.
+        triton: the diff_ids of the Triton image, lowest first. Names do not depend on the image's labels, because
+            compile processes do not see them.
         recipe: the digests of the recipe's files that run with Triton: the worker, and modules that replace those of
             upstream.
         environment, command: all environment variables and the command line of the compile processes.

@@ -28,7 +28,7 @@ _LARGEST_RECORD = 1 << 30
 LARGEST_OBJECT = 1 << 30  # the maximum size of a code object in bytes
 LARGEST_METADATA = 16 << 20  # the maximum size of the JSON beside an object, in bytes
 _LARGEST_NOTE = 64 << 20
-_LONGEST = 1e9  # seconds; a record with a longer compilation is damaged
+_LONGEST = 1e9  # seconds; a record that states more is treated as damaged
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
 _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", "bitcode", "seconds", "about"))
 
@@ -173,7 +173,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return a text that says in which inputs a result differs from the one that is wanted."""
+    """Return text that says how the inputs of a result differ from those that are wanted."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -204,9 +204,8 @@ def read_seconds(value: Any) -> float:
 def write_unflushed(path: Path, content: bytes) -> None:
     """Write a file of a result so that it appears complete or not at all.
 
-    The file is not flushed to disk, because a flush takes longer than all other work on a stored result. If a crash
-    loses a file, the next run of the campaign notices that and makes the file again, because it checks the files of
-    earlier runs.
+    The file is not flushed to disk, because a flush is slow. If a crash loses a file, the next run of the campaign
+    makes it again, because each run checks the files of earlier runs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path) as new:
@@ -215,7 +214,7 @@ def write_unflushed(path: Path, content: bytes) -> None:
 
 
 class KernelStore:
-    """A folder with a file for each record, and with notes, which are small documents for other campaigns.
+    """A folder with a file for each record, and with notes, such as the marks of finished shards.
 
     Any number of processes may read and write the folder at the same time, on one machine or through NFS.
 

@@ -117,7 +117,7 @@ def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None = None) -> RuleSet:
-    """Return the rules of some clusters; no cluster is split.
+    """Return the rules of the clusters that `select` and `limit` choose; no cluster is split.
 
     Args:
         select: a glob. A cluster is taken if the glob matches the kernel, the cluster or the id of one of its rules.
@@ -314,7 +314,7 @@ def _resolve(
 
 
 def _fill(value: Value, choice: Mapping[str, Value]) -> Value:
-    """Return `value` with each `{axis}` replaced; a text that is only `{axis}` becomes the axis's value itself."""
+    """Return `value` with each `{axis}` replaced; a string that is only `{axis}` becomes the axis's value itself."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}") and value[1:-1] in choice:

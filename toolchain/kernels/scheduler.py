@@ -1,7 +1,7 @@
 """Check the address, the certificates and the version of a Dask scheduler.
 
-Anyone who can connect to a scheduler can run code on it, on its workers and in its campaigns, because Dask pickles
-tasks and results. So a scheduler must either listen on loopback or require certificates.
+Anyone who can connect to a scheduler can run code on it, on its workers and on machines that run campaigns, because
+Dask pickles tasks and results. So a scheduler must either listen on loopback or require certificates.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _table(result: CampaignResult) -> list[str]:
 
 
 def _reasons(bad: Sequence[Entry]) -> list[str]:
-    """Return lines with the most common reasons of failures, each with an example."""
+    """Return lines with the most common reasons for failures, each with an example."""
     by_reason = Counter(_first(entry) for entry in bad)
     lines: list[str] = []
     for reason, count in by_reason.most_common(_REASONS):
@@ -92,7 +92,7 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
 def _more(command: str, option: str, value: str = "") -> str:
     """Return the command with one more option. `kernels run` replaces `build`, which does not have the option.
 
-    If `kernels run` cannot run the stage that is built, the result is a text that describes the command.
+    If `kernels run` cannot run the stage that is built, the result is text that describes the command.
     """
     added = f"--{option} {value}".rstrip()
     build = re.match(r"toolchain (.*\b)?build (?=([\w-]+))", command)
@@ -104,6 +104,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Remove the beginning of a path that has more than `width` characters; its end tells which kernel it is."""
+    """Shorten a path to `width` characters at its beginning, because its end tells which kernel it is."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

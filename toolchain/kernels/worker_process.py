@@ -1,4 +1,4 @@
-"""Run one compile process: give it tasks, read its answers, copy its results, and end it."""
+"""Run one compile process: give it tasks, read its answers, collect its results, and end it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
 _LONGEST_LINE = 4 << 20  # the maximum length of an answer; a worker may be hostile, and lines are kept in memory
 
-# If one of these texts is in a worker's output, or says how the worker ended, the machine is at fault and not the
-# kernel.
+# If one of these patterns matches the reason for a failure, the machine is at fault and not the kernel. If a worker
+# ended, the reason says how it ended, and quotes the last lines of its output.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
@@ -76,7 +76,7 @@ def _shared_part(job: Job) -> tuple[str, Task]:
 
 
 def machine_fault(reason: str, folder: Path) -> str:
-    """Return why the machine made a compilation fail; empty if the kernel is at fault.
+    """Return why the machine made a compilation fail; an empty string if the kernel is at fault.
 
     Any failure is blamed on the machine if the disk that contains `folder` is full.
     """
@@ -184,7 +184,7 @@ class Worker:
             self._note(line)
 
     def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
-        """Let the process do a job, and return its answer; `collect` then copies the object."""
+        """Let the process do a job, and return its answer. `collect` then moves the object to its final path."""
         assert self._process.stdin is not None  # noqa: S101
         with self._lock:
             self.task, self._since = job.task, time.monotonic()
@@ -274,7 +274,7 @@ class Worker:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            # SIGKILL also ends a launcher, and with it all processes in the launcher's namespace.
+            # If the process is `engine.launcher`, SIGKILL also ends all processes in its namespace.
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:

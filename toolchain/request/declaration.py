@@ -34,12 +34,13 @@ class Option:
 
     Args:
         name: the name without the two dashes, which is also the key in toolchain.toml.
-        kind: the kind of its value; `commas` is one comma-separated text, `names` and `pairs` can be repeated.
+        kind: the kind of its value. A `commas` option takes one comma-separated string; `names` and `pairs` options can
+            be repeated.
         short: the letter of its short form; empty if it has none.
         least, most: the smallest and the largest valid number.
         explicit: whether giving the default value requests something other than giving no value.
         negated: whether the command line also accepts the form `--no-NAME`.
-        of: the valid names of a pair; empty if all are valid.
+        of: the valid names in `NAME=VALUE` pairs; empty if all names are valid.
         place: which part of a value in a file is a path: all of it, or the text after `NAME=` or `oci:`; empty for
             none.
         is_path: a function that returns whether that part is a path, for an option whose value can be something else.

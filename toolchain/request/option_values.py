@@ -70,7 +70,7 @@ def is_calls_file(text: str) -> bool:
 def calls(text: str) -> str:
     """Return the list of calls as JSON, so that records, locks and `reproduce` do not need the user's file.
 
-    ConfigError is raised if the list is invalid.
+    A ConfigError is raised if the file cannot be read or the list is invalid.
 
     Args:
         text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier.
