@@ -61,7 +61,7 @@ class _Zip(zipfile.ZipFile):
 
 
 def dist_info(wheel: Path) -> str:
-    """Return the name of a wheel's own `.dist-info/` folder, as opposed to that of a project vendored in it."""
+    """Return the name of a wheel's own `.dist-info/` folder, which is not that of a project vendored in the wheel."""
     return "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
 
 
