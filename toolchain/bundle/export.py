@@ -195,7 +195,7 @@ class _Packer:
     entries: list[Entry] = field(default_factory=list)
 
     def sorted(self) -> list[Entry]:
-        """Return the entries in the order of the manifest: the lock first, and large entries after small ones."""
+        """Return the entries in the order of the manifest: by kind, from the lock to the blobs of images."""
         order = ("lock", "base", "record", "patch", "file", "tree", "blob")
         return sorted(
             self.entries, key=lambda entry: (order.index(entry.kind), entry.name, entry.title, entry.blob.digest)

@@ -77,15 +77,15 @@ class Imported:
 
 
 def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
-    """Import a bundle into a cache; entries that the cache already has are not downloaded again.
+    """Import a bundle into a cache; sources, patches and layers that the cache already has are not downloaded again.
 
-    HostileInputError is raised if the bundle does not contain exactly what its lock names, or is malformed, DigestError
-    for content with a wrong digest, which is not stored, and LockedError if the bundle contradicts an existing lock or
-    the content of the cache.
+    RegistryError is raised if `ref` does not name a bundle, HostileInputError if the bundle does not contain exactly
+    what its lock names, DigestError if content has a wrong digest, LockedError if the bundle contradicts an existing
+    lock or the content of the cache, and UnsupportedError if this machine or this version cannot use the bundle.
 
     Args:
-        lock_path: the path of the user's lock. If the lock exists, it must agree with the bundle; if not, the lock of
-            the bundle is written there after everything else.
+        lock_path: the path of the user's lock. If this file exists, the bundle must agree with it. Otherwise, the
+            bundle's lock is written to it after everything else.
     """
     with open_place(ref) as place:
         manifest, content = place.manifest()
@@ -313,7 +313,7 @@ def _owner(entry: Entry, lock: Lock) -> LockedBase:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is missing or damaged."""
+    """Return the JSON object in a file; None if the file cannot be read or contains something else."""
     with contextlib.suppress(OSError, ValueError):
         value = strict_json.read(path.read_bytes())
         return value if isinstance(value, dict) else None

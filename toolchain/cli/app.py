@@ -106,6 +106,6 @@ def _run() -> None:
     # Containers run with other user ids, so files that are mounted into them must be readable by all users.
     os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` lets its command ignore SIGHUP
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` makes its command ignore SIGHUP
         signal.signal(signal.SIGHUP, _terminated)
     app(prog_name="toolchain")

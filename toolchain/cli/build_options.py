@@ -207,7 +207,7 @@ def _told_where(places: Places) -> Iterator[None]:
 def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
     """Append the origins of option values, such as an environment variable or a file, to the text of an error.
 
-    No origin is appended for a value from the command line, or if the value may come from one of several places.
+    No origin is appended for a value from the command line, or if it is unclear which of several places set a value.
 
     Args:
         name: the parameter that the error is about; if empty, all parameters whose option the error mentions.
@@ -248,7 +248,7 @@ def make_request(
     """Return the request for option values; raise an error if a value, or a combination of values, is invalid.
 
     Args:
-        target: the requested stage; empty for none.
+        target: the requested stage; an empty string for none.
         places: the origins of values, for messages.
         given: values by parameter, in the form of the command line; missing values and None mean the default.
     """

@@ -36,7 +36,8 @@ class ConfigFile:
     """The content of a configuration file.
 
     Args:
-        values: the values by parameter, in the form of the command line; paths are relative to the current folder.
+        values: the values by parameter, in the form of the command line; relative paths have been joined to the file's
+            folder.
     """
 
     path: Path
@@ -94,7 +95,7 @@ def forms() -> Mapping[Kind, str]:
 
 
 def may_be_found(option: Option, value: Any) -> bool:
-    """Return whether a file that the user did not name can set an option to this value.
+    """Return whether a file that the user did not name may set an option to this value.
 
     If a text option has known values, such as released versions, only those are harmless, because the option may also
     accept a path or any commit.

@@ -34,7 +34,7 @@ class Check:
 
     Args:
         status: `ok`; `warn` if builds may work nevertheless; `fail` if `doctor` must exit with an error.
-        fix: what the user can do; empty if the status is `ok`.
+        fix: what the user can do; an empty string if the status is `ok`.
         code: the exit code of `doctor` if this is the first check that failed.
     """
 

@@ -118,7 +118,7 @@ def _since(text: str) -> float:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return a text, shortened at its start to `width` characters, because the names of kernels differ at their end."""
+    """Return `text`, shortened at its start to `width` characters, because the names of kernels differ at their end."""
     return text if len(text) <= width else f"…{text[-width + 1 :]}"
 
 

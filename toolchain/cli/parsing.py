@@ -120,13 +120,13 @@ def file_of(context: Any) -> ConfigFile | None:
 
 
 def source_of(context: Any, name: str) -> str:
-    """Return the source of a parameter's value, such as `COMMAND_LINE`; empty if the verb has no such parameter."""
+    """Return the source of a parameter's value, such as `COMMAND_LINE`; an empty string for an unknown parameter."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else ""
 
 
 def place_of(context: Any, name: str) -> str:
-    """Return the option, environment variable or file that a parameter's value comes from; empty for the default."""
+    """Return the option, environment variable or file that sets a parameter; an empty string for the default."""
     file = file_of(context)
     places = {
         COMMAND_LINE: f"--{name.replace('_', '-')}",

@@ -159,7 +159,7 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
 
 
 def _kernels(cost: Cost, details: Any, cores: int) -> str:
-    """Return a text with the number of all AOTriton kernels and the time to compile them."""
+    """Return a phrase about the number of AOTriton kernels and the time to compile all of them."""
     from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - only AOTriton needs it
 
     release = details.release
@@ -178,7 +178,7 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
 
 
 def _how_sure(source: Source) -> str:
-    """Return a note about a source: its tag, or what is not known or locked; empty if there is nothing to say."""
+    """Return a note about a source: its tag, or what is not known or locked; an empty string if there is none."""
     if source.pending:
         known = "unknown until fetched" if "://" in source.pending else "not known in full"
         return f"{known}: {source.pending}"

@@ -68,7 +68,7 @@ def pytorch(
 
 
 def _state(archive: Archive, found: Mapping[str, str]) -> str:
-    """Return a text that says whether an archive was found, and whether it has the digest that PyTorch expects."""
+    """Return a phrase that says whether an archive was found, and whether it has the digest that PyTorch expects."""
     digest = found.get(archive.name)
     if digest is None:
         return "missing"

@@ -80,7 +80,7 @@ def guard() -> None:
 
 
 def sane_width() -> None:
-    """Unset COLUMNS if its value is invalid or huge, because a very wide table would fill the memory."""
+    """Unset COLUMNS unless it is a number from 1 to 9999; a much wider table would fill the memory."""
     text = os.environ.get("COLUMNS", "")
     if text and not re.fullmatch(r"[1-9]\d{0,3}", text):
         del os.environ["COLUMNS"]

@@ -123,7 +123,10 @@ class Verbs(TyperGroup):
         return super().list_commands(ctx)
 
     def _add_plugins(self, ctx: Any) -> None:
-        """Add the verbs of plugins; print a warning if a plugin cannot be loaded."""
+        """Add the verbs of plugins.
+
+        If a plugin cannot be loaded, no verb is added, and a warning is printed unless `ctx.resilient_parsing` is set.
+        """
         try:
             added = [verb for plugin in plugins.plugins() for verb in plugin.verbs]
         except ConfigError as error:
@@ -137,7 +140,7 @@ class Verbs(TyperGroup):
 
 
 def _above(ctx: Any) -> str:
-    """Return the name of the group and a space, which precede its verbs; an empty string for top-level verbs."""
+    """Return the prefix of a group's verbs, which is its name and a space; an empty string for top-level verbs."""
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 
@@ -163,7 +166,7 @@ class Group(Verbs):
 
 
 def register(app: typer.Typer, group: str = "") -> None:
-    """Add the verbs of a group to an app; with an empty name, add the top-level verbs and all groups."""
+    """Add the verbs of a group to an app; if `group` is empty, add the top-level verbs and all groups."""
     for verb in VERBS:
         above, _, name = verb.name.rpartition(" ")
         if above == group:

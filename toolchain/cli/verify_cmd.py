@@ -165,7 +165,7 @@ def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, 
 
 
 def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa: Path | None) -> tuple[Builder, ...]:
-    """Return the builders in the file of --builders; an empty tuple if the option is not given."""
+    """Return the builders in the file that `--builders` names; an empty tuple if the option is not given."""
     from toolchain.trust.rebuilt import read_builders  # noqa: PLC0415 - it imports cryptography
 
     if path is None and needed is not None:
@@ -184,7 +184,7 @@ def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa:
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:
-    """Print the contents of an image, facts about its build from its provenance, and the command that builds it."""
+    """Print what an image contains, and how and with which command it was built, according to its provenance."""
     from toolchain.trust.policy import stored  # noqa: PLC0415 - it imports cryptography
 
     for name, text in inside.rows():

@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
 
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[Fault]:
-    """Return the faults of an image or index and of everything that it contains; empty if there are none.
+    """Return the faults of an image or index and of everything that it contains; an empty list if there are none.
 
     The checks cover the size and the digest of every blob, the diff id of every layer of an image, and the platform
     with which an index lists an image.

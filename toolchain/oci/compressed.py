@@ -33,7 +33,7 @@ class Readable(Protocol):
     """A stream that can be read."""
 
     def read(self, count: int, /) -> bytes:
-        """Return at most `count` bytes; empty at the end of the stream."""
+        """Return at most `count` bytes; no bytes at the end of the stream."""
 
 
 class _Gunzipped:

@@ -88,7 +88,7 @@ def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the diff ids in a config, lowest first; empty if they are missing or malformed.
+    """Return the diff ids in a config, lowest first; an empty list if they are missing or malformed.
 
     A diff id is the digest of an uncompressed layer.
     """
@@ -98,7 +98,7 @@ def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of a config; empty if they are missing or malformed."""
+    """Return the labels of a config; an empty dictionary if they are missing or malformed."""
     run = config.get("config")
     values = run.get("Labels") if isinstance(run, dict) else None
     return {str(name): str(text) for name, text in values.items()} if isinstance(values, dict) else {}

@@ -27,4 +27,4 @@ CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton ima
 CACHE_TRITON_LAYER = "toolchain.triton-cache.triton-layer"  # diff_id of that image's top layer
 CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of `triton_key()`, which depends on Triton's code
 CACHE_MCV_KEY = "toolchain.triton-cache.mcv-key"  # Triton's key as MCV reads it; not set from Triton 3.6 on
-CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # path of the package `triton`
+CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # path of the package `triton` in the Triton image

@@ -330,7 +330,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """Return the name, version and level of a compressor, e.g. `gzip/zlib-1.2.13/9`, or else `none`."""
+    """Return the name, version and level of a compressor, e.g. `gzip/zlib-1.2.13/9`; `none` for no compression."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

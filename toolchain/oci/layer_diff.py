@@ -56,7 +56,7 @@ class Blob:
 
 
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
-    """Return the differences between two layers, sorted by path; empty if all files and links are equal.
+    """Return the differences between two layers, sorted by path; an empty list if all files and links are equal.
 
     Paths, kinds, contents and the targets of links are compared; owners, times, modes and empty folders are not.
     """
@@ -115,8 +115,8 @@ def first_difference(a: bytes, b: bytes) -> int:
 def member_at(archive: bytes, offset: int) -> str:
     """Return the name of the member of a static library that contains the byte at `offset`.
 
-    The result is empty if the byte belongs to no member, e.g. to the library's index, or if the file is not a valid
-    static library.
+    An empty string is returned if the byte belongs to no member, e.g. to the library's index, or if the file is not a
+    valid static library.
     """
     if not archive.startswith(_ARCHIVE):
         return ""

@@ -251,7 +251,7 @@ class Layout(Blobs):
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        """Return the entries of an index, or the config and the layers of a manifest; empty for any other blob."""
+        """Return the entries of an index, or the config and layers of a manifest; an empty tuple for any other blob."""
         if descriptor.media_type not in media.MANIFESTS:
             return ()
         return children_of(self.read_json(descriptor), descriptor)

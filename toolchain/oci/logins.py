@@ -69,7 +69,7 @@ def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _login(files: list[_File], name: str) -> str:
-    """Return the login for a name; empty if there is none.
+    """Return the login for a name; an empty string if there is none.
 
     The files are searched first, then the helper for the name is asked, and then the default helper.
     """
@@ -85,7 +85,7 @@ def _login(files: list[_File], name: str) -> str:
 
 
 def _written(file: _File, name: str) -> str:
-    """Return the login for a name from a login file; empty if the entry for the name contains none.
+    """Return the login for a name from a login file; an empty string if the entry for the name contains none.
 
     Docker writes base64 of USER:PASSWORD as `auth`. It also accepts an identity token, which registries such as ACR
     issue, and plain `username` and `password`.

@@ -33,7 +33,7 @@ class NamedImage:
 
 @dataclass(frozen=True)
 class Published:
-    """An image index or artifact that `Place.put` stored.
+    """An image, index or artifact that `Place.put` stored.
 
     Args:
         ref: the reference with a digest, `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
@@ -93,13 +93,13 @@ class Place(ABC):
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
-        """Return all tags, sorted; empty if the folder or repository does not exist."""
+        """Return all tags, sorted; an empty tuple if the folder or repository does not exist."""
 
     @abstractmethod
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
-        """Store an image index or artifact from `layout` with everything that it refers to, and set its tags.
+        """Store an image, index or artifact from `layout` with everything that it refers to, and set its tags.
 
-        Content that exists already is skipped. The index or artifact is read back, and DigestError is raised if it
+        Content that exists already is skipped. The manifest or index is read back, and DigestError is raised if it
         differs.
         """
 

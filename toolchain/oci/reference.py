@@ -93,7 +93,7 @@ def _repository(text: str, whole: str) -> str:
 
 
 def check_tag(tag: str) -> None:
-    """Raise ConfigError if a text is not a valid tag in a registry."""
+    """Raise ConfigError if `tag` is not a valid tag in a registry."""
     if not TAG.fullmatch(tag):
         raise ConfigError(
             "not-a-tag",

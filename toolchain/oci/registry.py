@@ -44,7 +44,7 @@ class Registry(Transport):
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
         """Download a blob into a layout; return its size, or 0 if the layout already had it.
 
-        DigestError is raised if the registry sends other content twice, and ResourceError if the blob does not fit on
+        DigestError is raised if the registry sends wrong content twice, and ResourceError if the blob does not fit on
         the disk or cannot be written.
         """
         if layout.holds(blob.digest):
@@ -81,7 +81,7 @@ class Registry(Transport):
         )
 
     def tags(self, repository: str) -> tuple[str, ...]:
-        """Return all tags of a repository, sorted; empty if the repository does not exist."""
+        """Return all tags of a repository, sorted; an empty tuple if the repository does not exist."""
         names: set[str] = set()
         path = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
         for page in self.pages(path, repository, "tags", none=frozenset({404}), keys=_TAGS, most=_PAGES):
@@ -198,7 +198,7 @@ class Registry(Transport):
         retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> None:
-        """Upload a manifest without retrying; raise TryAgainError for an error that may pass.
+        """Upload a manifest without retrying; raise TryAgainError for an error that may be temporary.
 
         Args:
             failures: the number of earlier failures; from `_UNSETTLED_TRIES` on, 400 and 404 are no longer retried.

@@ -299,7 +299,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """Return the advice for an error response; `code` is the registry's code of the error, or empty."""
+    """Return the advice for an error response; `code` is the registry's error code, or an empty string."""
     login = auth.login_command(host)
     known = (
         (

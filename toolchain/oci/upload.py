@@ -115,7 +115,7 @@ class Upload:
         return True
 
     def _shrink(self) -> bool:
-        """Choose a smaller size for later requests; return False if there is no smaller one."""
+        """Choose a smaller size for later chunks; return False if the chunks already have the smallest size."""
         tried = self._chunk or self._blob.size
         smaller = min(max(tried // 4, LEAST), CHUNK)
         if smaller >= tried and self._chunk is not None:

@@ -92,7 +92,10 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """Return the resolved packages of a stage; empty if the list is missing, damaged or changed since the build."""
+    """Return the resolved packages of a stage.
+
+    An empty tuple is returned if the list of packages is missing or damaged, or has changed since the build.
+    """
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -105,7 +108,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot, each with its distribution, which may differ from that of the base."""
+    """Return the packages of a sysroot, each with the distribution of the sysroot's glibc floor, if that is known."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -128,7 +131,7 @@ _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
-    """Return the content of a file in the layers of a base as text; empty if the file or the base is missing."""
+    """Return the text of a file in the layers of a base; an empty string if the file or the base is missing."""
     layout = Layout(cache.images)
     if base is None or not base.manifest or not layout.has(base.manifest):
         return ""

@@ -154,7 +154,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
 
 
 def _wheel(path: Path, media_type: str, file: str) -> str:
-    """Return the file name of the wheel that was unpacked into the image; empty if the wheel has no valid tags."""
+    """Return the file name of the wheel that was unpacked into the image; an empty string if it has no valid tags."""
     match = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
     content = read_member(path, media_type, file) or b""
     tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []
@@ -166,7 +166,7 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
 
 
 def _pasteable(where: Target) -> str:
-    """Return why a reference cannot be used in a Containerfile; empty if it can."""
+    """Return why a reference cannot be used in a Containerfile; an empty string if it can."""
     if where.path is None:
         return ""  # a parsed reference to a registry is always safe
     if where.tag is not None and not TAG.fullmatch(where.tag):

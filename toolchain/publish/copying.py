@@ -24,7 +24,7 @@ from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
 from toolchain.trust.verify import verify
 
-_MOST_ARTIFACTS = 1000  # the maximum for an image, because anyone who may push can attach artifacts to it
+_MOST_ARTIFACTS = 1000  # the maximum for an image; there is a limit, because anyone who may push can attach artifacts
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -35,7 +35,7 @@ def packing(text: str) -> Packing:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A layer to publish, and the compressor of its blob, such as `gzip/zlib-1.2.13/9`; empty if it is not known."""
+    """A layer to publish, and its compressor, such as `gzip/zlib-1.2.13/9` (an empty string if it is unknown)."""
 
     layer: LayerBlob
     compressor: str
@@ -103,7 +103,11 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
 
 @contextlib.contextmanager
 def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[Layer]:
-    """Yield the tar of a layer: the blob if it is not compressed, otherwise a temporary file of about `size` bytes."""
+    """Yield the tar of a layer: its blob if that is not compressed, otherwise a temporary file.
+
+    Args:
+        size: the approximate size of the tar in bytes, to check for free disk space; 0 if it is unknown.
+    """
     blob = layout.blob(layer.descriptor.digest)
     if layer.descriptor.media_type in PLAIN:
         yield Layer(layer.diff_id, layer.descriptor.size, blob)

@@ -62,7 +62,7 @@ class Wanted:
         commit: the commit that PyTorch builds if it has no archive; empty if it names no commit.
         archives: the runtimes in the order of the file, then the images.
         url: the URL of the folder with the archives, which ends with a slash.
-        fixed_url: whether PyTorch ignores the variable `URL_VARIABLE`.
+        fixed_url: whether PyTorch ignores the environment variable that `URL_VARIABLE` names.
         choice: which runtime PyTorch's file chooses for a ROCm version that has none. `exact`: no runtime. `older`: the
             last older one, or the first one if all are newer. `clamped`: the first one if all are newer, the last one
             if all are older, otherwise no runtime.
@@ -160,7 +160,7 @@ def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dic
 def read_pytorch(path: Path) -> Wanted:
     """Return the AOTriton that PyTorch requires, according to its source tree or its aotriton.cmake.
 
-    UnsupportedError is raised if PyTorch downloads no AOTriton, and SourceError if its files cannot be understood.
+    UnsupportedError is raised if PyTorch downloads no AOTriton, and SourceError if its files cannot be read or used.
     """
     cmake = path / CMAKE if path.is_dir() else path
     top = cmake.parents[2] if cmake.as_posix().endswith(CMAKE) else cmake.parent
@@ -376,7 +376,7 @@ def _wrong_hip(path: Path, rocm: str) -> list[str]:
 
 
 def version_of(prefix: Path) -> str:
-    """Return the version that an installed header defines, such as `0.13.0`; empty if no header defines it."""
+    """Return the version that an installed header defines, such as `0.13.0`; an empty string if none defines it."""
     for name in ("config.h", "version.h"):
         try:
             text = (prefix / "include" / "aotriton" / name).read_text(encoding="utf-8")

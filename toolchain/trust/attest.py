@@ -205,7 +205,7 @@ def _stage(record: Record) -> Resource:
 
 
 def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None = None) -> dict[str, Any] | None:
-    """Return the JSON object in a byproduct of a provenance; None if the provenance has no such byproduct.
+    """Return the JSON object in the byproduct `name` of a provenance; None if the provenance has no such byproduct.
 
     Args:
         recorded: the value that the byproduct's annotation `recorded` must have; None to accept any value.

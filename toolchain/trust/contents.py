@@ -37,7 +37,7 @@ class Component:
 
     @property
     def label(self) -> str:
-        """The text for the image's label: the version and the full commit, or the tree of a checkout."""
+        """The value of the image's label: the version and the full commit, or the tree of a checkout."""
         return " ".join(part for part in (self.version, self.commit) if part) or str(self)
 
     def as_json(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Contents:
         return {name: component.label for name, component in components if component is not None}
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Yield a title and the value of each known field as texts to display."""
+        """Yield the title and the value of each known field, as strings to display."""
         for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
             if component is not None:
                 yield name, str(component)

@@ -32,8 +32,8 @@ class Package:
 
     Args:
         sha256: the SHA-256 of the package file in hex; empty if the list of packages does not contain it.
-        source: the name and version of the source package, such as `glibc 2.41-12`, because security advisories name
-            source packages; empty if they are unknown, or equal to those of the package.
+        source: the name and version of the source package, such as `glibc 2.41-12`; empty if they are unknown, or
+            equal to those of the package. Security advisories name source packages.
         system: the distribution of the package (`debian11`); empty if it is the distribution of the base.
     """
 
@@ -210,7 +210,7 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """Return `NAME VERSION` of a package's source package; empty if both are equal to those of the package."""
+    """Return `NAME VERSION` of a package's source package; an empty string if the package has the same ones."""
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)
@@ -228,7 +228,7 @@ def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple
 def parse_os_release(text: str) -> str:
     """Return the name and release of a distribution, such as `debian12`, from the text of its os-release file.
 
-    The result is empty if the text has no `ID`.
+    An empty string is returned if the text has no `ID`.
     """
     fields = dict(re.findall(r"^(ID|VERSION_ID)=[\"']?([^\"'\n]*)", text, re.MULTILINE))
     return fields.get("ID", "") + fields.get("VERSION_ID", "") if fields.get("ID") else ""

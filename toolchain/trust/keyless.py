@@ -49,7 +49,7 @@ class Identity:
 
     @property
     def id(self) -> str:
-        """A text with the name and the issuer, to display."""
+        """The name and the issuer, in a form for messages."""
         return f"{self.name} (vouched for by {self.issuer})"
 
     @cached_property

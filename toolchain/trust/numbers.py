@@ -25,10 +25,10 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
 
 
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """Return a sentence with the result of the numerical check of an image's kernels; empty if no statement has one.
+    """Return a sentence with the result of the numerical check of an image's kernels, or an empty string.
 
-    If several statements have a result, the sentence describes the one with the most checked kernels. UntrustedError is
-    raised if any of them reports wrong results or is malformed.
+    The string is empty if no statement has a result. If several have one, the sentence describes the result with the
+    most checked kernels. UntrustedError is raised if any of these statements reports wrong results or is malformed.
 
     Args:
         statements: signed statements of any type.

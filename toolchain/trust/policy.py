@@ -274,7 +274,7 @@ def _binaries(statement: Mapping[str, Any]) -> list[str]:
 
 
 def met(demands: Policy, *names: str) -> dict[str, str]:
-    """Return a text to display for each of the named checks, by name.
+    """Return a phrase about each of the named checks, by name.
 
     The image must have passed these checks. A check without requirements is missing from the result.
     """

@@ -216,8 +216,8 @@ def _part(spdx_id: str, *, contained: bool) -> tuple[str, str, str]:
 def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """Replace the declared licence of each package by a valid SPDX expression.
 
-    A text that is not a valid expression is replaced by an id. The texts and their ids are returned in the form of
-    SPDX's `hasExtractedLicensingInfos`, sorted by id.
+    A licence that is not a valid expression is replaced by an id. The replaced texts and their ids are returned in the
+    form of SPDX's `hasExtractedLicensingInfos`, sorted by id. `NOASSERTION` and `NONE` are not changed.
     """
     extracted: dict[str, dict[str, str]] = {}
     for package in packages:
@@ -246,7 +246,7 @@ def _hex(digest: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Return a text in a form that can be part of an SPDX id.
+    """Return `text` in a form that can be part of an SPDX id.
 
     Characters that an id must not contain become dashes. If a character was replaced, a digest of the text is appended,
     so that different texts still have different ids.

@@ -111,7 +111,7 @@ def signed_by(
 
     Args:
         digest: the digest of the image to which the files are attached, for the error.
-        checks: the checks that passed; an entry `signature`, which names the signer, is added to it.
+        checks: the results of the checks that passed. An entry `signature`, which names the signer, is added.
     """
     # The signatures of identities are always in bundles. An envelope that is signed with a key may also be in a bundle,
     # of which only the envelope is read.

@@ -41,7 +41,7 @@ class Verdict:
         digest: the digest of the verified image, index or artifact.
         problems: descriptions of the problems; empty if the verification passed. If `verify_layout` found faults, the
             list contains all of them. Otherwise, it contains the single problem that ended the verification.
-        checks: a text to display for each check that passed, by the name of the check, in the order of the checks.
+        checks: a phrase about each check that passed, by the name of the check, in the order of the checks.
         believed: the signed provenances that were accepted: one for each image, or one or more for plain files. It is
             empty if no signature was required, or if a check failed.
         fix: advice for the user; empty if there is none.
@@ -100,7 +100,7 @@ def verify(
     Args:
         place: the repository or folder with the attached signatures, SBOMs and provenances.
         layout: the layout that contains all blobs of `top`.
-        key: the key or identity that must have signed it; None if no signature is required.
+        key: the key or identity that must have signed the attestations; None to require no signature.
         demands: requirements for the provenance, which are checked only if `key` is given.
         rebuilders: the builders of which enough must have rebuilt the image; None for no requirement.
         now: the time from which the age of the build is measured; None for the current time.
@@ -169,10 +169,10 @@ def _signed_files(
     now: datetime,
     checks: dict[str, str],
 ) -> list[Mapping[str, Any]]:
-    """Return signed provenances that together name every file of an artifact with its name and digest.
+    """Return signed provenances that together list every file of an artifact by name and digest.
 
     There may be several, because the files for each architecture come from a build of their own. UntrustedError is
-    raised if the provenances that `key` has signed, and that meet the requirements, do not name every file.
+    raised if the provenances that `key` has signed, and that meet the requirements, do not list every file.
     """
     statements = signed_by(key, evidence, manifest.digest, checks)
     left = {(file.name, file.blob.digest) for file in files}
@@ -209,7 +209,7 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
-    """Return a sentence with the glibc version in the images' label `toolchain.glibc`; empty if none has this label.
+    """Return a phrase with the glibc version in the label `toolchain.glibc`; an empty string if no image has it.
 
     UntrustedError is raised if the labels of the images differ.
     """

@@ -54,13 +54,13 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
     """Add the SBOM to a wheel, and list it in the wheel's RECORD.
 
     The wheel is checked first, because the build of a project may produce a malformed one. BuildError is raised if its
-    METADATA or RECORD is missing or malformed, if its name, METADATA, RECORD and files contradict each other, or if it
-    already contains a file with the name of the SBOM. The other files are not compressed again, because another version
-    of zlib could write other bytes.
+    METADATA, RECORD or WHEEL is missing, if its name, METADATA or RECORD is malformed or contradicts the rest of the
+    wheel, or if it already contains a file with the name of the SBOM. The other files are not compressed again, because
+    another version of zlib could write other bytes.
     """
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
-    except ValueError:  # packaging's own error, or a number with too many digits
+    except ValueError:  # from packaging, or from Python for a number with too many digits
         raise _refused(
             wheel, "wheel-without-name", "its file name does not consist of a project, a version and tags"
         ) from None
