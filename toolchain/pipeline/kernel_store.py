@@ -71,7 +71,7 @@ def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any]
     """Return access to the kernel stores of a request; None if the request names no store.
 
     Args:
-        about: the facts that the workers of an earlier run reported.
+        about: the facts that this machine's workers reported in an earlier run; None if they were not recorded.
     """
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
     if not places:

@@ -194,7 +194,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
 
 
 def _given(option: Option, value: Any) -> Any:
-    """Return a recorded value of an option in the form in which the command line gives it."""
+    """Return a recorded value of an option in the form that the command line produces."""
     if option.kind in {"flag", "count", "seconds"}:
         return value
     if option.name == "shard":

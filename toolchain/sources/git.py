@@ -52,7 +52,7 @@ def fetch_git(
     Args:
         repository_url: an https or ssh URL, or file:// or an absolute path for a local repository.
         sha: the commit, as 40 hexadecimal digits.
-        verify: read every file of a tree that the store already has (see `Store.tree`).
+        verify: whether to read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes. The source's digest still names `repository_url`.
     """
     if not _SHA.fullmatch(sha):

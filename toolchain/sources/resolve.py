@@ -167,7 +167,7 @@ def fetch_source(
     The returned digest does not cover the patches, because patches are separate inputs of a build.
 
     Args:
-        verify: read every file of a tree that the store already has (see `Store.tree`).
+        verify: whether to read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for prefixes of the URLs of git repositories and archives.
         tests: whether to include the folders that only the source's own tests read. They are always included if there
             are patches.

@@ -86,7 +86,8 @@ class Store:
         """Return the path of the stored file with a digest; None if the store does not have it.
 
         Args:
-            verify: compare the content with the digest. If they differ, a warning is printed and None is returned.
+            verify: whether to compare the content with the digest. If they differ, a warning is printed, and None is
+                returned.
         """
         home = self._file_home(digest)
         # Links are skipped, because the target of a link could change.
@@ -117,11 +118,11 @@ class Store:
             digest: the digest of the source (see `Source`).
             unpack: a function that writes the tree into an empty folder.
             part: the name of the part (`Part.name`) that `unpack` writes; empty for the whole source.
-            verify: read every file of a stored tree, but only once per process. By default, a file whose size, times
-                and inode are unchanged is trusted.
+            verify: whether to read every file of a stored tree, which is done only once per process. Otherwise a file
+                whose size, times and inode are unchanged is trusted.
             brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
                 compared with the hash of its commit, or with the digest of the whole source if it is a part.
-            take_brought: accept a stored tree that came from a bundle; otherwise the tree is unpacked again.
+            take_brought: whether to accept a stored tree that came from a bundle. Otherwise it is unpacked again.
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key

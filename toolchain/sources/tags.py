@@ -61,7 +61,7 @@ def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors 
     If the repository does not answer, a note is printed, and the source is returned unchanged.
 
     Args:
-        locked: raise LockedError if the tag moved. Otherwise the new commit is used, and a note is printed.
+        locked: whether to raise LockedError if the tag moved. Otherwise the new commit is used, and a note is printed.
     """
     try:
         now = commit_of_tag(source.where, source.tag, Store(cache.store), offline=False, mirrors=mirrors)

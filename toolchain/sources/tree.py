@@ -42,7 +42,7 @@ class Source:
             and while the version is unknown because nothing was fetched yet.
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`; None while it is unknown because nothing was fetched yet.
         path: the user's folder or file, or its copy from a bundle; None for other sources.
-        locked: whether the digest was known before the source was downloaded.
+        locked: whether the digest was known before the source was downloaded; False for a user's folder or file.
         license: an SPDX expression; empty if the license is unknown.
         tag: the tag that was requested; empty if the request names no tag.
         commit: the commit of an archive, if data/archives.toml names it.

@@ -279,7 +279,7 @@ class _Unpacker:
             os.close(descriptor)
 
     def _drain(self, stream: IO[bytes]) -> None:
-        """Read the rest of the stream, so that the decompressor verifies its checksums."""
+        """Read the rest of the stream, so that the decompressor verifies the checksums."""
         left = _LIMIT_TRAILER
         while chunk := stream.read(CHUNK):
             left -= len(chunk)
