@@ -23,7 +23,7 @@ _COMMAND = re.compile(
     r"|\b(kernels|cache|bundle|buildah|docker|skopeo|apt-get|oras) [a-z]+"
 )
 _RUN = re.compile(r"[a-z]{1,}(?: +[a-z]{1,})+")
-_MOST = 4  # the number of words at the start of a sequence that are compared
+_MOST = 4  # the maximum number of words, from the start of a sequence, that are compared
 _COMPARING = {"startswith", "endswith", "count", "search", "match", "fullmatch", "escape"}
 
 
@@ -71,7 +71,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the sequences of two or more adjacent lower-case words in a text."""
+    """Yield the sequences of two or more adjacent lower-case words in `text`."""
     for found in _RUN.finditer(text):
         yield tuple(found[0].split())
 

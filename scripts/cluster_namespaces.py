@@ -8,8 +8,8 @@ of kernels from CACHE_ONE, so that the campaign compiles all kernels again. The 
 kernels that each worker compiled, the seconds of the compile step, and the average share of these seconds in which a
 worker compiled.
 
-The first four campaigns run locally, with two workers, with a worker that is killed, and with a scheduler that is
-restarted. The exit code is 1 if their images do not all have the same digest.
+Of the first four campaigns, one runs locally, one with two workers, one with a worker that is killed, and one with a
+scheduler that is restarted. The exit code is 1 if their images do not all have the same digest.
 
 The other campaigns measure the efficiency of two workers, each pinned to a core; the digests of their images are not
 compared. After three short campaigns to warm up, each round runs a campaign with the first worker, one with the second,

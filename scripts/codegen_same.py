@@ -8,7 +8,7 @@ Triton compiles each kernel to LLVM IR and assembly. The library compiles the sa
 byte the same as Triton's. The library must also assemble its own output to an ELF file. No GPU is needed. The exit code
 is 1 unless all kernels pass both checks.
 
-The script calls the library through the C interface that Triton 3.9.0 uses (version 1 of its options).
+The script calls the library through the C interface that Triton 3.9.0 uses, with version 1 of the options.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Library:
         return self._call("triton_amdgpu_compile", ir, ctypes.c_size_t(len(ir)), ctypes.byref(options))
 
     def assemble(self, text: bytes, gpu: str, features: str) -> bytes:
-        """Assemble a text with the library, and return the object file."""
+        """Assemble `text` with the library, and return the object file."""
         size = ctypes.c_size_t(len(text))
         return self._call("triton_amdgpu_assemble", text, size, TRIPLE, gpu.encode(), features.encode())
 

@@ -20,7 +20,7 @@ _OWN = {"stats", "ccache.conf", "CACHEDIR.TAG", _NOTE}
 
 
 def objects(folder: Path) -> dict[Path, os.stat_result]:
-    """Return the status of each object in a cache, by path; empty if the folder does not exist."""
+    """Return the status of each object in a cache, by path, or an empty dict if the folder does not exist."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in _OWN)
     return {path: path.stat() for path in files}
 

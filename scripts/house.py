@@ -5,8 +5,6 @@ that are only for type annotations are included. The level of a package is the l
 that starts at it.
 
     python scripts/house.py            # prints the counts, and the packages of each level
-
-scripts/site_pictures.py draws the levels as docs/assets/house.svg.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _NO_PACKAGES = {"__init__", "__main__"}
 
 
 def package_of(module: str) -> str:
-    """Return the package of the module with this dotted name; empty for `toolchain` and `toolchain_lab` themselves."""
+    """Return the package of a module, or an empty string for `toolchain` and `toolchain_lab` themselves."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -80,7 +78,7 @@ def levels(packages: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def drawn(packages: Mapping[str, set[str]]) -> str:
-    """Return a text with the numbers of packages, levels and imports, and then the packages of each level."""
+    """Return a string with the numbers of packages, levels and imports, and then the packages of each level."""
     where = levels(packages)
     count = sum(map(len, packages.values()))
     lines = [f"{len(packages)} packages, {max(where.values()) + 1} levels, {count} imports"]

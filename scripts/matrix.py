@@ -6,7 +6,7 @@
 `build` takes hours. FOLDER contains a checkout for each commit of `PAIRS`, named by the commit's first nine digits.
 Without --tritons only the LLVMs are built. `build` can be stopped and started again, because it skips builds that have
 a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all
-unfinished work, so that only one build tree of LLVM is on the disk. So give it a cache of its own (TOOLCHAIN_CACHE).
+unfinished work, so that only one build tree of LLVM is on the disk. Therefore set TOOLCHAIN_CACHE to a separate cache.
 
 Add two keys to a Triton's row in scripts/matrix.json by hand: `compiled`, which is the output of
 tests/integration/test_wheel_systems.py, and `cached` with the value true if most objects came from the compiler cache.
@@ -116,7 +116,7 @@ def build(asked: argparse.Namespace) -> None:
 
 
 def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | None) -> bool:
-    """Return whether a row is a result for the inputs that the plan has now."""
+    """Return whether a row records a build whose input digest is the one that `plan` prints now."""
     if row is None:
         return False
     planned = toolchain("plan", *words_of(pair, stage, tritons))["stages"]
@@ -160,7 +160,7 @@ def _head(checkout: Path) -> str:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """Return the recorded results, by stage and LLVM; empty if there are none."""
+    """Return the recorded results by stage and LLVM, or an empty dict if the file does not exist."""
     if not RESULTS.is_file():
         return {}
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -214,7 +214,7 @@ def edits_for(commit: str, llvm: str) -> int:
 
 
 def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) -> str:
-    """Return rows for tried.toml about the results for which nobody wrote a row by hand."""
+    """Return rows for tried.toml, except for results about which `by_hand` already contains a row."""
     known = {(row["what"], row["of"], row["as"]) for row in by_hand}
     found = []
     for pair in PAIRS:

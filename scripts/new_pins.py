@@ -53,7 +53,7 @@ class Finding:
     """A difference between upstream's pins and the data files.
 
     Args:
-        title: the title, which is the same in every run.
+        title: the title, which is the same in every run that finds this difference.
         why: the facts from upstream that show the difference.
         build: the inputs of the build workflow; None if there is nothing to build.
     """
@@ -63,7 +63,7 @@ class Finding:
     build: dict[str, str] | None = None
 
 
-# Read the facts from upstream.
+# --- facts from upstream ---
 
 
 class Repository:
@@ -88,7 +88,9 @@ class Repository:
         return process.run(["git", "-c", "gc.auto=0", *words], env=self._env, capture=True, timeout=600).stdout
 
     def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
-        """Return the commits of the first matching refs, at most `_LIMIT`, by the full name of the ref.
+        """Return the commits of matching refs by the full name of the ref.
+
+        If there are more than `_LIMIT` refs, only the first ones in the order of their names are returned.
 
         For an annotated tag, the commit is the one that the tag points to.
         """
@@ -111,7 +113,7 @@ class Repository:
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def carried(self, commit: str) -> str:
-        """Return the commit that the Triton submodule points to in a commit; empty if there is no submodule."""
+        """Return the commit of the Triton submodule in a commit, or an empty string if there is no submodule."""
         words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 
@@ -142,7 +144,7 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
 
 
 def _carried(triton: Repository, commit: str) -> dict[str, str]:
-    """Return the pin files of AOTriton's Triton; empty if its commit is unknown or cannot be fetched from `triton`."""
+    """Return the pin files in a commit of `triton`, or an empty dict if the commit is unknown or cannot be fetched."""
     if not is_commit(commit):
         return {}
     try:
@@ -152,7 +154,7 @@ def _carried(triton: Repository, commit: str) -> dict[str, str]:
     return triton.pins(commit)
 
 
-# Compare the facts with the data files.
+# --- comparison with the data files ---
 
 
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
@@ -218,7 +220,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
 
 
 def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
-    """Return the pin in pin files, read by the code that builds use, and an empty string; or None and the reason."""
+    """Read pin files with the code that builds use; return the pin and an empty string, or None and the reason."""
     held = {name: files[name] for name in PIN_FILES if name in files}
     if not held:
         return None, "its pin was not read"
@@ -255,9 +257,9 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
 
 
 def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
-    """Return the pin in the JSON text `pinned`; None if it is invalid.
+    """Return the pin in the JSON document `pinned`; None if the document is not a valid pin.
 
-    The pin has a repository only if `built`, the JSON text about the next build, names the same commit.
+    The pin has a repository only if `built`, the JSON document about the next build, names the same commit.
     """
     try:
         said, ahead = json.loads(pinned), json.loads(built or "{}")
@@ -329,7 +331,10 @@ def _oldest_aotriton() -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the findings as JSON, and append a table to the file that GITHUB_STEP_SUMMARY names."""
+    """Print the findings as JSON, and return the exit code, which is 18 if git fails.
+
+    If the environment variable GITHUB_STEP_SUMMARY names a file, a table of the findings is appended to it.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--facts", type=Path, help="file with recorded facts, to use no network")
     parser.add_argument("--record", type=Path, help="file for the facts")

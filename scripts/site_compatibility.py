@@ -160,7 +160,7 @@ def _tritons() -> str:
         named = one.commit or one.tag
         wheels = [_wheel(one.version, python) if named else "needs its source" for python in pythons]
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
-        # Only the portable recipe builds a Triton that has an LLVM for a GPU.
+        # Only the portable recipe builds a Triton that has an LLVM for a GPU, so the wheel of debian13 is refused.
         last = "[refused: 7](exit-codes.md)" if one.codegen else wheels[-1]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _UNTRIED, _UNTRIED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
@@ -168,7 +168,7 @@ def _tritons() -> str:
 
 
 def _needs(triton: str) -> LlvmRequirements | None:
-    """Return what the build of a Triton needs; None if that is not on record."""
+    """Return the requirements of a Triton on its LLVM; None if they are not on record."""
     try:
         return needs_for(triton)
     except ToolchainError:
@@ -318,7 +318,7 @@ def _architectures() -> str:
 
 
 def room_told(room: int | None) -> str:
-    """Return a text that says how much disk space must be free; `not asked` if the tool does not check it."""
+    """Return how much disk space must be free, such as `14 GB`, or `not asked` if the tool does not check it."""
     if not room:
         return "not asked"
     return f"{room / 1e9:.0f} GB" if room >= 1e9 else f"{room / 1e6:.0f} MB"

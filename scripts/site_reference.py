@@ -18,7 +18,7 @@ from toolchain.stages.prebuilt import known_files
 
 
 def _one_line(text: str) -> str:
-    """Return a text from the code as one line of Markdown."""
+    """Return `text`, which may have several lines, as one line of Markdown."""
     return " ".join(text.replace("\\[", "[").split())
 
 

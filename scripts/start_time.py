@@ -1,4 +1,4 @@
-"""Measure how long `toolchain` takes to start; two commands are compared with minimal programs that use Typer.
+"""Measure how long `toolchain` takes to start, and compare two commands with minimal programs that import Typer.
 
 .venv/bin/python scripts/start_time.py [RUNS]
 """

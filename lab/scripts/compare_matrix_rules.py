@@ -3,9 +3,9 @@
 
     PYTHONPATH=.:lab/src python lab/scripts/compare_matrix_rules.py [PRODUCTS]
 
-The script needs `mmasim`, `numpy`, `torch` and a checkout. Two NaNs are treated as equal, even if their bits differ.
-mmasim drops a partial sum that is infinite or NaN if the exponent of a bf8 product exceeds the sum's exponent by 25,
-because mmasim takes the exponent of infinity as 0. Such differences are counted separately.
+The script needs `mmasim`, `numpy` and `torch`, and runs in a checkout. Two NaNs are treated as equal, even if their
+bits differ. mmasim drops a partial sum that is infinite or NaN if the exponent of a bf8 product exceeds the sum's
+exponent by more than 25, because mmasim takes the exponent of infinity as 0. Such differences are counted separately.
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ class Subject:
         self.executed = executed(self.program)
 
     def check(self, program: Program) -> tuple[str, str, float]:
-        """Check a program; return the status, the reason, and the largest error as a share of the allowed error."""
+        """Check a program; return the status, the reason, and the largest error as a share of the allowed error.
+
+        If the check raises an error, the status is the name of the error's class, and the share is 0.
+        """
         try:
             done = check_program(program, self.metadata, "", make=cases)
         except (NotEmulatedError, FaultyKernelError) as error:

@@ -449,7 +449,10 @@ def fuzz(kind: Kind, count: int, seed: str, keep: Path | None = None) -> Outcome
 
 
 def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
-    """Read a mutant; return the result (`!` and the fault if there is one), the seconds, and the peak memory."""
+    """Read a mutant, and return the result, the seconds, and the peak memory in bytes.
+
+    The result is `read`, the name of the tool's error, or `!` followed by a description of the fault.
+    """
 
     def too_slow(*_: object) -> None:
         raise TooSlowError

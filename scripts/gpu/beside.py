@@ -147,7 +147,7 @@ class Driver:
         return address
 
     def function(self, ptx: bytes, name: str, shared: int) -> Any:
-        """Compile a PTX text, and return its function `name`, which may use `shared` bytes of shared memory."""
+        """Compile PTX code, and return its function `name`, which may use `shared` bytes of shared memory."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), ptx + b"\0")
         self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())

@@ -77,7 +77,7 @@ def forms(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def filled(value: Any, form: Mapping[str, Any]) -> Any:
-    """Return `value` with the axes of a form inserted; a text that is only "{axis}" becomes the value of the axis."""
+    """Return `value` with the axes of a form inserted; a string that is only "{axis}" becomes the value of the axis."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}"):
@@ -150,7 +150,7 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
 
 
 def main() -> int:
-    """Compile the forms of kernels that the arguments select. Report a form that fails, and write no files for it."""
+    """Compile the forms of kernels that the arguments select; return 1 if a form cannot be compiled, otherwise 0."""
     parser = argparse.ArgumentParser(description="Attention kernels to PTX, without a GPU and without ptxas.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")

@@ -144,7 +144,7 @@ class Driver:
 
 
 def entry(ptx: str, name: str) -> str:
-    """Return the declaration of the entry `name` in a PTX text, up to the end of its parameters."""
+    """Return the declaration of the entry `name` in PTX code, up to the end of its parameters."""
     start = ptx.index(f".entry {name}(")
     return ptx[start : ptx.index(")", start)]
 
@@ -156,7 +156,7 @@ def tiles(text: str, values: Mapping[str, Any]) -> int:
 
 
 def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Return the C value for a parameter; raise ValueError if it is not a multiple of the divisor in the JSON."""
+    """Return the C value for a parameter; raise ValueError if it is not a multiple of the parameter's `divisible`."""
     text = parameter["value"]
     value: Any = text
     if isinstance(text, str):
@@ -260,7 +260,7 @@ def one(families: Sequence[Family], case: tuple[str, int, bool, int, int]) -> li
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table with our error and PyTorch's error for the output and each gradient."""
+    """Yield the lines of a table with the kernel's error and PyTorch's error for the output and each gradient."""
     yield f"{'family':<11}{'type':<5}{'head':>4} {'mask':<7}{'length':>7}" + "".join(f"{n:>19}" for n in RESULTS)
     for row in rows:
         dtype, head, causal, queries, _ = row["case"]
@@ -271,7 +271,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run all cases with the kernels of every folder, and print the tables."""
+    """Run all cases with the kernels of every folder, and print the tables; return 1 if a case failed, otherwise 0."""
     parser = argparse.ArgumentParser(description="PTX of attention kernels on this GPU, against PyTorch.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)

@@ -93,7 +93,7 @@ class Batch(Wave):
                 self.varying -= {register}
 
     def owners(self, lanes: Array | None = None) -> Array:
-        """Return the number of the wave that each active lane belongs to, or each lane in the mask `lanes`."""
+        """Return the number of the wave for each lane in the mask `lanes`; by default, for each active lane."""
         if lanes is None:
             return self._owners if self.all_lanes else self._owners[self.mask]
         return self._owners[lanes]

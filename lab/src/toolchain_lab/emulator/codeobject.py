@@ -71,7 +71,7 @@ class Argument:
     Args:
         offset, size: the offset in the argument block, and the size, in bytes.
         kind: the metadata's `.value_kind`, such as `by_value`, `global_buffer` or `hidden_group_size_x`.
-        name: empty if the metadata gives none.
+        name: the argument's name; empty if the metadata gives none.
     """
 
     offset: int

@@ -77,8 +77,8 @@ _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 # How an instruction can run for all waves of a workgroup; see `plan`. A SCALAR instruction has one result for a wave,
 # and a LANES instruction has one for each lane. Both can run once for all waves if the scalar registers that they
-# read are the same in all of them. A WAVE instruction normally runs once for each wave. An ORDERED instruction requires
-# that the waves run one after the other.
+# read, except for lane masks, are the same in all of them. A WAVE instruction normally runs once for each wave. An
+# ORDERED instruction requires that the waves run one after the other.
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 
@@ -95,7 +95,7 @@ class Operation:
         kept: the halves of `writes` that are not written.
         how: how the instruction can run for several waves: `SCALAR`, `LANES`, `WAVE` or `ORDERED`.
         masks: the scalar registers that are read as lane masks.
-        numbers: the scalar registers that are read in any other way.
+        numbers: the scalar registers, including SCC, that are read as numbers.
         effects: the `scoreboard.Effects` of the instruction; None until the scoreboard computes them.
         rows: a sequence with the function that runs the instruction for all waves of a batch, or with None if there is
             no such function; empty until a plan looks for it.

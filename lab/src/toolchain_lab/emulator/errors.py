@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class EmulatorError(Exception):
-    """The base class of errors that a user can cause.
+    """The base class of the errors that the emulator reports to users.
 
     Args:
         id: a stable identifier for the situation, for use by programs.
@@ -46,4 +46,4 @@ class DisassemblerError(EmulatorError):
 
 
 class ProgramError(Exception):
-    """A program failed or exceeded its time limit; the text of the error says why."""
+    """A program failed or exceeded its time limit; the error's message says why."""

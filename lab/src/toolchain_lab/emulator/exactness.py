@@ -27,7 +27,7 @@ _BOUNDS = (
 
 
 def bound(name: str, target: Target, magnitude: float | None = None) -> str:
-    """Return the bound on the error of an instruction, as text; empty if the instruction is exact.
+    """Return a description of the bound on an instruction's error, or an empty string if the instruction is exact.
 
     Args:
         magnitude: the largest sum of magnitudes that was added in any execution of the instruction; None if none was

@@ -31,13 +31,13 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return a parameter, with the element type that the text or its file gives, and the value of its argument.
+    """Return a parameter, with the element type that `text` or the file gives, and the value of its argument.
 
     Args:
         seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
 
     Raises:
-        LaunchError: the text is not valid for the parameter's type, or the file that it names cannot be used.
+        LaunchError: `text` is not valid for the parameter's type, or names a file that cannot be used.
         NotEmulatedError: the parameter is not a pointer, and its type is not supported.
     """
     if not parameter.pointer:
@@ -66,9 +66,10 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
 
 
 def _number(parameter: Parameter, text: str) -> float:
-    """Return the number that a text gives for a parameter.
+    """Return the number that `text` gives for a parameter.
 
-    If the parameter's type is unknown, and the text is not an integer, the result is the bits of a float of that size.
+    If the parameter's type is unknown and `text` is not an integer, the number is converted to a float of the
+    parameter's size, whose bits are returned as an integer.
     """
     try:
         if parameter.format in "efd" or parameter.type == "bf16":

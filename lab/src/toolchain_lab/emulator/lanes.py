@@ -102,7 +102,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
 
 
 def _selected(get: Get, choice: str, *, sign: bool) -> Get:
-    """Return the function that reads one byte or one half of a source, extended to 32 bits."""
+    """Return the function that reads a byte or a half of a source, extended to 32 bits, or the whole source."""
     if choice == "DWORD":
         return get
     width = 16 if choice.startswith("WORD") else 8

@@ -55,7 +55,7 @@ def handler(row: LaneOp) -> Handler:
 def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run:
     """Return the function that applies a ufunc to two sources and writes the result.
 
-    If all lanes are active, the ufunc writes directly to the register, because that avoids a copy.
+    If all lanes are active and no clamp is needed, the ufunc writes directly to the register, which avoids a copy.
     """
     function, (left, right) = row.compute, gets
     index = operands.vector(operands.instruction.operands[0]).index

@@ -48,7 +48,7 @@ class Parameter:
 
     @property
     def element(self) -> str:
-        """The element type of a pointer; empty if the type is unknown."""
+        """The element type of a pointer, or an empty string if the type is unknown."""
         return self.type.removeprefix(POINTER)
 
     @property

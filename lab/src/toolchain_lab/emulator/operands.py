@@ -92,7 +92,7 @@ class Operands:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The scalar registers that are read in any other way than as lane masks."""
+        """The scalar registers, including SCC, that are read as numbers and not as lane masks."""
         return frozenset(register for register in self.reads if register < VECTOR)
 
     def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:

@@ -82,7 +82,7 @@ class Audit:
 
     @property
     def glibc(self) -> str:
-        """The oldest version of glibc with which all libraries run; empty if no library needs glibc."""
+        """The oldest version of glibc with which all libraries run, or an empty string if no library needs glibc."""
         return newest(library.glibc for library in self.libraries if library.glibc)
 
     def problems(self, *, allow_empty: bool = False) -> list[str]:
@@ -104,7 +104,7 @@ class Audit:
         return [*(f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys), *unknown]
 
     def sealed_note(self) -> str:
-        """Return a note about the bundles that cannot be unpacked; empty if there are none."""
+        """Return a note about the bundles that cannot be unpacked, or an empty string if there are none."""
         if not self.sealed:
             return ""
         if self.sealed == 1:
@@ -135,7 +135,7 @@ class Audit:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """Return at most three of the texts, joined for a message. Each is truncated, because kernel names can be long."""
+    """Join the first three of `texts` for a message. Each is truncated, because kernel names can be long."""
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 

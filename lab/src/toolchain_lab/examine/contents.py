@@ -66,7 +66,7 @@ class Code:
 
 
 class SealedError(KernelError):
-    """A compressed bundle cannot be unpacked here, so the GPUs of its code objects are unknown."""
+    """A compressed bundle cannot be unpacked without the package for zstd, so its GPUs are unknown."""
 
 
 @dataclass(frozen=True)
@@ -290,5 +290,5 @@ def key_of(path: str) -> str:
 
 
 def gpu_in(path: str) -> str:
-    """Return the GPU, or the name of the pack, in a path; empty if it contains neither."""
+    """Return the GPU, or the name of the pack, in a path, or an empty string if the path contains neither."""
     return next((part.removeprefix("amd-") for part in path.split("/") if _GPU.fullmatch(part)), "")

@@ -182,7 +182,7 @@ def _rank(row: Row) -> tuple[Any, ...]:
 
 
 def change_texts(row: Row) -> Iterator[str]:
-    """Yield the changes to a kernel as texts for display, such as `waves 5 -> 3`."""
+    """Yield the changes to a kernel as strings for display, such as `waves 5 -> 3`."""
     names = {"vgpr_spills": "VGPR spills", "sgpr_spills": "SGPR spills", "lds": "LDS"}
     first = ("waves", "vgpr_spills", "sgpr_spills")
     changes = row.changes()

@@ -54,7 +54,7 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
 
 
 def _may_be_same(row: Row) -> bool:
-    """Return whether a changed kernel may have the same instructions; PTX cannot, because it is compared as text."""
+    """Return whether a changed kernel may have the same instructions; for PTX, it is known that they differ."""
     objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
     return row.status == CHANGED and objects and "code" not in row.changes()
 
@@ -68,7 +68,7 @@ def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
 
 
 def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> list[str]:
-    """Return the instructions of a kernel as texts, in which names replace the addresses of data.
+    """Return the instructions of a kernel as strings, in which names replace the addresses of data.
 
     Raises:
         NotEmulatedError: the code object cannot be decoded.

@@ -45,7 +45,7 @@ class Kernel:
 
     @property
     def gpu(self) -> str:
-        """LLVM's name for the GPU; for an empty kernel, the GPU or the pack that its path names."""
+        """The GPU as in `Facts.gpu`; for an empty kernel, the GPU or the pack that its key names."""
         if self.facts is not None:
             return self.facts.gpu
         return gpu_in(self.key)
@@ -161,7 +161,7 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """Return a digest of a kernel's compilation inputs; empty if the JSON lacks them, as in Triton's own cache."""
+    """Return a digest of the compilation inputs, or an empty string if they are missing, as in Triton's own cache."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 

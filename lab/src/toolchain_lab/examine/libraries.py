@@ -39,7 +39,7 @@ class Library:
         llvms: the revisions of the LLVMs that are linked into it, from texts in the file.
         sealed: the number of compressed bundles of AMD code whose GPUs are unknown, because they cannot be unpacked
             here.
-        fault: a description of a damaged bundle in it; empty if all bundles are complete.
+        fault: a description of a damaged or malicious bundle in it; empty if there is none.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Library:
 
 
 def read_library(file: StoredFile) -> Library | None:
-    """Return the facts about a library or program for the host; None for other files and for damaged ELF files.
+    """Return the facts about a library or program for the host; None for any other file and for a damaged ELF file.
 
     Raises:
         HostileInputError: the file names more than 64 revisions, its sections of device code overlap, or a section of
@@ -151,7 +151,7 @@ class _Found:
 
 
 def newest(versions: Iterable[str]) -> str:
-    """Return the highest version of glibc in `versions`; empty if there are none."""
+    """Return the highest version of glibc in `versions`, or an empty string if there are none."""
     return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 

@@ -9,7 +9,7 @@ from toolchain.catalog.limits import Limits, limits_of
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of waves that fit on a SIMD if only registers limit it, as LLVM counts, and if only LDS limits it."""
+    """The number of waves that fit on a SIMD, first as limited only by registers, and then as limited only by LDS."""
 
     registers: int
     lds: int
@@ -43,8 +43,8 @@ def occupancy(
     """Return the number of waves that fit on a SIMD by registers and by LDS; None if the GPU is unknown.
 
     Args:
-        vgpr: the number of vector registers that a wave uses, including AGPRs, or that `allocated` returns if that is
-            more.
+        vgpr: the number of vector registers that a wave uses, including AGPRs, or the number that `allocated` returns
+            if that is larger.
         wave: the number of lanes in a wave, 32 or 64.
         two_units: whether the kernel runs in workgroup processor mode.
     """

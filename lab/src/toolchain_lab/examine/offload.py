@@ -28,7 +28,7 @@ _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
-_MOST_BUNDLES = 100_000  # a library contains one bundle per linked object file
+_MOST_BUNDLES = 100_000  # bundles; a library contains one for each linked object file
 _LARGEST = 8 << 30
 _WINDOW = 27  # log2 of the largest zstd window, in bytes, that Clang's compressor uses
 _IN_MEMORY = 16 << 20
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def gpu(self) -> str:
-        """LLVM's name for the AMD GPU, without features; empty if the target is not an AMD GPU, such as the host."""
+        """LLVM's name for the AMD GPU, without features, or an empty string for other targets, such as the host."""
         return self.target[self.target.index("gfx") :].partition(":")[0] if "gfx" in self.target else ""
 
     def read(self) -> bytes:
@@ -69,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sealed:
-    """A compressed bundle that cannot be unpacked here."""
+    """A compressed bundle that cannot be unpacked, because the package for zstd is not installed."""
 
     why: str
 
@@ -84,7 +84,7 @@ def parts(
 ) -> Iterator[Part | Sealed]:
     """Yield the code objects of all bundles in a range of a file, one bundle after the other.
 
-    For a compressed bundle that cannot be unpacked here, a `Sealed` is yielded.
+    If the package for zstd is not installed, a `Sealed` is yielded for each bundle that needs it.
 
     Args:
         size: the size of the range in bytes, from `start`.

@@ -190,7 +190,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Return whether a .zip is a pack: it is empty, or an entry is an .aks2 file by its name or its first bytes."""
+    """Return whether a .zip is a pack: it contains no files, or one is an .aks2 file by its name or its first bytes."""
     with open_zip(path, name) as archive:
         rows = [row for row in archive.infolist() if not row.is_dir()]
         return not rows or any(
@@ -223,7 +223,7 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
 
 
 class _Budgeted:
-    """A decompressed archive as a stream, which raises an error if a small archive unpacks to gigabytes."""
+    """A decompressed archive as a stream, which raises an error if the budget for unpacked bytes is exceeded."""
 
     def __init__(self, stream: Any, budget: UnpackBudget, name: str) -> None:
         self._stream, self._budget, self._name = stream, budget, name

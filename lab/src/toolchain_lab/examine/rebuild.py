@@ -42,7 +42,7 @@ def rebuild(
     Raises:
         ConfigError: the compilation inputs of all the kernels are unknown.
         SourceError: the plan or files of the kernels are missing.
-        KernelError: Triton cannot be run; see `compile_rules` for more errors.
+        KernelError: Triton cannot be run; see `rule_of` and `compile_rules` for more errors.
     """
     kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
     rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)

@@ -57,7 +57,8 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         text: the wheel: a file, a version in the package index, or `pypi:…`.
 
     Raises:
-        SourceError, HostileInputError: there is no such wheel, or the wheel is damaged.
+        SourceError, HostileInputError: there is no such wheel, or the wheel is damaged; see `wheel_named` for more
+            errors.
         ConfigError: no CPython for which the wheel was built is installed.
         ResourceError: the wheel cannot be unpacked into the cache.
     """
@@ -116,14 +117,14 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def rule_of(path: Path, source: Path) -> dict[str, Any]:
-    """Return the rule for the worker from the JSON file next to a code object; the caller must add `out`.
+    """Return the rule for the worker from the JSON file next to a code object, without the key `out`.
 
     Args:
         path: the path of the code object or of its JSON file.
         source: the root of the kernels' source, or a folder that contains it.
 
     Raises:
-        ConfigError: there is no JSON file, it lacks the compilation inputs of the kernel, or it names a source file
+        ConfigError: the JSON file cannot be read, lacks the compilation inputs of the kernel, or names a source file
             outside of the root.
         SourceError: the source does not contain the kernel's file, or contains it in several folders.
     """
@@ -192,7 +193,7 @@ def compile_rules(
         KernelError: the interpreter is not a Python, or the worker fails, exceeds the time limit, or gives an invalid
             answer.
         ConfigError: Triton is not installed for the interpreter.
-        EngineError: this machine cannot create the namespaces.
+        EngineError: the interpreter does not exist, or this machine cannot create the namespaces.
     """
     namespace.enter()
     precisions = {str(rule.get("precision", "")) for rule in rules} - {""}
@@ -272,7 +273,7 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:
-    """Return the version of an interpreter, such as `3.12`; run it in namespaces that contain only its own files."""
+    """Run an interpreter in namespaces, and return its version, such as `3.12`."""
     words = ["env", str(python.file), "-I", "-S", "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
     done = process.run(view.command(words, settings, show=installed), capture=True, check=False, timeout=_SECONDS)
     if done.returncode != 0 or not _MINOR.fullmatch(done.stdout.strip()):

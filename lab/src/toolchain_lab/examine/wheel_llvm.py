@@ -180,7 +180,7 @@ def _library(name: str, part: str, content: Iterable[bytes]) -> Library:
 
 
 def _part(name: str) -> str:
-    """Return the part of Triton that a file is, as in `Library.part`; empty for a file that cannot contain an LLVM."""
+    """Return the value of `Library.part` for a file, or an empty string if the file cannot contain an LLVM."""
     if _CORE.fullmatch(name):
         return "core"
     if match := _CODEGEN.fullmatch(name):
@@ -189,7 +189,7 @@ def _part(name: str) -> str:
 
 
 def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
-    """Return the project and the version from the wheel's metadata, or else from the file's name; empty if unknown."""
+    """Return the project and the version from the wheel's metadata, or else from the file's name; each may be empty."""
     match = _NAME.fullmatch(file)
     metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:
@@ -214,7 +214,7 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Return a text unchanged if it could be a name or a version, and otherwise an empty string."""
+    """Return `text` if it could be a name or a version, and otherwise an empty string."""
     return text if len(text) <= 100 and re.fullmatch(r"[\w.+!-]*", text, re.ASCII) else ""
 
 
@@ -238,7 +238,7 @@ def _compared(libraries: Sequence[Library], project: str, version: str) -> tuple
 
 
 def _major(row: TritonRelease | None) -> str:
-    """Return the major version of the LLVM that a release is built with; empty if there is no release."""
+    """Return the major version of the LLVM that a release is built with, or an empty string if `row` is None."""
     if row is None:
         return ""
     return row.llvm_version.partition(".")[0] or str(needs_for(row.version).llvm)
@@ -284,6 +284,6 @@ def _on_record(llvm: str) -> tuple[str, ...]:
 
 
 def repository_inside(library: Library) -> str:
-    """Return the repository of the LLVM in a library, from lld's text; empty if there is none, or several."""
+    """Return the repository that lld's text in a library names, or an empty string if there are none or several."""
     repositories = {revision.repository for revision in library.told if revision.kind in INSIDE and revision.repository}
     return next(iter(repositories)) if len(repositories) == 1 else ""

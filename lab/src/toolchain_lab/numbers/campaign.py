@@ -142,7 +142,10 @@ def _begin_worker() -> None:
 def results(
     objects: Sequence[Object], disassembler: Disassembler, jobs: int, *, exact: bool = True
 ) -> Generator[Checked, None, None]:
-    """Check kernels, in parallel processes if there are several jobs and kernels; yield each result once known."""
+    """Check kernels, and yield each result as soon as it is known.
+
+    If there are several jobs and several kernels, parallel processes check them.
+    """
     if jobs < 2 or len(objects) < 2:
         for each in objects:
             yield check_object(each.path, each.name, disassembler, exact=exact)

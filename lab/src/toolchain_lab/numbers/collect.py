@@ -23,7 +23,7 @@ from toolchain_lab.numbers.objects import SUFFIX, sample
 # A function that returns the launch data of a kernel in a pack without launch data, given the kernel's path and its LDS
 # in bytes; None for an unknown kernel.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_LAUNCH = ".launch"  # the suffix of the file with launch data in a Triton cache, in which NAME.json is Triton's
+_LAUNCH = ".launch"  # the suffix of the file with launch data in a Triton cache, where Triton writes NAME.json
 
 
 @dataclass(kw_only=True)
@@ -128,7 +128,10 @@ class _Known:
         self.unknown: list[str] = []
 
     def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
-        """Yield the name and the metadata of each code object; the metadata is None if it is unknown."""
+        """Yield the name and the metadata of each code object; the metadata is None if it is unknown.
+
+        Code objects in packs without known launch data are omitted.
+        """
         codes: list[Code] = []
         beside: dict[str, Metadata] = {}
         packs: list[tuple[str, list[tuple[str, int]]]] = []

@@ -31,9 +31,10 @@ def append(path: Path, row: Checked, decoder: str) -> None:
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
-    """Return the file's results that were made with the same `decoder`, by kernel name; empty if there is no file.
+    """Return the file's results that were made with the same `decoder`, by kernel name.
 
-    If the last line is incomplete, because the check was killed, it is removed from the file.
+    If there is no file, there are no results. If the check was killed while it wrote the last line, the incomplete line
+    is removed from the file.
 
     Raises:
         ConfigError: the file cannot be read, or does not contain results.

@@ -71,7 +71,7 @@ def summed_singly(a: Array, b: Array) -> Array:
 
 
 def summed_from_xf32(a: Array, b: Array) -> Array:
-    """Return `summed_singly` for factors truncated to 10 mantissa bits, as gfx942 does for xf32."""
+    """Truncate two matrices to 10 mantissa bits, as gfx942 does for xf32, and return `summed_singly` of them."""
     kept = np.uint32(0xFFFFE000)
     left, right = ((np.ascontiguousarray(each, np.float32).view(np.uint32) & kept).view(np.float32) for each in (a, b))
     return summed_singly(left, right)

@@ -15,7 +15,7 @@ class Kind(Enum):
     """The kind of a column, which decides how its cells are written, sorted and filtered."""
 
     TEXT = "text"
-    CHOICE = "choice"  # a text that many rows share, so that the filter can list all texts
+    CHOICE = "choice"  # text with few different values, all of which the filter can list
     NUMBER = "number"
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -50,7 +50,7 @@ class Column:
 class Table:
     """A table of a report.
 
-    Each row contains a value for each column: a text, a number, or None if the value is unknown.
+    Each row contains a value for each column: a string, a number, or None if the value is unknown.
 
     Args:
         sort: the key of the column by which the table is initially sorted; empty to keep the order of the rows.

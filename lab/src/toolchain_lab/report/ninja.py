@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_RUNS = 50  # if more runs seem to be in a log, ninja has rewritten it, and its order means nothing
+_MOST_RUNS = 50  # a log that seems to contain more runs was rewritten by ninja, and is not in order
 
 
 @dataclass(frozen=True, kw_only=True)

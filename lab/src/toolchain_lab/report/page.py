@@ -21,7 +21,7 @@ _SCRIPTS = ("table.js", "pictures.js", "page.js")
 
 
 def html(report: Report) -> str:
-    """Return a report as HTML. Texts are escaped or compressed, and the page's policy only allows its own scripts."""
+    """Return a report as HTML, whose Content Security Policy only allows the scripts and the style in the page."""
     library = _asset(LIBRARY).partition("\n//# sourceMappingURL")[0]
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")

@@ -28,7 +28,7 @@ def report_of(what: str, cache: Cache) -> Report:
 
     Raises:
         ConfigError, SourceError: the subject does not exist, or cannot be read.
-        KernelError: a code object is damaged.
+        KernelError: a code object is damaged; see `kernels_in` for more errors.
     """
     path = Path(what)
     campaign = cache.work / what / LEDGER
