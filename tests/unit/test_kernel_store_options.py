@@ -18,7 +18,7 @@ from toolchain.kernels.result_store import Result, UnsignedError, read_record
 from toolchain.pipeline import run
 from toolchain.pipeline.kernel_store import result_key, shared_results
 from toolchain.request.model import Request
-from toolchain.request.option_values import shard
+from toolchain.request.option_values import check, shard
 from toolchain.stages.stage import Built
 from toolchain.trust.keys import new_key
 
@@ -28,6 +28,13 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
     assert shard("4/4") == (4, 4)
     with refused("not-a-shard", "K/N"):
         shard(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "every", "9" * 5000])
+def test_what_is_no_number_of_kernels_is_refused(text: str) -> None:
+    assert (check("300"), check("all")) == (300, 0)
+    with refused("not-a-number"):
+        check(text)
 
 
 @pytest.mark.parametrize(("key", "store", "warned"), [("own", "s", False), (None, "s", True)])
