@@ -401,6 +401,7 @@ def test_policies_from_options() -> None:
         make_policy("everything")
     assert make_policy(None, allow=["a"]).empty
     assert not make_policy(None, image="a").empty
+    assert normal_repository("ssh://git@GitHub.com/A/B.git") == normal_repository("ssh://git@github.com/a/b")
     assert normal_repository("https://h/cgi?p=a.git") != normal_repository("https://h/cgi?p=b.git")
     with refused("not-a-repository"):
         normal_repository("https://h/a#b")

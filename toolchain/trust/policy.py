@@ -107,11 +107,12 @@ def normal_repository(text: str) -> str:
             fix="remove the fragment",
         )
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
-        host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
         # The path becomes lower case only on GitHub, because no other host is known to ignore the case of paths.
+        if parts.hostname == "github.com":
+            path = path.lower()
         query = f"?{parts.query}" if parts.query else ""  # some hosts name the repository in the query
-        return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
+        return f"{parts.scheme}://{parts.netloc.lower()}{path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):
         return text
     raise ConfigError(
