@@ -57,7 +57,8 @@ prepare_venv() {
   }
   [ -x "$venv/bin/python" ] || "$python" -I -m venv "$venv"
   # --no-deps, because the lock lists all packages, and pip 23 would look for others (docs/develop.md).
-  logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock"
+  # --no-compile, because Python compiles a module when it is first imported, and most modules never are.
+  logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r "requirements/$kind.lock"
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
   cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
 }

@@ -65,6 +65,36 @@ def test_a_step_that_fails_shows_the_end_of_the_log_and_keeps_its_exit_code(tmp_
     assert "== done" not in done.stderr
 
 
+def test_the_reason_why_the_kernels_fail_is_shown_last(tmp_path: Path) -> None:
+    done, log = quickstart(tmp_path, f'[ "$2" != kernels ] || {{ echo the reason >&2; exit 21; }}; {_NOISE}')
+    assert done.returncode == 21
+    assert "the reason" in done.stderr
+    assert log.splitlines()[-1] == "the reason"
+
+
+# Ends with 9 if the other build has not started after ten seconds.
+_MEET = """case "$1 $2" in "build llvm") other=kernels;; "build kernels") other=llvm;; *) exit 0;; esac
+>"{folder}/$2"
+for at in $(seq 100); do [ ! -e "{folder}/$other" ] || break; sleep 0.1; done
+[ -e "{folder}/$other" ] || exit 9
+"""
+
+
+def test_llvm_and_the_kernels_are_built_at_the_same_time(tmp_path: Path) -> None:
+    done, _ = quickstart(tmp_path, _MEET.format(folder=tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("sign", "code"), [("INT", 130), ("TERM", 143)])
+def test_a_signal_ends_both_builds(tmp_path: Path, sign: str, code: int) -> None:
+    trap = f"""trap 'echo ended >"{tmp_path}/$2.ended"; exit 1' TERM\n"""
+    # The build of LLVM sends the signal to its parent, ./quickstart.
+    waits = f'[ "$2" != llvm ] || kill -{sign} $PPID\nfor at in $(seq 100); do sleep 0.1; done'
+    done, _ = quickstart(tmp_path, trap + _MEET.format(folder=tmp_path) + waits)
+    assert done.returncode == code
+    assert sorted(path.name for path in tmp_path.glob("*.ended")) == ["kernels.ended", "llvm.ended"]
+
+
 def test_apt_that_fails_is_shown(tmp_path: Path) -> None:
     done, _ = quickstart(tmp_path, "exit 0", apt="echo no such mirror >&2; exit 100")
     assert done.returncode == 100

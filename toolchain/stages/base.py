@@ -246,7 +246,13 @@ def run_mmdebstrap(
     try:
         process.run(
             process.contained(argv, network=True),
-            env={**network_environment(), "SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(place)},
+            env={
+                **network_environment(),
+                # The root file system is deleted once it is packed, so dpkg need not flush each file to disk.
+                "DPKG_FORCE": "unsafe-io",
+                "SOURCE_DATE_EPOCH": str(EPOCH),
+                "TMPDIR": str(place),
+            },
             log=workspace.log,
             on_line=workspace.on_line,
         )
