@@ -125,7 +125,7 @@ class Chain:
         return report
 
     def stop(self) -> None:
-        """End the chain."""
+        """End all processes of the chain; the next call of `compile` starts a new chain."""
         if self._child is not None:
             self._child.end()
             self._child = None

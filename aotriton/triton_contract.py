@@ -70,7 +70,7 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
 
 def is_old(compiler: Any) -> bool:
-    """Return whether this Triton takes constants separately from the signature, as Tritons before 2025 do."""
+    """Return whether the signature omits constants in this version of Triton, as in versions before 2025."""
     return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
 
 

@@ -94,7 +94,7 @@ def symbols(data: bytes, start: int, size: int) -> Iterator[Symbol]:
 
 
 def undefined(data: bytes) -> set[bytes]:
-    """Return the names of the symbols that objects of an archive use but do not define."""
+    """Return the names of the symbols that at least one object of an archive uses but does not define itself."""
     return {
         symbol.name
         for _, _, start, size in members(data)

@@ -59,7 +59,7 @@ class Driver:
         self._target, self._kernels, self.utils = target, kernels, Utils(lds)
 
     def get_current_target(self) -> Any:
-        """Return the target of the GPU."""
+        """Return the target to compile for."""
         return self._target
 
     def get_current_device(self) -> int:

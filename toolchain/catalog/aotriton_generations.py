@@ -287,6 +287,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     Args:
         release: the release; empty for a tree that is not a release. The databases of such a tree only have to
             exist and not be empty; one that the tree does not mention may be missing if the tree contains another one.
+            If the tree has the generator `aotriton`, its databases are not checked.
         given: the user's own file or folder, which replaces a database of the tree.
 
     Returns:

@@ -93,7 +93,7 @@ class BuildError(ToolchainError, code=10, title="Build"):
 
 
 class ContractError(ToolchainError, code=11, title="Contract"):
-    """A layer, wheel or cache failed its contract check, or kernels differ from those of AOTriton's own script."""
+    """A layer, library, wheel, cache or set of kernels failed a check, or lacks something that its users need."""
 
 
 class KernelError(ToolchainError, code=12, title="Kernels"):

@@ -31,7 +31,7 @@ _LARGEST = 512 << 20  # the maximum size in bytes; the ledger of 19,001 kernels 
 _LARGEST_VALUE = 16 << 20
 # With this setting of SQLite, a committed entry is on disk even if the process is killed or the machine fails.
 DURABILITY = "FULL"
-_PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk takes long
+_PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk can take long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
 # This statement counts the entries whose canonical JSON contains text such as `"status":"done"`. No value in an entry
 # can contain this text, because JSON escapes quotes.

@@ -66,9 +66,9 @@ class SharedTag:
 
 
 def add_to_all(tags: Sequence[SharedTag]) -> None:
-    """Add the entries to each tag, and repeat this until no other publisher replaces them.
+    """Write each tag with its additions, and repeat this until no other publisher overwrites the additions.
 
-    RegistryError is raised if other publishers still replace them after `_ROUNDS` repetitions.
+    RegistryError is raised if other publishers still overwrite them after `_ROUNDS` repetitions.
     """
     retries = {tag.tag: tag.registry.retries() for tag in tags}
     for attempt in range(_ROUNDS + 1):

@@ -45,7 +45,8 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 
     Args:
         planned: the stages of `target`, lowest first.
-        open_base: whether the lock leaves it to the mirrors which packages the base and the unpacked systems contain.
+        open_base: whether to leave the packages of the base and of the stages `sysroot`, `python` and `torch` open, so
+            that a build takes the versions that the mirrors have at that time.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(

@@ -49,7 +49,7 @@ class Original:
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache, and the request in its record; see `one_image` for arguments and errors.
+    """Return a finished image of the cache, and the request in its record; see `one_image` for the errors.
 
     DigestError is raised if the image does not match its digests.
     """

@@ -261,7 +261,7 @@ def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """Return `{"tried": true}` if a stage's combination of versions was tried, else `{"tried": false}`.
+    """Return `{"tried": True}` if a stage's combination of versions was tried, else `{"tried": False}`.
 
     See `was_tried`. The dictionary is empty for a stage whose combinations are not recorded, for a partial image, and
     for a wheel from the package index.

@@ -86,7 +86,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},
-        # The path of a local image is not recorded. Its digest, which is an input, identifies the image.
+        # The path of a local image is not recorded. The digest of the image, which is an input, identifies it.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
         "sources": _asked_sources(request, planned),

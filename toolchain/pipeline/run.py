@@ -56,7 +56,8 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     if reuse is None:
         _ready(request, rows)
     rows = read_pins(request, target, rows, proved=request.contract)
-    # Without `reuse`, Triton's tree is fetched now, so that its LLVM pin is compared before any LLVM is built.
+    # Without `reuse`, Triton's tree is fetched now, so that a difference between its LLVM pin and the plan is found
+    # before any LLVM is built.
     rows = with_tree(request, target, rows, fetch=reuse is None, proved=request.contract)
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(

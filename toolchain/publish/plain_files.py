@@ -114,7 +114,7 @@ def _packed_once(write: _Write) -> _Write:
 
 @contextlib.contextmanager
 def _tree(cache: Cache, record: Record) -> Iterator[Path]:
-    """Yield a temporary folder with the unpacked topmost layer of an image, which its stage made."""
+    """Yield a temporary folder with the unpacked top layer of an image, the layer that the image's own stage added."""
     layout = Layout(cache.images)
     layer = layout.children(layout.resolve(record.manifest))[-1]
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
@@ -176,8 +176,8 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
 def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """Write an archive of the AOTriton library, and an archive of each pack of kernels.
 
-    The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. For several ROCm
-    versions, an archive is written for each version, named
+    The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. If the library
+    is built for a glibc floor, an archive is written for each ROCm version instead, such as
     `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. These names contain the base or the glibc
     floor, but not `manylinux`, because manylinux compatibility is not checked. The archive of a pack is
     `aotriton-<git12>-images-<pack>.tar.gz`. Names also show whether the build is partial, whether a pack lacks GPUs of

@@ -44,7 +44,7 @@ class Package:
         size: the size of the file in bytes.
         mirrors: URLs of copies of the file.
         package_version: the version of the package, with the Debian revision.
-        brought: whether the row came from a bundle. Such a row is replaced when the index can be read.
+        brought: whether this description came from a bundle. It is replaced when the suite's index can be read.
         pool: the folder of a binary package's file on the mirror; empty for a source package.
     """
 

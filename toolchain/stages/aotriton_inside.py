@@ -1,6 +1,6 @@
 """Lay out compiled kernels for upstream's build or packers, and load built libraries.
 
-The library of an AOTriton release before 0.10 contains its kernels.
+The library of an AOTriton release before 0.8 contains the kernels; later releases have image packs.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def check_wheel_compiles(
 
     Args:
         image: an image with a shell; its own Python is not used.
-        contexts: folders by name: `pythons` contains the root of each CPython. For another machine, `emulator` contains
-            a qemu-user.
+        contexts: folders by name: `pythons` contains the root of each CPython; `emulator` contains QEMU's user-mode
+            emulator, and is present only if the wheel is for another architecture.
     """
     tree = workspace.work() / f"wheel-{version}"
     if not tree.exists():

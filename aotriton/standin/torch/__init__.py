@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Anything:
-    """An object whose attributes, calls, items and operators return such objects."""
+    """An object whose attributes, items and unions are such objects. A call returns one, or the decorated function."""
 
     _name: str
 

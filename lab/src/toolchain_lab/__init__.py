@@ -1,1 +1,1 @@
-"""A plugin for `toolchain` that analyses compiled kernels by emulation, checks, comparisons, audits and reports."""
+"""A plugin for `toolchain` that emulates, checks, compares and audits compiled kernels, and writes reports on them."""

@@ -163,11 +163,11 @@ def _flushed(left: Factor, right: Factor, group: slice, total: Array) -> Array:
 
 
 def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
-    """Truncate the products of a group, and add them.
+    """Truncate the products of a group to multiples of 2^-24 times a power of two, and add them.
 
     Returns:
-        The sums and their powers of two, both `[row, column]`. The exponent of a power is the largest sum of the
-        exponents of two factors, and the unit of a sum is 2^-24 of its power.
+        The sums in these units, and the powers of two, both `[row, column]`. The exponent of a power is the largest
+        value that the exponents of two multiplied elements of the group add up to.
     """
     if left.exponents is None or right.exponents is None:
         raise AssertionError(group)
@@ -202,10 +202,10 @@ def _interleaved(left: Factor, right: Factor, group: slice, total: Array) -> Arr
 
 
 def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -> Array:
-    """Add the sum of a group to the accumulator, round the total down, and round the result to float32.
+    """Add the sum of a group to the accumulator, round the result down to 32 bits, and then round it to float32.
 
     Args:
-        dot, powers: the sums and the powers of two that `_cut` returns.
+        dot, powers: the sums and their powers of two, in the form that `_cut` returns.
         total: the accumulator.
         near: the accumulator is ignored if its power of two is less than this fraction of the larger of the two
             powers.
@@ -218,7 +218,7 @@ def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -
         units = np.where(own * share < near, 0.0, units)
     units *= 256
     units += np.floor(dot * (powers * share * 256))
-    # The unit is 2^-32 of the larger power. The total keeps 32 significant bits, or fewer if it is a denormal.
+    # The unit is 2^-32 of the larger power. The result keeps 32 significant bits, or fewer if it is a denormal.
     quantum = np.maximum((units.view(np.uint64) & _EXPONENT).view(np.float64), share * 2.0**-94)
     np.minimum(quantum, 2.0**60, out=quantum)
     quantum *= 2.0**-31

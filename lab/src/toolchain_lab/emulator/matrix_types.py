@@ -155,8 +155,8 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                         )
                     rows = rows[:, :16]
                 numbers = _numbers(rows.tobytes(), len(rows), kinds[number], target)
-                # For F8F6F4 instructions, k runs over the first 16 bytes of a lane in each group, and then over the
-                # next 16 bytes of these lanes.
+                # In an F8F6F4 instruction, one lane of each group holds a part of a row. k runs over the first 16 bytes
+                # of all these lanes, and then over their next 16 bytes.
                 chunks = len(rows) // 4 if mixed else 1
                 matrix = _rows(numbers, parts, chunks=chunks)
                 if scales:

@@ -1,4 +1,4 @@
-"""Audit compiled kernels of any origin: which GPUs they are for, which are missing, and which compilers made them."""
+"""Audit compiled kernels of any origin: find their GPUs, the compilers that made them, and missing kernels."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checks of attention kernels, which are emulated, and whose results are compared with float64 references."""
+"""Check attention kernels by emulating them and comparing their results with float64 references."""

@@ -23,9 +23,9 @@ from toolchain_lab.numbers.problem import Dropout, Problem, Shape, Triple
 
 Array = NDArray[Any]
 HEADS, KEY_HEADS = 2, 1
-# With these window sizes, the kernels end a window at the diagonal through the last query and key, or through the first
-# ones.
-_LAST, _FIRST = -2147483646, -2147483647
+# AOTriton's special value of `Window_left` and `Window_right` for a causal mask that is aligned to the last query and
+# the last key.
+_LAST = -2147483646
 _DROPOUT = Dropout(probability=0.4, seed=0x1BADF00D12345678, offset=0x123456789)
 _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_output", "encoded_softmax")
 

@@ -134,7 +134,7 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
     lse, delta = problem.row_numbers("lse"), problem.row_numbers("delta")
     arguments.tensors(
         Q=problem.q, K=problem.k, V=problem.v, DO=problem.do, DK=dk, DV=dv, L=lse, M=lse, Delta=delta,
-        # This buffer contains zeros, because the kernel adds its results to it.
+        # With `in_parts`, DQ contains zeros, because the kernel adds its results to it.
         DQ=np.zeros(part * parts, dq.data.dtype) if in_parts else dq, Out=problem.output(),
     )  # fmt: skip
     arguments.strides(

@@ -178,7 +178,7 @@ class Problem:
         """Return the inputs to attention for one head of a sequence.
 
         Args:
-            rows: the queries to include; the input for gradients is omitted unless all are included.
+            rows: the queries to include. `do`, the gradient of the output, is None unless all queries are included.
         """
         shared = head // (self.shape.heads // self.shape.key_heads)
         bias = None
