@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from toolchain.core.errors import EngineError
 from toolchain.engine import isolation, view
 from toolchain.engine import probe as probing
 from toolchain.engine.buildah import Buildah
+from toolchain.engine.storage import Storage
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
@@ -33,6 +35,20 @@ def engine(tmp_path: Path) -> Iterator[Buildah]:
     found = Buildah(Cache(tmp_path / "cache"))
     yield found
     destroy(found)
+
+
+def test_builds_that_start_together_make_one_proof(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, attack = [], probing._try
+
+    def counted(*how: Any) -> Any:
+        made.append(how)
+        return attack(*how)
+
+    monkeypatch.setattr(probing, "_try", counted)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(probing.probe, Storage(engine.cache)) for _ in range(2)]
+    assert [done.result() for done in both] == [isolation.MODE] * 2
+    assert len(made) == 1
 
 
 def refused(engine: Buildah) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from toolchain.core import process
 from toolchain.core.digest import canonical, sha256_file, sha256_json, write_atomically
 from toolchain.core.errors import EngineError
+from toolchain.core.locks import held
 from toolchain.core.recipe import Mount
 from toolchain.engine import attack, container_limits, isolation, launcher, limit_watch, relay, view
 from toolchain.engine.resources import ulimits
@@ -28,6 +29,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
     """Prove that builds are isolated, and return the name of the isolation.
 
     The cache remembers the proof, which is valid for one version of buildah, one kernel and one result of `measures`.
+    Only one process makes the attempts at a time; the others wait and read its proof.
 
     Args:
         again: make the attempts even if the cache contains a valid proof.
@@ -47,16 +49,23 @@ def probe(storage: Storage, *, again: bool = False) -> str:
             "held": list(attack.ATTEMPTS),
         }
     )
-    if not again and remembered.is_file() and remembered.read_bytes() == proved:
+
+    def is_proved() -> bool:
+        return not again and remembered.is_file() and remembered.read_bytes() == proved
+
+    if is_proved():
         return isolation.MODE
-    remembered.unlink(missing_ok=True)
-    with storage.invocation("build") as folder:
-        tag = build_tag(folder)
-        try:
-            judge(_try(storage, folder, tag))
-        finally:
-            storage.call("rmi", "--force", tag, check=False)
-    write_atomically(remembered, proved)
+    with held(storage.cache.locks / "isolation.lock", what="the proof that builds are isolated"):
+        if is_proved():
+            return isolation.MODE
+        remembered.unlink(missing_ok=True)
+        with storage.invocation("build") as folder:
+            tag = build_tag(folder)
+            try:
+                judge(_try(storage, folder, tag))
+            finally:
+                storage.call("rmi", "--force", tag, check=False)
+        write_atomically(remembered, proved)
     return isolation.MODE
 
 

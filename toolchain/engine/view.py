@@ -29,6 +29,8 @@ FIRST_ID = 1879048192
 COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"HOME": "/", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": _PATH, "TMPDIR": WORK, "TZ": "UTC"}
+# If buildah crashes, Go prints only the reason, not hundreds of lines about its threads.
+_ENVIRONMENT["GOTRACEBACK"] = "none"
 PROGRAM = Path(launcher.__file__)
 # Entries of /etc that programs need, and those that only programs with network access need.
 _ETC = ("ld.so.cache", "alternatives")
@@ -165,8 +167,7 @@ def own(folder: Path) -> None:
     If root in containers already owns the folder, nothing is changed.
     """
     first, _ = ids()
-    if not folder.exists():
-        folder.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid == first:
         return
     for path, names, files in os.walk(folder):
