@@ -238,7 +238,7 @@ def other_machine(shop: Shop, work: Path) -> list[str]:
 def test_wheels_of_an_image_that_was_taken(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The image holds the wheel unpacked; without its files beside it `build --archive` could only fail."""
     assert other_machine(shop, tmp_path) == []
-    assert "no published wheels of triton-3.7.1" in " ".join(capsys.readouterr().err.split())
+    assert "triton: cannot fetch the wheels of triton-3.7.1" in " ".join(capsys.readouterr().err.split())
     shop.publish()
     assert other_machine(shop, tmp_path / "again") == [WHEEL]
     # Who has it asks no one: a place that is not there does not matter.

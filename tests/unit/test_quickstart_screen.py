@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -41,7 +42,12 @@ def quickstart(folder: Path, toolchain: str, apt: str = _NOISE) -> tuple[subproc
         "QUICKSTART_OUT": str(out),
     }
     words = ["/bin/sh", str(checkout / "quickstart")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    # A shell cannot trap SIGINT if the process that starts it ignores this signal, as background jobs do.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return done, (folder / "to/out.log").read_text()
 
 
