@@ -72,8 +72,9 @@ def test_the_workflow_runs_all_nightly_tests_on_schedule_alone(tmp_path: Path, e
     _, asked = run_tests(tmp_path, nightly=nightly)
     runs = [
         "--durations=10 lab/tests",
+        "--durations=10 tests/unit",
         "--part building --durations=10 tests/integration",
-        "--part rest --durations=10 tests",
+        "--part rest --durations=10 tests/integration",
     ]
     assert asked == [f"-m {marks} {run}" for run in runs]
 
