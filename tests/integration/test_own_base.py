@@ -92,7 +92,9 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
         pipeline.build(request, "llvm")
     assert caught.value.what == f"the base {request.base} lacks Ninja"
     assert "Ninja: not found (for llvm: " in caught.value.why
-    assert caught.value.fix.startswith("on Debian and Ubuntu: apt-get install ninja-build\n")
+    assert caught.value.fix == (
+        "on Debian and Ubuntu: apt-get install ninja-build\ndocs/bases.md lists what a base must contain"
+    )
     assert not [one for one in records(request.cache) if f"-local-{lame[7:15]}" in one.image]
     # No one is asked again, whatever is built.
     monkeypatch.setattr(Buildah, "run", None)

@@ -98,5 +98,6 @@ def test_too_little_disk_names_path_free_and_needed(tmp_path: Path) -> None:
     with pytest.raises(ResourceError) as raised:
         resources.require_disk(place, 10**18)
     assert str(place) in raised.value.what
-    assert "1000000000.0 GB" in raised.value.why
+    assert "1000000000.0 GB are needed, and " in raised.value.why
+    assert raised.value.why.endswith(" GB are free")
     assert raised.value.code == 9

@@ -28,9 +28,15 @@ SECCOMP_PLAIN = "/etc/containers/seccomp-plain-files.json"
 FIRST_ID = 1879048192
 COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_ENVIRONMENT = {"HOME": "/", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": _PATH, "TMPDIR": WORK, "TZ": "UTC"}
-# If buildah crashes, Go prints only the reason, not hundreds of lines about its threads.
-_ENVIRONMENT["GOTRACEBACK"] = "none"
+_ENVIRONMENT = {
+    "GOTRACEBACK": "none",  # if buildah crashes, Go prints only the reason, not hundreds of lines about its threads
+    "HOME": "/",
+    "LANG": "C.UTF-8",
+    "LC_ALL": "C.UTF-8",
+    "PATH": _PATH,
+    "TMPDIR": WORK,
+    "TZ": "UTC",
+}
 PROGRAM = Path(launcher.__file__)
 # Entries of /etc that programs need, and those that only programs with network access need.
 _ETC = ("ld.so.cache", "alternatives")

@@ -34,11 +34,7 @@ def _scratch(access: Access) -> Handler:
             limit = wave.group.code.descriptor.scratch
             bad = (place < 0) | (place + size > limit) | (place & 3 != 0)
             if bad.any():
-                raise FaultyKernelError(
-                    "scratch-outside",
-                    f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
-                    why=f"it accesses {size} bytes at offset {int(place[bad][0]):#x} of {limit} bytes",
-                )
+                raise _outside(pc, size, int(place[bad][0]), limit)
             return place >> 2, active(wave, np.arange(wave.lanes))
 
         if index is None:
@@ -71,11 +67,7 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
         place = offset if base is None else offset + base(wave)
         limit = wave.group.code.descriptor.scratch
         if (place < 0 or place + size > limit or place & 3) and (wave.all_lanes or wave.mask.any()):
-            raise FaultyKernelError(
-                "scratch-outside",
-                f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
-                why=f"it accesses {size} bytes at offset {place:#x} of {limit} bytes",
-            )
+            raise _outside(pc, size, place, limit)
         return place >> 2
 
     if access.load:
@@ -97,6 +89,14 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
                 np.copyto(wave.scratch[first + word], value, where=wave.mask)
 
     return store
+
+
+def _outside(pc: int, size: int, place: int, limit: int) -> FaultyKernelError:
+    return FaultyKernelError(
+        "scratch-outside",
+        f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
+        why=f"it accesses {size} bytes at offset {place:#x} of {limit} bytes",
+    )
 
 
 class BufferAddress:
