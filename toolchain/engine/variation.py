@@ -89,6 +89,11 @@ class Variation:
             "HOME": f"/nonexistent/{choose.randrange(10**6)}",
             "PATH": f"{_PATH}:/nonexistent/{choose.randrange(10**6)}",
             "TOOLCHAIN_VARIED": "x" * choose.randrange(1, 500),
+            # libfaketime moves the times that `stat` returns, but not those of `stat64`, which ninja calls. CMake calls
+            # `stat`, so its copies would be newer than every output, and ninja would build all again after a resume.
+            "NO_FAKE_STAT": "1",
+            # ccache removes the temporary files that seem old by a clock that is ahead, which includes those in use.
+            "CCACHE_DISABLE": "1",
         }
         names = {"TZ": "time-zone", "HOME": "home", "PATH": "exec-path"}
         self.conditions |= {word: self._variables[name] for name, word in names.items()}
