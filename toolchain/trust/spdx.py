@@ -62,7 +62,11 @@ def spdx(image_facts: ImageFacts, *, manifest: bytes, diff_id: str, files: Seque
         # SPDX recommends this form for documents without a web address. The input digest and the digest of the manifest
         # make it unique.
         "documentNamespace": f"https://spdx.org/spdxdocs/{record.image}-{_hex(record.input_digest)}-{_hex(digest)}",
-        "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
+        "creationInfo": {
+            "created": timestamp(EPOCH),
+            "creators": [f"Tool: toolchain-{__version__}"],
+            "comment": "Build",  # the phase in which the SBOM was made, by a word of CISA's "Types of SBOM documents"
+        },
         **({"hasExtractedLicensingInfos": licences} if licences else {}),
         "packages": packages,
         "files": rows,
