@@ -138,7 +138,7 @@ class AotritonStage:
         with held(tree_of, what="the build of this AOTriton library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # The library is checked before the kernels are compiled, because compiling them takes hours.
+        # A library without kernels is checked before they are compiled, because compiling them takes hours.
         linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
@@ -206,7 +206,7 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """Return the generation of an AOTriton tree, and a pair of `given` and its path in the tree.
+    """Return the generation of an AOTriton tree, and a pair of `given` and the path in the tree that it replaces.
 
     The pair is None if `given` is None. An error is raised if the tree cannot be built as requested, for example
     because a tuning database is missing.
@@ -289,7 +289,7 @@ def assemble(
     """Copy the library and the image packs to a new `tree`, and write lists of the kernels.
 
     The list in each pack says which kernels compiled and which did not. If the library contains its kernels, there are
-    no packs, and one list is written next to the library.
+    no packs, and `lay_ledger` writes one list.
 
     Args:
         installed: the root of the files that the library's build installed.

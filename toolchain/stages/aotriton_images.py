@@ -51,7 +51,7 @@ IMAGES = "aotriton.images"
 # Upstream sets this environment variable when it compiles kernels.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
-# The number of kernels that upstream's own script compiles a second time, so that the objects can be compared.
+# The maximum number of compiled kernels that upstream's own script compiles again, so that objects can be compared.
 SAMPLE = 20
 
 

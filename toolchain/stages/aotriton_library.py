@@ -201,7 +201,7 @@ def library_facts(
     """Return facts about the libraries that the recipe built; portable libraries are checked first.
 
     Args:
-        what: the settings of the build; None for a library that is linked with its base's HIP.
+        what: the settings of the build; it may be None for a library that is linked with its base's HIP.
         headers: the version of HIP in each set of headers, by the name of the set; needed for portable libraries.
         glibc: the oldest glibc that portable libraries must run with.
 
@@ -329,7 +329,7 @@ _NEEDED = {
 }
 
 
-# The names of the folder with the kernel generator in AOTriton's releases, oldest first.
+# Folders of which each release of AOTriton contains one, in the order in which upstream introduced them.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 

@@ -57,7 +57,7 @@ def holds_on(library: Linked, floor: Floor) -> bool:
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
-    """Raise ContractError unless a library needs only the HIP `soname`, and no newer system than its floor.
+    """Raise ContractError unless a library needs `soname` and no other HIP, and no newer system than `floor`.
 
     ContractError is also raised if the library calls a HIP function with a version node that the stub library does not
     define, or without naming the library that defines the function.

@@ -174,7 +174,7 @@ def bindings(request: Request, tree: Path | None) -> Bindings:
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins in the tool's data for the request's Triton, or an empty tuple if it is not in the data."""
+    """Return the pins in the tool's data for the Triton that the request names; an empty tuple if there are none."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
@@ -192,7 +192,7 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
 
     Args:
         planned: the planned revisions, `COMMIT-BUILD`, by target.
-        named: the targets whose LLVM the user named. Their pins are not compared.
+        named: the targets whose LLVM the user named. The tree must pin an LLVM for them, but at any revision.
     """
     pins = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
     pins |= {target: revision for target, revision in planned.items() if target in named and target in pins}

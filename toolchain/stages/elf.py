@@ -66,7 +66,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Return the dynamic linking information in an ELF file's content; raise ContractError if the file is damaged."""
+    """Return the dynamic linking information of an ELF file; raise ContractError if `content` is not a complete one."""
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)
@@ -78,7 +78,7 @@ def linked_of(name: str, content: bytes) -> Linked:
                 exports[symbol] = (*exports.get(symbol, ()), version[1])
             else:
                 imports[symbol] = version
-        # pyelftools defines the attributes `soname` and `needed` only for tags of these types.
+        # pyelftools defines `soname` only for tags of the type DT_SONAME, and `needed` only for DT_NEEDED.
         tags = [] if dynamic is None else list(dynamic.iter_tags())
         return Linked(
             machine=str(elf["e_machine"]),

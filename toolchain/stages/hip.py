@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# The folders with HIP's headers in an include folder, a ROCm, a distribution's package, and Triton's tree.
+# The folders with HIP's headers in an include folder, an installed ROCm, a distribution's package, and Triton's tree.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
@@ -94,7 +94,7 @@ class HipStage:
                 versions[row.name] = version_in(headers)
                 (place / row.name / "include").mkdir(parents=True)
                 copy_tree(headers, place / row.name / "include" / "hip")
-                # This folder is removed, because only NVIDIA's compiler uses its headers.
+                # The folder `nvidia_detail` is removed, because only NVIDIA's compiler uses its headers.
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
                 _take_lzma(content, place / row.name)
@@ -181,9 +181,9 @@ def _of_checkout(row: Headers, request: Request) -> Path | None:
 
 
 def headers_in(tree: Path) -> Path | None:
-    """Return the folder with HIP's headers in a ROCm, a HIP, a package, a tree of Triton, or an include folder.
+    """Return the folder with HIP's headers in a tree: the first one in `_WHERE` that contains `hip_version.h`.
 
-    Return None if `tree` contains no such folder.
+    Return None if none of them contains this file.
     """
     return next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
 
@@ -243,10 +243,10 @@ def version_in(folder: Path) -> str:
 
 
 def cmake_version(major: str, version: str) -> str:
-    """Return the version of the CMake package of HIP for a ROCm.
+    """Return the version of HIP's CMake package for a major version of ROCm.
 
-    It is the version of the headers if they are for this major version of ROCm, and otherwise the first version of
-    this ROCm, such as `6.0.0` for ROCm 6.
+    It is the version of the headers if it has the same major number, and otherwise the first version with this number,
+    such as `6.0.0` for ROCm 6.
     """
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 

@@ -138,7 +138,7 @@ def compile_setup(
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # `env -i` removes variables that the image's configuration or the engine adds.
     command = ["env", "-i", *variables, *naming.shared["command"]]
-    # `toolchain shell` runs another program in such a container. That program finds Triton by PYTHONPATH.
+    # `toolchain shell` starts another program instead of `command`. There, Python finds Triton by PYTHONPATH.
     of_shell = {"PYTHONPATH": SITE, **environment}
 
     def start(files: str, folder: Path) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -154,7 +154,7 @@ def compile_setup(
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
-    """Return the diff_ids of a Triton image's layers, lowest first.
+    """Return the diff_ids of the layers of an image with Triton, lowest first.
 
     The diff_ids are hashed into the names of kernel results. The digests of the blobs are not suitable for this,
     because they change when the layers are compressed for publishing, although Triton is the same.
@@ -168,7 +168,7 @@ class Workers:
     """The workers of a campaign.
 
     Args:
-        shared: the kernel stores of the request; None if it names none.
+        shared: the kernel stores that the campaign uses; None if it uses none.
         executor: passes rules to the workers.
         bounds: the memory limits of workers on this machine; None for workers of a scheduler.
     """

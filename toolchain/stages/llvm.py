@@ -32,7 +32,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 # build type does not define NDEBUG, so users must build Triton with this environment variable.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 _EDITS = "llvm-config/edits.cmake"
-# The recipe files that determine the layer's content. Those of the contract check are not inputs, so the check can
+# The recipe files that are inputs of every LLVM layer. Those of the contract check are not inputs, so the check can
 # change without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
@@ -115,7 +115,7 @@ def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails
 
 @dataclass(frozen=True)
 class LlvmStage:
-    """Builds LLVM, or a part of it, against a base or, for a portable layer, against an old system."""
+    """Builds LLVM, or a part of it, for a base or, as a portable layer, for an old system and all newer ones."""
 
     name: str = "llvm"
 

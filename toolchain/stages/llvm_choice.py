@@ -84,9 +84,9 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
 def triton_of(request: Request) -> str | None:
     """Return the version or the commit of the Triton whose needs apply; None if the version of the LLVM determines it.
 
-    The request names the Triton by a version, by a commit or by an AOTriton release; see `named_triton`. For a commit
-    that is not in the tool's data, the result is a known Triton that pins the same LLVM. It is None if there is no such
-    Triton, or if the request names the LLVM.
+    The result is that of `named_triton`, unless that is a commit whose needs are not in the tool's data. For such a
+    commit, it is a known Triton that pins the same LLVM, or None if there is no such Triton or if the request names
+    the LLVM.
     """
     triton = named_triton(request)
     if triton is not None and is_commit(triton.lower()):

@@ -45,7 +45,7 @@ class LlvmSubset:
         components: the value of LLVM_DISTRIBUTION_COMPONENTS.
         target: the build target: `distribution`, or the programs of the layer.
         libraries: the libraries of the part `support`, which its contract check tests; empty for other parts.
-        headers: the headers below include/ that are installed although no component contains them.
+        headers: the files and folders below include/ that are installed although no component contains them.
         native: the programs that a build for another machine first builds for this machine, and then runs.
         disk: the bytes of the tree, the ccache and the installed copy, measured with LLVM 22.1.8.
         recipe: the folder of the Containerfile and other recipe files; empty if the part uses those of the whole LLVM.

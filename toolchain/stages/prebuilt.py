@@ -1,7 +1,7 @@
 """Decide what happens to the prebuilt files in a source tree.
 
 The user allows or drops a file by an option, or a file of the base replaces it. A build refuses all other prebuilt
-files, except those of upstream's own tests, which it does not use.
+files, except those in folders that it does not use, such as LLVM's own tests.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def undecided(tree: Path | None, request: Request) -> list[Known]:
     No option names them, and no file of the base replaces them.
 
     Args:
-        tree: the source tree; only binaries in it are returned. If it is None, all binaries that are not rare are
-            returned.
+        tree: the source tree; only binaries in it are returned. If it is None, binaries with `rare` in their rows are
+            not returned.
     """
     decided = {*request.allow_binary, *request.drop_binary}
     return [

@@ -47,7 +47,7 @@ class Planned(Generic[Details]):
         prefix: the folder of the stage's files in the image, if users or other stages copy it.
         serves: for an LLVM, the Triton for which its components were chosen; an empty string if this is unknown until
             the tree is fetched.
-        note: a decision that was made for the user, for display.
+        note: a remark about the plan, for display.
         details: other decisions for `build` and for the stages above; the type depends on the stage.
     """
 
@@ -68,7 +68,7 @@ class Planned(Generic[Details]):
 
     @property
     def input_digest(self) -> str | None:
-        """The SHA-256 of the canonical inputs; None while an input is not known."""
+        """The SHA-256 of the inputs as canonical JSON; None while an input is not known."""
         return None if self.inputs is None else sha256_json(dict(self.inputs))
 
     @property
@@ -84,7 +84,7 @@ class Built:
     Args:
         manifest: the digest of the image's manifest in the local layout.
         layers: the descriptors of the layers from the manifest, lowest first.
-        facts: sizes, seconds and counts for reports; they are not inputs.
+        facts: results of the build, for reports and for the stages above; they are not inputs.
         reused: whether the image existed already and was not built by this invocation.
         taken_from: the reference, by digest, from which this invocation copied the image; empty if it copied none.
         binaries: the prebuilt parts of the image: the planned ones, and those that a scan found.
@@ -128,7 +128,7 @@ class ImageParts:
         licensed: whether a label names the licence; False if only files in the layer name it.
         under: the stage whose layers are at the bottom of the image; None for an image of one layer.
         beside: other stages, whose layers are between those of `under` and the stage's own layer.
-        environment: see `ImageSpec`.
+        environment: the environment variables that the image sets.
     """
 
     title: str = ""
@@ -164,7 +164,7 @@ class ContractCheck:
 
     Args:
         run: a function that takes the runner's name for the candidate image and returns facts for the record.
-        on: the stage whose layers are below the stage's own layer in the candidate; None for the whole image.
+        on: the stage whose layers are below the stage's own layer in the candidate; None for those of the final image.
     """
 
     run: Callable[[str], Mapping[str, Any]]

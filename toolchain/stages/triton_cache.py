@@ -130,7 +130,7 @@ class TritonCacheStage:
             _require_compiled(outcomes, keep_going=request.keep_going)
             shard.finish(shared, result.entries)
             _require_any(outcomes)
-            # Results from kernel stores are added to the folder into which Triton compiled on this machine.
+            # Results that were not compiled on this machine are added to the folder into which Triton compiles here.
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
@@ -228,7 +228,7 @@ def _wheel(request: Request) -> str:
 
 
 def variables(wheel: str) -> dict[str, str]:
-    """Return the environment variables of the program that calls a wheel's functions.
+    """Return environment variables for the programs that call a wheel's functions.
 
     They are those of the wheel's image and some more, such as the path of Triton's cache. The keys of cache entries do
     not depend on any of them.
@@ -281,7 +281,7 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:
-    """Return a line for each of the first `_LISTED` outcomes: the call's name and the last line of the reason."""
+    """Return the call's name and the last line of the reason, cut to 300 characters, for `_LISTED` outcomes at most."""
     return "\n".join(
         f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
     )

@@ -34,8 +34,8 @@ def triton_spec(request: Request) -> SourceSpec:
     """Return where the request's Triton comes from.
 
     This is the source that the request names, or else the Triton of its AOTriton release, or else upstream's repository
-    at the commit or tag of the requested version. An error is raised if the version or its commit is unknown, or if the
-    version is too old.
+    at the requested commit, or at the commit or tag of the requested or default version. An error is raised if this
+    source is unknown, or if the version is too old.
     """
     if (spec := request.sources.get("triton")) is not None:
         return spec

@@ -38,8 +38,8 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
-# AMD GPUs of different families. A Triton that compiles for one of them also compiles for the other GPUs in
-# its family.
+# AMD GPUs of different families. Compiling for one of them tests whether Triton and its LLVM support this
+# family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
 # The measured size, in bytes, of the copy of the source, the build tree and the unpacked wheel together.
 _DISK = 6_000_000_000
@@ -307,7 +307,7 @@ def run_contract(
     """Run aotriton/triton_contract.py in a fresh container of an image, and return the result that it prints.
 
     The script compiles a kernel for every GPU in `CONTRACT_GPUS` and needs no GPU. ContractError is raised if it prints
-    no result or cannot compile for a GPU that Triton supports.
+    no result or reports a failure. It is not a failure if Triton does not support a GPU.
 
     Args:
         python: the command that runs a Python with this Triton.

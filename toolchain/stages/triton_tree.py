@@ -1,4 +1,4 @@
-"""Read the version, the commit and the LLVM pin of a Triton tree, and check that the tree matches the request."""
+"""Read a Triton tree's version, commit, C++ bindings and other facts, and check that the tree matches the request."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check_setup(tree: Path) -> None:
 
 
 def python_requires(tree: Path) -> str:
-    """Return the `python_requires` of a tree's setup.py, or an empty string if it cannot be read without running it."""
+    """Return the `python_requires` of a tree's setup.py, or an empty string if none can be read without running it."""
     try:
         module = ast.parse(setup_text(tree))
     except (SyntaxError, ValueError, RecursionError):
@@ -172,7 +172,7 @@ class Bindings:
 
 
 def bindings_of(tree: Path) -> Bindings:
-    """Return the bindings that a tree's build files name; the files are not run."""
+    """Return the bindings that a tree's build files name, by default pybind11; the files are not run."""
     text = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
     nanobind = re.search(r"""["']nanobind\b""", text) is not None
     return Bindings(project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in setup_text(tree))
@@ -275,7 +275,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
     """Return triples of a value in the tree, the expected value, and the name of the value.
 
-    Values that the tree does not contain are omitted.
+    Values that the tree or the tool's data does not contain are omitted.
     """
     if is_commit(wanted):
         head = head_of(tree)

@@ -85,7 +85,7 @@ class Unpacked:
         digest: the digest of the values that determine what is unpacked. The package list is valid only for this
             digest.
         links: the links to make in the layer: the target of each link, by its path.
-        leave_out: patterns of paths that tar leaves out, in addition to folders that no build reads.
+        leave_out: patterns of paths that tar leaves out, in addition to the folders in `_NOT_WANTED`.
     """
 
     name: str
