@@ -1,4 +1,4 @@
-"""Audit compiled kernels of any origin: find their GPUs, the compilers that made them, and missing kernels."""
+"""Audit compiled code of any origin: find the GPUs that it is for, missing kernels, and the LLVMs in libraries."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Audit:
         missing: keys of kernels that the plan lists but the place lacks.
         empty: keys of kernels whose code object is empty, which AOTriton's loader treats as known bad.
         damaged: a description of the fault in each file that is damaged.
-        absent: requested GPUs for which the place contains no kernel.
-        unknown: requested GPUs for which no kernel was found, but for which a compressed bundle may contain some.
+        absent: requested GPUs for which the place contains no code.
+        unknown: requested GPUs for which no code was found, but for which a compressed bundle may contain some.
         sealed: the number of compressed bundles that cannot be unpacked here.
         uneven: kernels and functions that exist for one GPU but not for another, where this is a fault.
         differing: kernels and functions that exist for one GPU but not for another, where this may be intended; see

@@ -28,7 +28,7 @@ _OBJECTS = (".hsaco", ".co")
 _LARGEST_PTX = 16 << 20  # bytes; the limit for a PTX file; the files for large models are below 1 MB
 _LARGEST_BESIDE = 1 << 20  # bytes; the JSON file next to a code object is usually a few kilobytes
 _AGAIN = "get it again, or build it again"
-# A function that is called with the error for a damaged file. If the function returns, the file is skipped.
+# A function that is called with the error for a damaged file. If the function returns, the rest of the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
 FAULTS = (KernelError, SourceError, HostileInputError)
 
@@ -88,7 +88,7 @@ class LaunchList:
 
 @dataclass(frozen=True)
 class Pack:
-    """An .aks2 file, or a .zip of .aks2 files, which is opened on demand."""
+    """An .aks2 file, or a .zip that may contain .aks2 files, which is opened on demand."""
 
     path: str
     _file: StoredFile = field(repr=False)
@@ -195,7 +195,7 @@ def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
 
 
 def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterator[Code]:
-    """Yield the kernels in the .aks2 files of a .zip.
+    """Yield the kernels in the .aks2 files of a .zip; yield nothing if the file is not a .zip by its first bytes.
 
     If the .zip is in the folder `aotriton.images`, every entry is read as an .aks2 file. Otherwise, an entry is skipped
     unless its name or its first bytes are those of an .aks2 file.
@@ -215,7 +215,7 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """Return the path for an entry of a .zip: its name, after the .zip's path if the name contains no GPU or pack."""
+    """Return an entry's path: its name, after the .zip's path without the suffix if the name has no GPU or pack."""
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
@@ -243,7 +243,7 @@ def _beside(file: StoredFile, stem: str) -> Beside | None:
     raw = file.read(_LARGEST_BESIDE)
     try:
         content = strict_json.read(raw, file.path)
-    except (DocumentError, ValueError):  # such a file does not belong to a code object
+    except (DocumentError, ValueError):  # a file that is not JSON belongs to no code object
         return None
     return Beside(stem, raw, content) if isinstance(content, dict) else None
 

@@ -30,12 +30,12 @@ _SIZE = re.compile(r"\[(\d{1,9})\]")
 class Facts:
     """The facts about a compiled kernel.
 
-    A value that the file does not state, such as the registers for PTX, is None unless its description says otherwise.
+    A value that a PTX file does not state, such as the registers, is None unless its description says otherwise.
 
     Args:
         gpu: LLVM's name for the GPU; for PTX, the target.
-        wave: the number of lanes in a wave.
-        threads: the largest number of threads in a workgroup; 0 if a PTX file does not state it.
+        wave: the number of lanes in a wave; 32 for PTX.
+        threads: the largest number of threads in a workgroup; for PTX, that along x, or 0 if it is not stated.
         vgpr: the number of vector registers that a wave uses, including AGPRs.
         lds: the size of a workgroup's LDS in bytes, including the LDS that a launch adds if this is known.
         scratch: the size of a lane's scratch memory in bytes.

@@ -22,7 +22,7 @@ from toolchain_lab.metered import metered
 # To compute the address of data, code reads the program counter, and adds the low and the high half of an offset to it.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
 _ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
-_REACH = 8  # instructions; no such computation is longer
+_REACH = 8  # instructions, from s_getpc_b64 on, among which the additions are searched for
 
 
 def compare_instructions(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
@@ -33,7 +33,7 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
 
     Returns:
         The difference, in which kernels with the same instructions are marked, and the number of kernels that could not
-        be compared because there is no disassembler.
+        be compared because there is no usable disassembler.
     """
     open_ = [row for row in difference.rows if _may_be_same(row)]
     if not open_:
@@ -54,7 +54,7 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
 
 
 def _may_be_same(row: Row) -> bool:
-    """Return whether a changed kernel may have the same instructions; for PTX, it is known that they differ."""
+    """Return whether a kernel is changed but may have the same instructions, which is not possible for PTX."""
     objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
     return row.status == CHANGED and objects and "code" not in row.changes()
 

@@ -104,7 +104,7 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
 
 
 def _module_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
-    """Yield the folders in which Python looks for modules, in order, each followed by those that its .pth files add."""
+    """Yield the existing folders for installed packages, in order, each followed by those that its .pth files add."""
     for site in _site_folders(interpreter, version):
         if not site.is_dir():
             continue

@@ -32,7 +32,7 @@ class Kernel:
         launch: a digest of the compilation inputs in the kernel's JSON; empty if there is no such JSON, or if it lacks
             the inputs.
         content: the bytes of the code object, if the caller asked for them; otherwise empty.
-        packed: whether the kernel is in a pack of AOTriton.
+        packed: whether the kernel is in a pack of AOTriton and not empty.
     """
 
     key: str
@@ -45,14 +45,14 @@ class Kernel:
 
     @property
     def gpu(self) -> str:
-        """The GPU as in `Facts.gpu`; for an empty kernel, the GPU or the pack that its key names."""
+        """The GPU as in `Facts.gpu`; for an empty kernel, the GPU or the pack that its key names, if any."""
         if self.facts is not None:
             return self.facts.gpu
         return gpu_in(self.key)
 
     @property
     def family(self) -> str:
-        """The name of the kernel's function; for an empty kernel, the third-to-last part of its key."""
+        """The name of the kernel's function; for an empty kernel, the third-to-last part of its key, if any."""
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 
@@ -67,9 +67,9 @@ def kernels_in(
         note: a function that is called with a line for each kind of file that was skipped.
 
     Raises:
-        ConfigError: there is no such place, or it contains no compiled kernel.
+        ConfigError: the place does not exist, or contains no compiled kernel.
         KernelError: a code object or a pack is damaged.
-        SourceError, HostileInputError, UntrustedError: the place cannot be read; see `places.opened`.
+        SourceError, HostileInputError, UntrustedError: the place does not exist or cannot be read; see `places.opened`.
     """
     with opened(what, cache) as files:
         kernels = list(kernels_of(files, _refuse, keep=keep))

@@ -1,4 +1,4 @@
-"""Read facts about a library for the host: its name, the libraries and the glibc that it needs, and its GPU code."""
+"""Read facts about a library for the host: its name, the libraries and glibc it needs, its GPU code and its LLVMs."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
     """Yield the architecture of each entry in a section's CUDA fat binaries, such as `sm_90`, or `compute_90` for PTX.
 
     Raises:
-        HostileInputError: the section contains too many entries, or too many words between them.
+        HostileInputError: the section contains too many entries, or too many words between fat binaries.
     """
     place, last = start, start + size
     entries, words = _MOST_ENTRIES, _MOST_WORDS

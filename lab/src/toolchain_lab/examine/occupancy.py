@@ -9,7 +9,7 @@ from toolchain.catalog.limits import Limits, limits_of
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of waves that fit on a SIMD, first as limited only by registers, and then as limited only by LDS."""
+    """The number of waves that fit on a SIMD by registers, and the number by LDS, both up to the SIMD's own limit."""
 
     registers: int
     lds: int

@@ -165,7 +165,7 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
 def _packed(
     stream: BinaryIO, at: int, size: int, where: str, budget: UnpackBudget
 ) -> Generator[Part | Sealed, None, int]:
-    """Yield the parts of a compressed bundle, and return the compressed bundle's size in bytes."""
+    """Yield the parts of a compressed bundle, or a `Sealed`, and return the compressed bundle's size in bytes."""
     stream.seek(at + len(PACKED))
     head = stream.read(2)
     form = _HEADERS.get(int.from_bytes(head, "little"))

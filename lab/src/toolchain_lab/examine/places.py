@@ -36,7 +36,7 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# The temporary folder to which Triton writes the files of a kernel before it renames the folder.
+# The temporary folder to which Triton writes a file of its cache before it moves the file to its final folder.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes; the limit for a header, such as a long name, that tarfile reads into memory
 _AGAIN = "get it again from its publisher"
@@ -124,7 +124,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
         what: a folder, a file, the name of an image in the cache, or a reference.
 
     Raises:
-        ConfigError: there is no such place.
+        ConfigError, SourceError: there is no such place.
         UntrustedError: the content of an image does not match the image's digests.
         SourceError, HostileInputError: the place cannot be read.
     """
@@ -207,8 +207,8 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
     """Yield the files in a folder.
 
-    Links to files inside the folder are followed. All other links are skipped; broken links and links out of the folder
-    are added to the notes.
+    Links to files inside the folder are followed. All other links and the files in Triton's unfinished folders are
+    skipped and, apart from links to folders inside the folder, added to the notes.
     """
     real = root.resolve()
     for folder, folders, names in os.walk(root):

@@ -30,7 +30,7 @@ def rebuild(
     seed: int,
     timeout: float,
 ) -> dict[str, bool]:
-    """Compile randomly chosen kernels again, and return, by key, whether the bytes are the same.
+    """Compile randomly chosen kernels again, and return, by key, whether each compiled to the same bytes.
 
     Args:
         count: the maximum number of kernels to compile.

@@ -1,4 +1,4 @@
-"""Compile single kernels again with another Triton, using the worker that compiles campaigns."""
+"""Compile single kernels again with any installed or given Triton, using the worker that compiles campaigns."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
 
     A missing kernel is a fault if all kernels of the function that the GPU has also exist for the other GPU, and if
     they and the missing kernel have compilation inputs. A missing function is a fault if the GPU is in `required`, and
-    another GPU's kernels of the function have compilation inputs or are in a pack. Other differences may be intended,
+    a kernel of the function for another GPU has compilation inputs or is in a pack. Other differences may be intended,
     because kernels may be written or tuned for each GPU.
 
     Args:

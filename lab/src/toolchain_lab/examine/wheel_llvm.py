@@ -52,9 +52,9 @@ class Library:
 
     Args:
         file: the name of the file in the wheel; empty if the data lists a library that the wheel lacks.
-        part: `core`, LLVM's name for a GPU's code generator, such as `AMDGPU`, or `bitcode`.
+        part: `core`, `bitcode`, or LLVM's name for a GPU's code generator, such as `AMDGPU` (if unknown, Triton's).
         told: the revisions that are named by texts in the file.
-        revision: the revision of the LLVM inside, or `COMMIT-BUILD` for a codegen library. It is empty if no text names
+        revision: the revision of the LLVM inside, or `COMMIT-BUILD` if a text has both. It is empty if no text names
             a revision, if texts name different ones, and for bitcode, in which a text names the compiler.
         llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if the file contains none, or
             several.
@@ -276,7 +276,7 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
 
 
 def _on_record(llvm: str) -> tuple[str, ...]:
-    """Return the titles of at most three releases in the data that are built with an LLVM."""
+    """Return the titles of at most three releases in the data that are built with the LLVM of the commit `llvm`."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     titles = [row.title for row in rows if llvm and row.llvm == llvm]
     titles += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]

@@ -32,7 +32,7 @@ _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_out
 
 @dataclass(frozen=True)
 class _Form:
-    """The properties of a kernel that its compile-time arguments and its types determine.
+    """The properties of a kernel that its compile-time arguments, its types and its GPU determine.
 
     Args:
         block: the number of columns that the kernel has for a head, which may include padding.
@@ -89,7 +89,7 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
 
 
 def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
-    """Set the arguments that are common to all attention kernels."""
+    """Set the arguments that attention kernels share, if the kernel takes them, and set unused ones to 0 or null."""
     shape = problem.shape
     count = len(shape.lengths) if shape.packed else 0
     starts = [np.array(problem.starts(keys=keys), np.int32) if shape.packed else None for keys in (False, True)]
@@ -148,8 +148,8 @@ def _lse(problem: Problem) -> Tensor:
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
     """Return the expected values of the LSE.
 
-    The LSE is stored in float32. Its allowed error is computed with the precision of the tensors' type if there is a
-    bias, with the precision of xf32 if scores are computed in xf32, and otherwise with the precision of float32.
+    The LSE is stored in float32. Its allowed error is computed with the precision of xf32 if scores are computed in
+    xf32, with the precision of the tensors' type if there is a bias, and otherwise with the precision of float32.
     """
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
@@ -158,7 +158,7 @@ def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
 
 
 def _blocks(rows: int, block: int) -> list[int]:
-    """Return the indices of the first and the last block of the rows, which may be the same."""
+    """Return the indices of the first and the last block of the rows, or one index if both are the same block."""
     return sorted({0, (rows - 1) // block})
 
 
@@ -169,8 +169,8 @@ def _slice(block: int, size: int, rows: int) -> slice:
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     """Yield cases for attn_fwd.
 
-    A kernel with PERSISTENT_TYPE 2 takes its tiles from a counter. Unless sequences are packed, the case runs one
-    workgroup, for which the counter starts two tiles before the end.
+    A kernel with PERSISTENT_TYPE 2 takes its tiles from a counter. For such a kernel, a case without packed sequences
+    runs one workgroup, for which the counter starts two tiles before the end.
     """
     form = _form(metadata)
     for lengths, packed in _lengths(form):
@@ -230,7 +230,7 @@ def _gradients(
 def _keys_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, blocks: Sequence[int]
 ) -> list[Expected]:
-    """Return the expected gradients of keys and values in the given blocks, summed over the heads that share keys."""
+    """Set DK and DV, and return their expected values in the given blocks, summed over the heads that share keys."""
     dk, dv = (problem.empty(name, keys=True, heads=KEY_HEADS) for name in ("dk", "dv"))
     arguments.tensors(DK=dk, DV=dv)
     arguments.strides(dk=dk.strides, dv=dv.strides)
@@ -252,7 +252,7 @@ def _keys_expected(
 def _queries_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, *, blocks: Sequence[int], size: int
 ) -> list[Expected]:
-    """Return the expected gradients of the last head's queries and bias, in the given blocks of `size` rows."""
+    """Set DQ, and DB if the kernel computes it; return the last head's values in the given blocks of `size` rows."""
     dq = problem.empty("dq", keys=False, heads=HEADS)
     arguments.tensors(DQ=dq)
     arguments.strides(dq=dq.strides)

@@ -1,4 +1,4 @@
-"""Check the kernels of a build for `build --check`; see `toolchain.stages.kernel_check.KernelCheck`."""
+"""Check compiled kernels for the option `--check`; see `toolchain.stages.kernel_check.KernelCheck`."""
 
 from __future__ import annotations
 

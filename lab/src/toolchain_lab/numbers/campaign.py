@@ -1,4 +1,4 @@
-"""Check many kernels in parallel processes, and summarize the results."""
+"""Check many kernels in one or more processes, and summarize the results."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def run(
     exact: bool = True,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
-    """Check kernels in parallel processes, and return a report.
+    """Check kernels in at most `jobs` processes, and return a report.
 
     Args:
         available: the number of kernels from which the sample was drawn; by default, `len(objects)`.

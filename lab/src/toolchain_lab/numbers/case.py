@@ -30,7 +30,7 @@ class Expected:
         argument: the name of the kernel's argument for the buffer.
         label: the name of the values for display, such as `dQ`.
         places: the indices of the elements in the buffer, an array of any shape.
-        exact: the values that are computed in float64, an array of the shape of `places`.
+        exact: the values computed in float64, an array of the shape of `places`, or of `places[0]` if `summed` is set.
         plain: the values that a plain implementation in the kernel's type computes.
         element: the type whose precision is used for the bound on the error.
         stored: the type of the buffer's elements, if it is not `element`.
@@ -106,9 +106,9 @@ class Arguments:
                 self.values[name] = value.data if isinstance(value, Tensor) else value
 
     def numbers(self, **given: float) -> None:
-        """Set numbers, by the name of the argument.
+        """Set numbers, by the name of the argument; numbers that the kernel does not take are ignored.
 
-        NotCheckedError is raised if a compile-time argument has a different value.
+        NotCheckedError is raised if a compile-time argument has a different value that is not None.
         """
         for name, value in given.items():
             if self.has(name):
@@ -119,7 +119,7 @@ class Arguments:
                 )
 
     def strides(self, **given: Sequence[int]) -> None:
-        """Set the strides of tensors, which are the arguments `stride_NAME…` in the order of the kernel's function.
+        """Set the strides of tensors: the arguments `stride_NAMEx`, where x is one character, in the function's order.
 
         Raises:
             NotCheckedError: a compile-time stride has a different value, or the number of strides is unexpected.

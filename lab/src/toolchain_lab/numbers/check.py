@@ -1,4 +1,4 @@
-"""Check a kernel: run each case twice, with different orders of waves and initial contents, and compare the results."""
+"""Check a kernel: run each case twice, with different wave orders, addresses and initial contents, and compare."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Checked:
     """The result of checking a kernel.
 
     Args:
-        status: `right`, `wrong`, `skipped` (there is no test case) or `refused` (the emulator does not support it).
+        status: `right`, `wrong`, `skipped` (there is no test case) or `refused` (the emulator cannot run it).
         reason: why the kernel is not right; empty if it is right.
         share: the largest ratio of an error to the allowed error; infinite if a fault stopped the kernel.
-        errors: the error and the allowed error of each result, by label, from the launch in which their ratio is
+        errors: the error and the allowed error of each result, by label, from the case in which their ratio is
             largest.
         unknown: the instructions in the kernel that the emulator does not support and that were not executed.
         exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if the kernel was skipped or
@@ -65,7 +65,7 @@ class Checked:
     approximate: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as JSON values; an infinite error is null."""
+        """Return the result as JSON values; an infinite error or share is null."""
         errors = {name: [finite(error), bound] for name, (error, bound) in (self.errors or {}).items()}
         return {**asdict(self), "errors": errors, "share": finite(self.share)}
 
@@ -188,8 +188,8 @@ def check_program(
 def _cause(program: Program, launch: Launch, done: Launched, seed: int) -> str:
     """Return which difference between the two runs of a case changes the results.
 
-    The order of the waves and the addresses are each changed alone. If neither changes the results, the initial content
-    of registers or LDS does.
+    The order of the waves and the addresses are each changed alone. If neither changes the results, the cause is taken
+    to be the initial content of registers or LDS.
     """
     if _differing(done, run(program, launch, reverse=True, seed=seed)):
         return "the order of the waves"
@@ -204,7 +204,7 @@ def _differing(first: Launched, second: Launched) -> list[str]:
 
 
 def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:
-    """Compare the buffers with the expected values; yield the faults, and update the largest error of each result."""
+    """Compare the buffers with the expected values; yield the faults, and update `errors` as in `Checked.errors`."""
     touched: dict[str, list[Any]] = {name: [places] for name, places in case.free.items()}
     for expected in case.expected:
         error, bound = expected.error(done.buffers[expected.argument]), expected.bound

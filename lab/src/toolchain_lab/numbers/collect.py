@@ -23,7 +23,7 @@ from toolchain_lab.numbers.objects import SUFFIX, sample
 # A function that returns the launch data of a kernel in a pack without launch data, given the kernel's path and its LDS
 # in bytes; None for an unknown kernel.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_LAUNCH = ".launch"  # the suffix of the file with launch data in a Triton cache, where Triton writes NAME.json
+_LAUNCH = ".launch"  # in a Triton cache, NAME.launch.json contains launch data, because Triton writes NAME.json
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ def collect(
     label: str = "",
     planned: Planned | None = None,
 ) -> Collected:
-    """Choose code objects in `files`, and write them to a folder, each with its JSON file if it has one.
+    """Choose code objects in `files`, and write them to a folder, each with a JSON file if its launch data is known.
 
     Empty code objects, which mark kernels as known bad, are skipped.
 
@@ -130,7 +130,7 @@ class _Known:
     def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
         """Yield the name and the metadata of each code object; the metadata is None if it is unknown.
 
-        Code objects in packs without known launch data are omitted.
+        PTX and .co files, empty code objects, and those in packs without known launch data are omitted.
         """
         codes: list[Code] = []
         beside: dict[str, Metadata] = {}
@@ -179,9 +179,9 @@ class _Known:
     def take(
         self, files: Iterable[StoredFile], wanted: Collection[str]
     ) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield (name, code object, JSON) for each wanted object.
+        """Yield (name, code object, JSON) for each wanted object; the JSON is None if there is none.
 
-        A JSON file may be yielded after its object, with None in place of the code object.
+        For an object in neither a pack nor a store, the JSON follows at the end, with None in place of the code object.
         """
         stems = {name.partition(f"{SUFFIX}#")[0].removesuffix(SUFFIX) for name in wanted}
         loose: dict[str, str] = {}

@@ -90,7 +90,7 @@ def tensor(
     Args:
         shape: the numbers of batches, heads, rows and columns.
         fill: a function that returns values of a given shape.
-        pitch: the number of elements from one head to the next; at least the number of columns.
+        pitch: the number of elements from one head to the next; the number of columns if that is larger.
     """
     batch, heads, rows, columns = shape
     pitch = max(pitch, columns)

@@ -1,6 +1,6 @@
 """Cases for the AMD kernels in the sdist of flash-attn, with the sizes for which the kernels are compiled.
 
-Lengths that are passed at run time are multiples of 16, as the kernels assume, but not always multiples of a block.
+In backward passes, lengths are multiples of 16, as the kernels assume, but not always multiples of a block.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _same(values: Array) -> Array:
 
 
 def _in_order(strides: tuple[int, int, int, int]) -> tuple[int, int, int, int, int]:
-    """Reorder the strides of [batch, head, row, column] to batch, row, group, head, column."""
+    """Return the strides in the order batch, row, group, head, column; the stride of a group is that of a row."""
     return strides[0], strides[2], strides[2], strides[1], strides[3]
 
 

@@ -1,6 +1,6 @@
 """Check kernels inside the namespaces of `contained`, as `python -m toolchain_lab.numbers.inside`.
 
-The program reads a JSON document from standard input, and prints a line of JSON for each kernel.
+The program reads a JSON document from standard input, and prints a line for each kernel: `ROW` and JSON.
 """
 
 from __future__ import annotations

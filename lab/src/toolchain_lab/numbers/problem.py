@@ -149,7 +149,7 @@ class Problem:
         return rows
 
     def visible(self, sequence: int, rows: slice = _ALL) -> Array:
-        """Return which keys the queries of a sequence may see, as `bool[queries, keys]`."""
+        """Return which keys the queries in `rows` of a sequence may see, as `bool[queries, keys]`."""
         queries, keys = self.shape.lengths[sequence]
         chosen = np.arange(queries)[rows]
         if self.window is None:
@@ -221,8 +221,8 @@ class Problem:
             for head in range(shape.heads):
                 place = (self.batch(sequence), head, self.rows(sequence, keys=False))
                 results = self.results(sequence, head)
-                # For xf32, the plain LSE is used, because its error must match that of the scores, which a backward
-                # pass computes again.
+                # For xf32, the plain results are used, because the error of the LSE must match that of the scores,
+                # which a backward pass computes again.
                 values[place] = getattr(results.plain if self.element is XF32 else results.exact, name)
         return rows_tensor(batch, shape.heads, rows, values)
 

@@ -81,8 +81,8 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
     """Compute attention and its gradients for one head.
 
     Args:
-        rounded: a function that rounds the result of each operation. If it rounds to a type, the computation is that of
-            PyTorch's `math` backend, which scales both factors and stores each result in that type.
+        rounded: a function that rounds each result that PyTorch's `math` backend would store. As in that backend, the
+            computation scales both q and k.
         product: a function that multiplies matrices. A float64 product is good enough for narrow types: hardware adds
             their products in float32, whose error is small compared with that of `rounded`.
     """

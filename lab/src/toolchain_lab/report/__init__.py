@@ -1,1 +1,1 @@
-"""Reports about a build, a campaign, a comparison or an audit, each written as one HTML file."""
+"""Reports about a build, a campaign, kernels, a comparison or an audit, each written as one HTML file."""

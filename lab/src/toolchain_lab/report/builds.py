@@ -63,7 +63,7 @@ def _work(record: Record) -> str:
 
 
 def _kept_log(cache: Cache, record: Record) -> bytes:
-    with contextlib.suppress(OSError):  # there is no log if the image was built elsewhere, or if the log was pruned
+    with contextlib.suppress(OSError):  # there is no log, for example, if the image was built elsewhere
         return read_regular(cache.kept(_work(record), NINJA_LOG), LARGEST_NINJA_LOG)
     return b""
 
@@ -122,7 +122,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
 
 
 def _folder(output: str) -> str:
-    """Return an output's group: at most four parts of its path before `CMakeFiles`, or `top` if it is in no folder."""
+    """Return an output's group: up to four parts of its path, ending before `CMakeFiles`, or `top` if in no folder."""
     parts = output.split("/CMakeFiles/", maxsplit=1)[0].split("/")
     return "/".join(parts[:4]) if len(parts) > 1 or "CMakeFiles" in output else "top"
 

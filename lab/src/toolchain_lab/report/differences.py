@@ -1,4 +1,4 @@
-"""Make reports from the JSON that other verbs print: `kernels diff --json` and `audit --json`."""
+"""Make reports from the JSON that other verbs print: `kernels diff`, `kernels try` and `audit` with `--json`."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _facts_cells(facts: Facts | None) -> list[Cell]:
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return the first line, by which reasons are counted, and the full text, or an empty string if it is one line."""
+    """Return the first line, by which reasons are counted, and the text, or no text for one line; truncate both."""
     first = text.partition("\n")[0]
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 

@@ -40,7 +40,7 @@ def steps_of(content: bytes) -> list[Step]:
         rows += [(offset + start, offset + end, output) for start, end, output in run]
         offset += max(end for _, end, _ in run)
     steps: list[Step] = []
-    free: list[int] = []  # the lowest free lane is used first, so that as few lanes as possible are needed
+    free: list[int] = []  # a heap, so that the lowest free lane is used first
     busy: list[tuple[float, int]] = []
     for start, end, output in sorted(rows):
         while busy and busy[0][0] <= start:
@@ -52,7 +52,7 @@ def steps_of(content: bytes) -> list[Step]:
 
 
 def _lines(text: str) -> Iterator[tuple[float, float, str]]:
-    """Yield the start, the end and the output of each command.
+    """Yield the start and the end, in seconds, and the output of each command; other lines are skipped.
 
     For a command with several outputs, the log contains several lines, of which only the first is used.
     """
@@ -68,7 +68,7 @@ def _lines(text: str) -> Iterator[tuple[float, float, str]]:
 
 
 def _runs(lines: Sequence[tuple[float, float, str]]) -> list[Sequence[tuple[float, float, str]]]:
-    """Return the lines of each run. Ninja logs steps as they end, so a decreasing end time means a new run."""
+    """Return the lines of each run, which begins where end times decrease; above `_MOST_RUNS`, return one."""
     starts = [at for at, line in enumerate(lines) if at == 0 or line[1] < lines[at - 1][1]]
     if len(starts) > _MOST_RUNS:
         return [lines]

@@ -23,7 +23,7 @@ def report_of(what: str, cache: Cache) -> Report:
     """Return the report about a subject.
 
     Args:
-        what: a file with the output of `kernels diff --json` or `audit --json`; the ledger, the folder or the name of a
+        what: a .json file from `kernels diff --json` or `audit --json`; the ledger, the folder or the name of a
             campaign; the name of a finished image in the cache; or a place with kernels, see `examine.places.opened`.
 
     Raises:
