@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.refusals import refused
 from toolchain.core.digest import canonical
 from toolchain.core.errors import UntrustedError
 from toolchain.oci import descriptor as media
-from toolchain.oci.layer_files import glance, layer_files, read_member
+from toolchain.oci.layer_files import glance, layer_files, read_member, read_members
 from toolchain.oci.layout import Layout
 
 
@@ -97,6 +99,10 @@ def test_layers_that_lie(tmp_path: Path) -> None:
     with refused("layer-unreadable"):
         layer_files(tmp_path / "short", media.LAYER)
     with refused("layer-unreadable"):
+        read_member(tmp_path / "short", media.LAYER, "a")
+    with refused("layer-unreadable"):
+        list(read_members(tmp_path / "short", media.LAYER, bool, limit=9999))
+    with refused("layer-unreadable"):
         layer_files(tmp_path / "whole", media.LAYER_GZIP)
     with refused("layer-media-type"):
         layer_files(tmp_path / "whole", "application/x-else")
@@ -129,7 +135,26 @@ def _member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **mo
     return info.tobuf(tarfile.PAX_FORMAT) + content + b"\0" * (-len(content) % 512)
 
 
+def _with(member: bytes, *changes: tuple[int, bytes]) -> bytes:
+    """The member with other bytes in its header, and the right checksum."""
+    block = bytearray(member)
+    for start, text in (*changes, (148, b" " * 8)):
+        block[start : start + len(text)] = text
+    block[148:156] = b"%06o\0 " % sum(block[:512])
+    return bytes(block)
+
+
+def _pax(key: str, value: str) -> bytes:
+    length = next(n for n in range(99) if n == len(f"{n} {key}={value}\n"))
+    return _member("pax", tarfile.XHDTYPE, f"{length} {key}={value}\n".encode())
+
+
+def _long(name: str) -> bytes:
+    return _member("././@LongLink", tarfile.GNUTYPE_LONGNAME, f"{name}\0".encode())
+
+
 _TOOL = _member("usr/tool", content=b"good")
+_OLD, _GNU = (257, b"\0" * 8), (257, b"ustar  \0")  # the magic number of the formats v7 and gnu
 _GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
 
 
@@ -159,12 +184,59 @@ _GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
             _TOOL + _member("lib/a/tool", content=b"evil") + _member("lib", tarfile.SYMTYPE, to="usr"),
             "layer-below-file",
         ),
+        (_with(_TOOL, _OLD, (345, b"usr/lib")), "layer-header-ambiguous"),
+        (_with(_TOOL, _GNU, (345, b"usr/lib")), "layer-header-ambiguous"),
+        (_with(_TOOL, (345, b"d" * 155), (508, b"tar\0")), "layer-header-ambiguous"),
+        (_pax("path", "listed") + _long("evil") + _TOOL, "layer-header-ambiguous"),
+        (_long("evil") + _pax("path", "listed") + _TOOL, "layer-header-ambiguous"),
+        (_pax("path", "listed") + _pax("path", "evil") + _TOOL, "layer-header-ambiguous"),
+        (_long("listed") + _long("evil") + _TOOL, "layer-header-ambiguous"),
+        (_pax("path", "evil") + _member("usr/", tarfile.AREGTYPE, _TOOL), "layer-header-ambiguous"),
+        (_pax("path", "listed/") + _member("usr", tarfile.AREGTYPE), "layer-header-ambiguous"),
+        (_pax("path", "") + _TOOL, "layer-header-ambiguous"),
+        (_pax("linkpath", "") + _member("lib", tarfile.SYMTYPE, to="/etc/passwd"), "layer-header-ambiguous"),
+        (_pax("size", "") + _TOOL, "layer-header-ambiguous"),
+        (_pax("path", "usr/tool\0evil") + _TOOL, "layer-name-unsafe"),
+        (_member("", content=b"evil"), "layer-name-unsafe"),
     ],
 )
 def test_layers_that_two_readers_unpack_differently(tmp_path: Path, members: bytes, says: str) -> None:
     (tmp_path / "t").write_bytes(members + b"\0" * 1024)
     with refused(says):
         layer_files(tmp_path / "t", media.LAYER)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--format=v7"], ""),
+        (["--format=oldgnu"], ""),
+        (["--format=gnu"], ""),
+        (["--format=ustar"], ""),
+        (["--format=posix"], ""),
+        # The times are where Python expects the prefix of the name, so it would read other names.
+        (["--format=gnu", "--incremental"], "layer-header-ambiguous"),
+        (["--format=gnu", "--sparse"], "layer-member-kind"),
+        (["--format=posix", "--sparse"], "layer-sparse-file"),
+    ],
+)
+def test_layers_of_gnu_tar(tmp_path: Path, options: list[str], says: str) -> None:
+    deep = "" if "--format=v7" in options else f"{'d' * 80}/{'e' * 60}/"
+    files = ["a", f"{deep}b", f"{deep}sparse", *(["n" * 150] if options[0][9:] in {"oldgnu", "gnu", "posix"} else [])]
+    for name in files:
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 600)
+    os.truncate(tmp_path / "tree" / files[2], 1 << 20)
+    (tmp_path / "tree/link").symlink_to("a")
+    (tmp_path / "tree/same").hardlink_to(tmp_path / "tree/a")
+    names = [*files, "link", "same"]
+    subprocess.run(["tar", "-C", str(tmp_path / "tree"), *options, "-cf", str(tmp_path / "t"), *names], check=True)
+    if says:
+        with refused(says):
+            layer_files(tmp_path / "t", media.LAYER)
+    else:
+        assert {file.path for file in layer_files(tmp_path / "t", media.LAYER)} == set(names)
 
 
 def test_what_layers_may_hold(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
     try:
         with (
             unpacked(layout.blob(layer.digest), layer.media_type) as stream,
-            tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=LayerMember) as tar,
+            tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=LayerMember.for_archive()) as tar,
         ):
             for member in tar:
                 cast("Any", tar).members = []  # otherwise tarfile would keep every member in memory

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache as memoize
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, cast
+from typing import Any, BinaryIO, ClassVar, Literal, Self, cast
 
 from toolchain.core import tar_headers
 from toolchain.core.digest import CHUNK
@@ -58,7 +59,16 @@ class LayerFile:
 
 
 class LayerMember(CheckedHeader):
-    """A tar header that is checked, because a layer with the right digest can still be hostile."""
+    """A tar header that is checked, because a layer with the right digest can still be hostile.
+
+    Each archive is read with a class of its own, which `for_archive` returns.
+    """
+
+    above: ClassVar[list[bytes]]  # the types of the extended headers that belong to the next member
+
+    @classmethod
+    def for_archive(cls) -> type[Self]:
+        return type(cls.__name__, (cls,), {"above": []})
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
@@ -78,7 +88,36 @@ class LayerMember(CheckedHeader):
             raise UntrustedError(
                 "layer-header-size", "a layer has a header of an invalid size", why=f"{member.size} bytes"
             )
+        if doubt := cls._doubt(block, member.type):
+            raise _ambiguous(shown(member.name[:100]), doubt)
         return member
+
+    @classmethod
+    def _doubt(cls, block: bytes, kind: bytes) -> str:
+        """Return why programs read the header differently, in the words of an error; an empty string if they do not."""
+        above = cls.above
+        if kind in _LONG:
+            above.append(kind)
+            # A program uses the first or the last header of a type, and prefers the names of PAX or those of GNU tar.
+            if len(set(above)) < len(above) or (tarfile.XHDTYPE in above and len(above) > 1):
+                return "it has several extended headers"
+        else:
+            # Python takes a file for a folder if the short name ends with a slash, and others if the long name does.
+            short = block[:100].partition(b"\0")[0]
+            if above and block[156:157] == tarfile.AREGTYPE and short.endswith(b"/"):
+                return "its short name is the name of a folder"
+            above.clear()
+        # Only ustar has a prefix of the name in these bytes. GNU tar writes the times of an incremental archive there,
+        # which Python takes for a prefix. star has a prefix that is shorter than ustar's.
+        if block[257:263] != b"ustar\0" and any(block[345:500]):
+            return "a header that is not of the format ustar has a prefix, or is of an incremental archive"
+        return "its prefix is too long for star" if block[508:] == b"tar\0" and block[475] else ""
+
+
+def _ambiguous(name: str, why: str) -> UntrustedError:
+    return UntrustedError(
+        "layer-header-ambiguous", f"programs read the header of {name!r} in a layer differently", why=why
+    )
 
 
 class _Watched:
@@ -137,9 +176,10 @@ def _readable(path: Path) -> Iterator[None]:
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_LIMIT) -> bytes | None:
     """Return the content of a file in a layer; None if there is no such regular file of at most `limit` bytes."""
-    for found, member, tar in _walk(path, media_type):
-        if found == name:
-            return _content(tar, member).read() if member.isreg() and member.size <= limit else None
+    with _readable(path):
+        for found, member, tar in _walk(path, media_type):
+            if found == name:
+                return _content(tar, member).read() if member.isreg() and member.size <= limit else None
     return None
 
 
@@ -147,9 +187,10 @@ def read_members(
     path: Path, media_type: str, wanted: Callable[[str], bool], *, limit: int
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the path and the content of each regular file of at most `limit` bytes whose path `wanted` accepts."""
-    for name, member, tar in _walk(path, media_type):
-        if member.isreg() and wanted(name) and member.size <= limit:
-            yield name, _content(tar, member).read()
+    with _readable(path):
+        for name, member, tar in _walk(path, media_type):
+            if member.isreg() and wanted(name) and member.size <= limit:
+                yield name, _content(tar, member).read()
 
 
 def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callable[[], BinaryIO]]]:
@@ -172,7 +213,7 @@ def glance(path: Path, media_type: str, name: str) -> bytes | None:
     how: Any = "r:" if media_type in PLAIN else "r|"  # tarfile can seek in an uncompressed file
     with (
         unpacked(path, media_type) as plain,
-        tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=LayerMember) as tar,
+        tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=LayerMember.for_archive()) as tar,
     ):
         for member in tar:
             if member.isreg() and member.size <= _GLANCE_LIMIT and _name(member) == name:
@@ -188,7 +229,9 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
     names = 0
     with (
         unpacked(path, media_type) as plain,
-        tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=LayerMember) as tar,
+        tarfile.open(
+            fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=LayerMember.for_archive()
+        ) as tar,
     ):
         for member in tar:
             cast("Any", tar).members = []  # tarfile collects all members in this list, which would need much memory
@@ -231,12 +274,23 @@ def _name(member: tarfile.TarInfo) -> str:
             "a layer contains a name that is longer than a path can be",
             why=f"{shown(member.name[:100])} …",
         )
+    _require_plain_pax(member)
     name = member.name.removeprefix("./")
-    if name not in {"", "."} and not {"", ".", ".."}.isdisjoint(name.split("/")):
+    whole = name in {"", "."} and member.isdir()  # the folder that contains all others
+    if "\0" in name + member.linkname or (not whole and not {"", ".", ".."}.isdisjoint(name.split("/"))):
         raise UntrustedError(
             "layer-name-unsafe", f"a layer contains a name that is not a plain path: {shown(member.name)}"
         )
     return shown(name)
+
+
+def _require_plain_pax(member: tarfile.TarInfo) -> None:
+    """Raise UntrustedError if the PAX records of a member have values that programs ignore or read differently."""
+    pax = member.pax_headers
+    if "" in {pax.get("path"), pax.get("linkpath")} or not re.fullmatch("[0-9]{1,19}", pax.get("size", "0")):
+        raise _ambiguous(shown(member.name), "a PAX record has no valid value")
+    if pax.get("path", "").endswith("/") and not member.isdir():
+        raise _ambiguous(shown(member.name), "the name in a PAX record ends with a slash, but it is not a folder")
 
 
 def _require_folders(folders: Mapping[str, bool]) -> None:
