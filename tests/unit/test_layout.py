@@ -304,6 +304,33 @@ def test_verify_unpacks_layers_and_compares_platforms(layout: Layout, tmp_path: 
     assert verify_layout(layout, layout.put_json(manifest, media.MANIFEST))[0].id == "content-layers"
 
 
+@pytest.mark.parametrize(
+    ("system", "arch", "kinds", "faults"),
+    [
+        ("unknown", "unknown", [media.IN_TOTO, media.IN_TOTO], set()),
+        ("unknown", "unknown", [media.IN_TOTO, media.LAYER], {"layer-media-type", "content-diff-id"}),
+        ("unknown", "unknown", [media.LAYER], {"content-diff-id"}),
+        ("unknown", "amd64", [media.IN_TOTO], {"layer-media-type"}),
+        ("linux", "unknown", [media.IN_TOTO], {"layer-media-type"}),
+    ],
+)
+def test_an_attestation_of_buildx_is_not_an_image(
+    layout: Layout, tmp_path: Path, system: str, arch: str, kinds: list[str], faults: set[str]
+) -> None:
+    """buildx lists it in the index, and an image must not pass for one, because its layers would not be checked."""
+    index = layout.read_json(small_index(layout, tmp_path))
+    count = len(index["manifests"])
+    layers = [layout.put_bytes(b'{"_type":"https://in-toto.io/Statement/v0.1"}', kind).as_json() for kind in kinds]
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{'0' * 64}" for _ in kinds]}
+    platform = {"os": system, "architecture": arch}
+    config = layout.put_json({**platform, "rootfs": rootfs}, media.CONFIG).as_json()
+    value = {"schemaVersion": 2, "mediaType": media.MANIFEST, "config": config, "layers": layers}
+    index["manifests"].append({**layout.put_json(value, media.MANIFEST).as_json(), "platform": platform})
+    top = layout.put_json(index, media.INDEX)
+    assert {found.id for found in verify_layout(layout, top)} == faults
+    assert len(layout.images_below(top)) == count + bool(faults)
+
+
 def test_images_that_other_tools_left_without_a_name(layout: Layout, tmp_path: Path) -> None:
     """As `skopeo copy … oci:DIR` leaves them, with signatures beside them."""
     image = layout.children(small_index(layout, tmp_path, arches="amd64"))[0]

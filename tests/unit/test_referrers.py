@@ -17,7 +17,7 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.oci.referrers import fallback_tag, write_artifact
+from toolchain.oci.referrers import fallback_tag, readable, write_artifact
 from toolchain.oci.registry import Registry
 
 KIND = "application/x-test"
@@ -268,6 +268,29 @@ def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch
         refused("registry-list-too-long"),
     ):
         referrers(RegistryRef(server.host, "x"), f"sha256:{'1' * 64}", registry=registry)
+
+
+@pytest.mark.parametrize(
+    ("bounded", "limit"),
+    [("repository_place._MOST_REFERRERS", 5), ("registry._PAGES", 2), ("registry.MANIFEST_LIMIT", 1200)],
+)
+def test_a_list_on_many_pages_is_bounded_as_a_whole(
+    layout: Layout, subject: Descriptor, monkeypatch: pytest.MonkeyPatch, bounded: str, limit: int
+) -> None:
+    with fake_registry() as server, connection(server) as registry:
+        server.page = 2
+        ref = RegistryRef(server.host, "x")
+        attach(layout, [about(layout, subject, f"{at}") for at in range(6)], ref, registry=registry)
+        assert len(referrers(ref, subject.digest, registry=registry)) == 6
+        monkeypatch.setattr(f"toolchain.oci.{bounded}", limit)
+        with refused("registry-list-too-long", limit):
+            referrers(ref, subject.digest, registry=registry)
+
+
+def test_warnings_about_invalid_entries_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    assert list(readable([{}] * 1000)) == []
+    assert len(caplog.records) == 11
+    assert "990 more" in caplog.text
 
 
 def test_a_token_does_not_follow_an_address_without_encryption() -> None:

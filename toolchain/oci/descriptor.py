@@ -46,6 +46,7 @@ DEEPEST = 8
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
+IN_TOTO = "application/vnd.in-toto+json"  # a layer of the attestations that docker buildx lists in an index
 ABOUT_TAG = re.compile(r"sha256-[0-9a-f]{64}\.(sig|att)")
 
 REF_NAME = "org.opencontainers.image.ref.name"

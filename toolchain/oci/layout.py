@@ -285,10 +285,22 @@ class Layout(Blobs):
     def images_below(self, descriptor: Descriptor) -> list[Descriptor]:
         """Return the images in an index, or the image itself; artifacts are skipped."""
         return [
-            item
-            for item in self.walk(descriptor)
-            if item.media_type in media.IMAGES and self.children(item)[0].media_type != media.EMPTY
+            item for item in self.walk(descriptor) if item.media_type in media.IMAGES and not self.is_artifact(item)
         ]
+
+    def is_artifact(self, manifest: Descriptor) -> bool:
+        """Return whether a manifest is not an image, because its config is empty or it is an attestation of buildx.
+
+        docker buildx stores an attestation as an image that cannot run: its config names no platform, and none of its
+        layers is an archive.
+        """
+        config, *layers = self.children(manifest)
+        if config.media_type == media.EMPTY:
+            return True
+        if not layers or any(layer.media_type != media.IN_TOTO for layer in layers):
+            return False
+        value = self.read_json(config)
+        return value.get("os") == value.get("architecture") == "unknown"
 
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
         """Remove blobs that index.json does not refer to, and old partial files; return the number of bytes freed.

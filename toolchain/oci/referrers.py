@@ -12,6 +12,7 @@ from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 
 LOG = logging.getLogger(__name__)
+_MOST_WARNINGS = 10
 
 
 def fallback_tag(subject: str) -> str:
@@ -48,8 +49,13 @@ def subject_of(value: Mapping[str, Any]) -> str | None:
 
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
     """Yield the valid descriptors in a list; log and skip invalid entries, because anyone who may push can add some."""
+    invalid = 0
     for entry in entries:
         try:
             yield Descriptor.from_json(entry)
         except RegistryError as error:
-            LOG.warning("ignoring an entry in the list of referrers: %s (%s)", error.what, error.why)
+            invalid += 1
+            if invalid <= _MOST_WARNINGS:
+                LOG.warning("ignoring an entry in the list of referrers: %s (%s)", error.what, error.why)
+    if invalid > _MOST_WARNINGS:
+        LOG.warning("ignoring %d more entries in the list of referrers", invalid - _MOST_WARNINGS)

@@ -30,7 +30,7 @@ _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCK
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
 _TAGS: Keys = {"name": None, "tags": None}
-_TAGS_A_PAGE, _PAGES = 1000, 1000
+_TAGS_A_PAGE, _PAGES, _MOST_TAGS = 1000, 1000, 200_000
 
 
 class Registry(Transport):
@@ -84,7 +84,7 @@ class Registry(Transport):
         """Return all tags of a repository, sorted; an empty tuple if the repository does not exist."""
         names: set[str] = set()
         path = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
-        for page in self.pages(path, repository, "tags", none=frozenset({404}), keys=_TAGS, most=_PAGES):
+        for page in self.pages(path, repository, "tags", none=frozenset({404}), keys=_TAGS, most=_MOST_TAGS):
             value = page.get("tags")
             if not isinstance(value, list | None) or not all(isinstance(tag, str) for tag in value or ()):
                 raise RegistryError(
@@ -111,35 +111,39 @@ class Registry(Transport):
         Args:
             path: the path or URL of the first page.
             none: the statuses which mean that the list does not exist.
-            most: the maximum number of pages; RegistryError is raised if the list has more.
+            most: the maximum number of entries on all pages together; RegistryError is raised if the list has more, or
+                if it has more than `_PAGES` pages or `MANIFEST_LIMIT` bytes.
             kind: the expected media type; empty for any type. If the first page has another type, nothing is yielded.
         """
-        for number in range(most):
+        entries, left = 0, MANIFEST_LIMIT
+        for number in range(_PAGES):
             with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:
                 known = not kind or got.headers.get("Content-Type", "").partition(";")[0].strip() == kind
                 if number == 0 and (got.status_code in none or (got.status_code == 200 and not known)):
                     return
                 if got.status_code != 200 or not known:
                     raise self.failed(got, f"{self.host} cannot list the {name} of {repository}")
-                content = whole_body(got, MANIFEST_LIMIT)
+                content = whole_body(got, left)
             if content is None:
-                raise RegistryError(
-                    "registry-list-too-long",
-                    f"the list of {name} of {self.host} is too long",
-                    why=f"a page has more than {MANIFEST_LIMIT} bytes",
-                    fix="check the name; if it is right, report it to the registry's operator",
-                )
+                raise self._too_long(name, f"{MANIFEST_LIMIT} bytes")
+            left -= len(content)
             page = parse_object(content, f"the list of {name}", keys=keys)
+            entries += sum(len(value) for value in page.values() if isinstance(value, list))
+            if entries > most:
+                raise self._too_long(name, f"{most} entries")
             yield page
             further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
             if further is None:
                 return
             path = further[1]
-        raise RegistryError(
+        raise self._too_long(name, f"{_PAGES} pages")
+
+    def _too_long(self, name: str, limit: str) -> RegistryError:
+        return RegistryError(
             "registry-list-too-long",
             f"the list of {name} of {self.host} is too long",
-            why=f"it has more than {most} pages",
-            fix="report it to the registry's operator",
+            why=f"it has more than {limit}",
+            fix="check the name; if it is right, report it to the registry's operator",
         )
 
     def manifest_digest(self, repository: str, reference: str) -> str | None:

@@ -26,7 +26,7 @@ from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
 # The statuses with which registries that lack the referrers API answer requests to it.
 _NO_API = frozenset({400, 404, 405, 406, 501})
-_PAGES = 100
+_MOST_REFERRERS = 20_000
 
 
 class RepositoryPlace(Place):
@@ -148,7 +148,7 @@ class RepositoryPlace(Place):
         """Return the list from the referrers API; None if the registry does not have the API."""
         path = f"/v2/{self.ref.repository}/referrers/{check_digest(subject)}"
         pages = self._registry.pages(
-            path, self.ref.repository, "referrers", none=_NO_API, kind=media.INDEX, most=_PAGES
+            path, self.ref.repository, "referrers", none=_NO_API, kind=media.INDEX, most=_MOST_REFERRERS
         )
         lists = [_entries(page, f"the list of referrers of {self._registry.host}") for page in pages]
         return [entry for entries in lists for entry in entries] if lists else None
