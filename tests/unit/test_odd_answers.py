@@ -16,6 +16,7 @@ import pytest
 
 from toolchain.core import web
 from toolchain.core.errors import DigestError, RegistryError, ToolchainError, UnreachableError
+from toolchain.oci import auth
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -223,6 +224,11 @@ def challenged(odd: Odd, realm: str = "/token") -> None:
 def test_a_realm_that_is_no_address(odd: Odd, registry: Registry, tmp_path: Path, realm: str) -> None:
     challenged(odd, realm)
     told(lambda: pull(registry, tmp_path), RegistryError, UnreachableError)
+
+
+def test_a_parameter_with_an_endless_name_is_ignored() -> None:
+    """A search that starts at each letter of a long word takes quadratic time."""
+    assert auth._parameters(f'{"a" * 65}="x",realm="y"') == {"realm": "y"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import itertools
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import requests
+import urllib3
 
 from toolchain.core import pace, web
 from toolchain.core.digest import sha256_bytes
@@ -174,6 +176,26 @@ def test_an_upload_that_is_taken_slowly(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(bytes(100))
     with (tmp_path / "blob").open("rb") as stream, pytest.raises(TooSlowError):
         take(Body(stream, 0, 100, Traffic(), "registry.example"))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda got: got.content,
+        lambda got: got.raw.read(100),
+        lambda got: got.raw._fp.read(100),
+        lambda got: got.raw._fp.read1(100),
+        lambda got: got.raw._fp.readinto(bytearray(100)),
+    ],
+)
+def test_a_chunk_of_a_negative_size(read: Callable[[requests.Response], object]) -> None:
+    pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabc"]
+    with (
+        slow(lambda _: iter(pieces)) as server,
+        web.session(0, 0.0).get(f"http://{server.host}/", stream=True) as got,
+        pytest.raises((requests.RequestException, urllib3.exceptions.HTTPError, http.client.IncompleteRead)),
+    ):
+        read(got)
 
 
 def test_headers_without_an_end() -> None:

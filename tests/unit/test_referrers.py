@@ -297,6 +297,15 @@ def test_a_token_does_not_follow_an_address_without_encryption() -> None:
     with Registry("registry.example", login="x") as registry:
         assert registry.url("http://registry.example/v2/up?a=b") == "https://registry.example/v2/up?a=b"
         assert registry.url("/v2/up") == "https://registry.example/v2/up"
-        assert registry.url("http://other.example/up") == "http://other.example/up"
+        for elsewhere in ("http://other.example/up", "http://registry.example:80/up"):
+            with refused("redirect-unencrypted"):
+                registry.url(elsewhere)
+        own = {
+            "https://registry.example:443/x": True,
+            "https://Registry.Example/x": True,
+            "http://registry.example/": False,
+        }
+        own |= {"https://registry.example:444/x": False, "https://a@registry.example/": False}
+        assert {url: registry._is_own(url) for url in own} == own
     with Registry("127.0.0.1:5", login="x") as registry:
         assert registry.url("http://127.0.0.1:5/v2/up") == "http://127.0.0.1:5/v2/up"

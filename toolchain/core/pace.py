@@ -110,6 +110,20 @@ class _Response(http.client.HTTPResponse):
         super().begin()
         self._reader.head = None
 
+    # urllib3 and http.client both accept a chunk of a negative size, with which they would read to the end.
+
+    def _safe_read(self, amt: int) -> bytes:
+        if amt < 0:
+            raise http.client.IncompleteRead(b"")
+        content: bytes = super()._safe_read(amt)  # type: ignore[misc]
+        return content
+
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:
+            raise ValueError  # http.client turns it into an IncompleteRead
+        return size
+
 
 class _Timed:
     host: str

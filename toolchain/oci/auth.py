@@ -25,7 +25,7 @@ _LONG = 10 * 365 * 86400  # seconds; a lifetime of this length or more is ignore
 _ANSWER = 1 << 20  # bytes; the largest accepted response of a token service
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII except the space; safe in a header
-_PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
+_PARAMETER = re.compile(r'(?<!\w)(\w{1,64})=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:

@@ -148,15 +148,25 @@ class Transport:
         """Return the URL of a path on the registry; a URL from a `Location` header is also accepted.
 
         A registry behind a TLS proxy may send http URLs that point to itself. They are changed to https, because a
-        token must not be sent without encryption.
+        token must not be sent without encryption. RegistryError is raised for an http URL on another host, unless the
+        registry itself is used without encryption.
         """
         try:
             url = urljoin(self._base + "/", path)
-            parts, base = urlsplit(url), urlsplit(self._base)
+            parts = urlsplit(url)
         except ValueError:
             raise self._unreadable() from None
-        downgraded = parts[:2] == ("http", base.netloc) and base[0] == "https"
-        return parts._replace(scheme="https").geturl() if downgraded else url
+        if parts.scheme != "http" or not self._base.startswith("https:"):
+            return url
+        encrypted = parts._replace(scheme="https").geturl()
+        if not self._is_own(encrypted):
+            raise RegistryError(
+                "redirect-unencrypted",
+                f"{self.host} names a URL without encryption",
+                why=f"it sends the client from https to http on {parts.hostname}",
+                fix="report it to the registry's operator",
+            )
+        return encrypted
 
     @contextlib.contextmanager
     def request(
@@ -222,7 +232,7 @@ class Transport:
             return web.header_number(got.headers.get("Content-Length")) or 0
 
     def _is_own(self, url: str) -> bool:
-        return urlsplit(url).netloc == urlsplit(self._base).netloc
+        return _origin(url) == _origin(self._base)
 
     def _patience(self, method: str) -> tuple[float, float]:
         """Return the timeouts of a request; they are longer for writes, which a registry may process for minutes."""
@@ -286,6 +296,12 @@ class Transport:
     def _again(self, seconds: float) -> None:
         self.traffic.repeated += 1
         self._pause(seconds)
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Return the scheme and the host of a URL, with the port unless it is the default."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower().removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ""))
 
 
 def _root(error: BaseException) -> BaseException:
