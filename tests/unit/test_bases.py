@@ -28,7 +28,7 @@ from toolchain.oci.layout import Layout
 from toolchain.pipeline import run as pipeline
 from toolchain.request.model import Request
 from toolchain.stages import base as stage
-from toolchain.stages.base import BaseStage, _bootstrap_error, local_image
+from toolchain.stages.base import BaseStage, _bootstrap_error, local_image, read_packages
 from toolchain.stages.inputs import common_inputs
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
@@ -175,3 +175,13 @@ def test_a_mirror_that_is_not_reached_is_no_fault_of_the_mirror(line: str, kind:
     error = _bootstrap_error("base debian13", CommandError(["mmdebstrap"], 1, [line, "E: mmdebstrap failed to run"]))
     assert isinstance(error, kind)
     assert host in error.what
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"recipe":"x"}', '{"recipe":"x","packages":{}}', '{"recipe":"y","packages":[]}']
+)
+def test_a_package_list_that_is_malformed_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "list").write_text(text)
+    assert read_packages(tmp_path / "list", "x") is None
+    (tmp_path / "list").write_text('{"recipe":"x","packages":[]}')
+    assert read_packages(tmp_path / "list", "x") == {"recipe": "x", "packages": []}

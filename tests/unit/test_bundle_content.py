@@ -17,7 +17,7 @@ from tests.bundle_fixtures import Place, copied, entry, exported_place, nothing_
 from tests.refusals import refused
 from toolchain.bundle.importer import import_bundle
 from toolchain.core.cache import Cache
-from toolchain.core.digest import canonical, sha256_json
+from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.core.errors import (
     ConfigError,
     DigestError,
@@ -27,6 +27,7 @@ from toolchain.core.errors import (
     ToolchainError,
     UnsupportedError,
 )
+from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import lockfile
 from toolchain.pipeline.lockfile import Lock
@@ -163,7 +164,7 @@ def test_what_is_known_of_a_base_stays(place: Place) -> None:
     assert json.loads(path.read_bytes())["tool"]["version"] == "6", "a damaged one says nothing"
 
 
-@pytest.mark.parametrize("rows", [None, 5, [{"x": 1}], ["no row"], [[]]])
+@pytest.mark.parametrize("rows", [None, 5, [{"x": 1}], ["no row"], [[]], [{"name": ["x"], "version": "1"}]])
 def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
     value = json.loads(place.content("base")) | {"packages": rows}
     digest, record = sha256_json(value), json.loads(place.content("record"))
@@ -173,6 +174,20 @@ def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
     place.swap("base", canonical(value))
     place.swap("record", canonical(record))
     refuses(place, HostileInputError, f"bundle-packages-{'malformed' if isinstance(rows, list) else 'mismatch'}")
+
+
+def test_an_index_in_the_place_of_the_image_of_a_base(place: Place) -> None:
+    content = canonical({"schemaVersion": 2, "mediaType": media.INDEX, "manifests": []})
+
+    def edit(value: dict[str, Any], layout: Layout) -> None:
+        row = entry(value, "blob")
+        value["layers"] = [kept for kept in value["layers"] if kept is row or kept["mediaType"] != row["mediaType"]]
+        row["annotations"]["toolchain.bundle.media-type"] = media.INDEX
+        row |= {"digest": layout.put_bytes(content, "x").digest, "size": len(content)}
+
+    place.change(edit)
+    _relock(place, bases=(dataclasses.replace(_lock(place).bases[0], image=sha256_bytes(content)),))
+    refuses(place, HostileInputError, "bundle-entry-media-type")
 
 
 @pytest.mark.parametrize(

@@ -480,7 +480,16 @@ def test_several_images_and_no_name(layout: Layout, tmp_path: Path) -> None:
         resolve(ref)
 
 
-@pytest.mark.parametrize("value", [[], "x", {"manifests": 3}, {"manifests": [{"digest": "x"}]}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        "x",
+        {"manifests": 3},
+        {"manifests": [{"digest": "x"}]},
+        *({"manifests": [], "annotations": notes} for notes in (["abc"], 5, {"a": 1})),
+    ],
+)
 def test_a_malformed_index_is_a_clear_error(layout: Layout, value: object) -> None:
     stored = layout.put_json(value, media.INDEX)
     with pytest.raises(ToolchainError):

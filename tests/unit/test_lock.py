@@ -69,6 +69,7 @@ GOOD = lockfile.render(lock()).decode()
     [
         ("", "schema"),
         ("= 1", "TOML"),
+        (f"schema = 2\nepoch = {'1' * 5000}\n", "TOML"),
         (GOOD.replace("schema = 2", "schema = 1"), "schema 1"),
         (GOOD.replace("epoch = 1", 'epoch = "1"'), "epoch"),
         (GOOD.replace('kind = "archive"', 'kind = "magic"'), "kind"),

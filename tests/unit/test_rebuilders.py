@@ -193,10 +193,17 @@ def test_a_failure_leaves_no_earlier_summary(stand: Stand) -> None:
     say(stand, signer)
     check(stand, (ALICE, signer, "alice"), needed=1)
     assert summary(stand)[0] == "PASSED"
+    key = str(next(stand.work.glob("*.pub")))
     (stand.layout.root / "index.json").write_text("{")
-    words = ["verify", f"oci:{stand.layout.root}", "--public-key", str(next(stand.work.glob("*.pub")))]
-    assert CliRunner().invoke(app, [*words, "--vsa", str(vsa)]).exit_code != 0
-    assert not vsa.exists()
+    for words in (
+        ["--public-key", key],
+        ["--public-key", key, "--policy", "x"],
+        ["--public-key", str(stand.work / "no")],
+    ):
+        vsa.write_text("PASSED")
+        result = CliRunner().invoke(app, ["verify", f"oci:{stand.layout.root}", *words, "--vsa", str(vsa)])
+        assert result.exit_code != 0
+        assert not vsa.exists(), words
 
 
 def test_a_summary_tells_policies_apart_by_signer_and_level(stand: Stand) -> None:

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, ed25519_signer, finished_base, finished_llvm, small_image
+from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
@@ -21,6 +22,7 @@ from toolchain.engine.buildah import Buildah
 from toolchain.engine.variation import Variation
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.original import _of_provenance
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.reproduce import clean_cache
 from toolchain.request.model import Request
@@ -168,3 +170,8 @@ def test_who_made_a_published_image_must_be_known(tmp_path: Path) -> None:
         key.write_bytes(signer.public.pem())
         done = CliRunner().invoke(app, ["reproduce", ref, *home, "--public-key", str(key)])
         assert done.exit_code == code, done.output
+
+
+def test_a_signed_provenance_without_a_request_is_malformed() -> None:
+    with refused("statement-malformed"):
+        _of_provenance("x", {"predicate": {"buildDefinition": {"resolvedDependencies": []}}}, {})

@@ -239,10 +239,21 @@ def test_a_provenance_of_another_kind(stand: Stand) -> None:
     assert wrong(look(stand)) == "provenance-build-type"
 
 
-@pytest.mark.parametrize("gone", ["buildDefinition", "runDetails"])
-def test_a_malformed_provenance(stand: Stand, gone: str) -> None:
+@pytest.mark.parametrize(
+    "gone",
+    [
+        ("buildDefinition",),
+        ("runDetails",),
+        ("runDetails", "builder"),
+        ("buildDefinition", "resolvedDependencies", 0, "annotations", "ref"),
+    ],
+)
+def test_a_malformed_provenance(stand: Stand, gone: tuple[str | int, ...]) -> None:
     statement = stand.provenance()
-    del statement["predicate"][gone]
+    part: Any = statement["predicate"]
+    for key in gone[:-1]:
+        part = part[key]
+    del part[gone[-1]]
     stand.say_all(provenance=statement)
     assert wrong(look(stand)) == "statement-malformed"
 
@@ -405,7 +416,7 @@ def test_policies_from_options() -> None:
     assert normal_repository("https://h/cgi?p=a.git") != normal_repository("https://h/cgi?p=b.git")
     with refused("not-a-repository"):
         normal_repository("https://h/a#b")
-    for bad in ("", "a b", "../x", "https://", "ftp://h/x", "file:///x", "a/b/c"):
+    for bad in ("", "a b", "../x", "https://", "ftp://h/x", "file:///x", "a/b/c", "https://[x"):
         with refused("not-a-repository"):
             normal_repository(bad)
 

@@ -108,10 +108,9 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
     rows = value.get("packages")
     try:
         packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
-    except (SourceError, KeyError) as error:
-        why = error.what if isinstance(error, SourceError) else "a value is missing"
+    except SourceError as error:
         raise HostileInputError(
-            "bundle-packages-malformed", f"the bundle's list of packages of {base} is malformed", why=why
+            "bundle-packages-malformed", f"the bundle's list of packages of {base} is malformed", why=error.what
         ) from error
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
     if not same or set(packages) != set(base.packages):

@@ -183,6 +183,13 @@ class _Taker:
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # `require_whole` has checked that it exists
+            if manifest.of not in media.IMAGES:
+                raise HostileInputError(
+                    "bundle-entry-media-type",
+                    f"the bundle's image of {base} is not an image",
+                    why=f"its media type is {manifest.of[:80]!r}",
+                    fix=DO_NOT,
+                )
             value = parse_object(self._small(manifest), base.image)
             named = children_of(value, replace(manifest.blob, media_type=manifest.of))
             expected = {base.image, *(child.digest for child in named)}

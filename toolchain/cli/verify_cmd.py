@@ -74,6 +74,8 @@ def verify(
     from toolchain.trust.policy import make_policy  # noqa: PLC0415
     from toolchain.trust.rebuilt import Rebuilders, granted_level  # noqa: PLC0415
 
+    if vsa is not None:
+        clear_output(vsa, option="--vsa")  # the result of an earlier run must not remain if anything below fails
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
     )
@@ -104,8 +106,6 @@ def verify(
     if identity is not None and issuer is not None:
         require()
         public = Identity(identity, issuer, sigstore)
-    if vsa is not None:
-        clear_output(vsa, option="--vsa")
     with (
         tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch,
         deadline(timeout, lambda: took_too_long(ref, timeout)),

@@ -85,6 +85,14 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
             why="some programs would read it as an image, and others as an index",
             fix=_OTHER,
         )
+    notes = value.get("annotations") or {}
+    if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
+        raise RegistryError(
+            "manifest-malformed",
+            f"{descriptor.digest} is not a valid manifest",
+            why="its annotations are not an object of strings",
+            fix=_OTHER,
+        )
     try:
         if descriptor.media_type in media.INDEXES:
             return tuple(Descriptor.from_json(entry) for entry in value["manifests"])

@@ -292,7 +292,7 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     """
     try:
         value = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             "lock-malformed",
             f"{name} is not TOML",

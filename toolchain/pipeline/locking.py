@@ -276,13 +276,10 @@ def _package(row: Any) -> LockedPackage:
     A row is an object with dpkg's fields, or a string from rpm: `NAME:ARCH=EPOCH:VERSION,SHA256HEADER`.
     """
     if isinstance(row, dict):
-        return LockedPackage(
-            name=row["name"],
-            version=row.get("version", ""),
-            arch=row.get("architecture", ""),
-            sha256=row.get("sha256", ""),
-        )
-    match = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
+        name, version, arch, sha256 = (row.get(key, "") for key in ("name", "version", "architecture", "sha256"))
+        if name and all(isinstance(text, str) for text in (name, version, arch, sha256)):
+            return LockedPackage(name=name, version=version, arch=arch, sha256=sha256)
+    match = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", row) if isinstance(row, str) else None
     if match is None:
         raise SourceError(
             "base-packages-unreadable",

@@ -24,6 +24,7 @@ from toolchain.sources.store import Store
 from toolchain.trust.attest import asked_for
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.keys import PublicKey
+from toolchain.trust.policy import reading
 from toolchain.trust.verify import verify
 
 
@@ -145,6 +146,7 @@ def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Ori
     return Original(name=record.image, parameters=asked_for(facts), patches=patches, expected=expected)
 
 
+@reading("provenance")
 def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str, Any]) -> Original:
     definition = statement["predicate"]["buildDefinition"]
     parameters = dict(definition["externalParameters"])

@@ -128,10 +128,11 @@ def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
     Return None if the file is missing or malformed, or if it was written for a recipe with another digest.
     """
     try:
-        lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
+        lock = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
         return None
-    return lock if lock.get("recipe") == recipe else None
+    fits = isinstance(lock, dict) and lock.get("recipe") == recipe and isinstance(lock.get("packages"), list)
+    return lock if fits else None
 
 
 def write_packages(path: Path, lock: Mapping[str, Any]) -> None:

@@ -98,7 +98,10 @@ def normal_repository(text: str) -> str:
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = urlsplit("")  # it is no URL, so it is refused below
     if parts.fragment:
         raise ConfigError(
             "not-a-repository",
@@ -128,7 +131,7 @@ def _same(repository: str, wanted: Sequence[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _reading(check: str) -> Iterator[None]:
+def reading(check: str) -> Iterator[None]:
     """Raise UntrustedError instead of the exceptions that reading a malformed statement raises."""
     try:
         yield
@@ -154,7 +157,7 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
     _check_age(statement, demands, now)
 
 
-@_reading("provenance")
+@reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
     """Check that a provenance is consistent, and that it agrees with the image's label and with the requirements.
 
@@ -192,9 +195,12 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
         inner["stage"] not in of_packages()  # these stages have packages instead, which the SBOM lists
     ):
         raise UntrustedError("provenance-without-source", "provenance: it names no source")
+    # Read everything that is read later, so that a malformed statement is refused here.
+    summary(statement)
+    str(statement["predicate"]["runDetails"]["builder"]["id"])
 
 
-@_reading("source-repo")
+@reading("source-repo")
 def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
     """Check that each source of the image's own stage comes from one of the accepted repositories."""
     if not demands.source_repos:
@@ -218,7 +224,7 @@ def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
             )
 
 
-@_reading("age")
+@reading("age")
 def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> None:
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
@@ -230,7 +236,7 @@ def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> 
         )
 
 
-@_reading("policy")
+@reading("policy")
 def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
     """Raise UntrustedError unless the provenance names exactly the prebuilt inputs that an SBOM lists.
 
@@ -246,7 +252,7 @@ def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
         )
 
 
-@_reading("policy")
+@reading("policy")
 def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
     """Raise UntrustedError if a provenance does not meet the requirements that `--policy` names."""
     inner = statement["predicate"]["buildDefinition"]["internalParameters"]
