@@ -125,7 +125,7 @@ def is_file(source: LockedSource) -> bool:
 
 
 def _expected(lock: Lock) -> set[tuple[str, str, str]]:
-    """Return the kind, name and digest of each entry that a lock requires; an unknown digest is an empty string.
+    """Return the kind, name and digest of each entry that a lock names; an unknown digest is an empty string.
 
     HostileInputError is raised if the lock is incomplete or contradicts itself.
     """

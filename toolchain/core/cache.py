@@ -42,10 +42,10 @@ class Cache:
         return self.records / f"{input_digest.removeprefix('sha256:')}.json"
 
     def package_list(self, stage: str, base: str, arch: str) -> Path:
-        """Return the path of the list of packages resolved for a base, or for its sysroot of another architecture.
+        """Return the path of the list of packages that was resolved for a stage.
 
         Args:
-            stage: `base` or `sysroot`.
+            stage: a stage that resolves packages, such as `base` or `sysroot`.
         """
         return self.root / "locked" / f"{stage}-{base}-{arch}.json"
 
@@ -79,7 +79,7 @@ class Cache:
 
     @property
     def mounts(self) -> Path:
-        """Return the folder of the engine's cache mounts and temporary files, which may belong to ids of containers."""
+        """Return the folder of the engine's cache mounts and temporary files, which users in containers may own."""
         return self.work / "containers"
 
     @property
@@ -108,7 +108,7 @@ class Cache:
         """Create the folder with access only for its owner, and mark it as a cache of this tool.
 
         The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `toolchain-cache`, without
-        which `cache prune` removes nothing. A folder that already has other content gets no marks and keeps its
+        which `cache prune` removes nothing. An unmarked folder with other content gets no marks and keeps its
         permissions, because other users may need that content. Then the folders of this tool that may contain the
         user's sources become private instead.
         """

@@ -49,7 +49,7 @@ class RecordedSource:
     """A source that a stage was built from.
 
     Args:
-        digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
+        digest: `sha256:<hex>` or `git:<40 hex>@<repository>`; None if unknown.
         kind: the kind of its origin, as in `sources.tree.Source`.
         license: an SPDX expression; empty if unknown.
         locked: whether the digest was known before the source was fetched.
@@ -125,7 +125,7 @@ class Record:
         manifest: the digest of the image's manifest in the layout of the cache.
         layers: the descriptors of the layers as in the manifest, lowest first.
         compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`.
-        facts: sizes, durations and counts for reports.
+        facts: facts about the build and its result, such as durations, sizes and the diff id of the stage's layer.
         started, finished: the Unix times when the build began and ended; None for the user's own image, which was not
             built here.
         tool: the keys `version` and `builder`, and `run` if a workflow built the stage.

@@ -29,7 +29,7 @@ _PARAMETER = re.compile(r'(?<!\w)(\w{1,64})=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Return the user and the password of a login; both are empty if the login is None or not valid base64.
+    """Return the user and the password of a login; both are empty if the login is None or not the base64 of UTF-8.
 
     For an identity token, the user is `IDENTITY` and the password is the token.
     """

@@ -201,7 +201,7 @@ class Blobs:
         return replace(self.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """Return a blob's content; raise RegistryError if it is missing or too large, DigestError if it is damaged."""
+        """Return a blob's content; raise RegistryError if it is unreadable or too large, DigestError if damaged."""
         with self.open(descriptor.digest) as stream:
             content = stream.read(MANIFEST_LIMIT + 1)
         if len(content) > MANIFEST_LIMIT:

@@ -129,7 +129,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, value: Any) -> Descriptor:
-        """Return a descriptor from its JSON in a manifest or index; raise RegistryError if it is malformed."""
+        """Parse a descriptor, whose default media type is `MANIFEST`; raise RegistryError if it is malformed."""
         try:
             platform = value.get("platform")
             size = value["size"]

@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Blob:
-    """A compressed layer: the digest, size in bytes, media type and path of its file, and the digest of its tar."""
+    """The blob of a layer: its digest, size in bytes, media type and path, and the digest of the layer's tar."""
 
     digest: str
     size: int

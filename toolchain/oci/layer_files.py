@@ -42,7 +42,7 @@ class LayerFile:
 
     Args:
         path: the path without a leading slash; bytes that are not UTF-8 are written as `\\xNN`.
-        kind: `file`, also for a hard link, or `link` for a symlink.
+        kind: `file`, or `link` for a symlink; a hard link has the kind of the file to which it points.
         size: the size in bytes of the content, or, for a link, of the path to which it points.
         sha1, sha256, sha512: the digests, in hex, of the content, or, for a link, of the path to which it points. SPDX
             needs `sha1`.
@@ -102,13 +102,13 @@ class LayerMember(CheckedHeader):
             if len(set(above)) < len(above) or (tarfile.XHDTYPE in above and len(above) > 1):
                 return "it has several extended headers"
         else:
-            # Python takes a file for a folder if the short name ends with a slash, and others if the long name does.
+            # Python takes a file for a folder if its short name ends with a slash; other programs use its long name.
             short = block[:100].partition(b"\0")[0]
             if above and block[156:157] == tarfile.AREGTYPE and short.endswith(b"/"):
                 return "its short name is the name of a folder"
             above.clear()
-        # Only ustar has a prefix of the name in these bytes. GNU tar writes the times of an incremental archive there,
-        # which Python takes for a prefix. star has a prefix that is shorter than ustar's.
+        # Only ustar and its variant star have a prefix of the name in these bytes, and star's is shorter. GNU tar
+        # writes the times of an incremental archive there, which Python takes for a prefix.
         if block[257:263] != b"ustar\0" and any(block[345:500]):
             return "a header that is not of the format ustar has a prefix, or is of an incremental archive"
         return "its prefix is too long for star" if block[508:] == b"tar\0" and block[475] else ""

@@ -41,7 +41,7 @@ def keys_of(media_type: str) -> Keys:
 def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
     """Parse bytes as a JSON object; for `keys`, see `strict_json.read`.
 
-    RegistryError is raised if the content is not a JSON object, and DocumentError if parsers could read it differently.
+    RegistryError is raised if the content is not a JSON object, and DocumentError if `strict_json` refuses it.
     """
     try:
         value = strict_json.read(content, name, keys=keys)

@@ -235,7 +235,7 @@ class Transport:
         return _origin(url) == _origin(self._base)
 
     def _patience(self, method: str) -> tuple[float, float]:
-        """Return the timeouts of a request; they are longer for writes, which a registry may process for minutes."""
+        """Return the timeouts of a request; they may be longer for writes, which a registry may process for minutes."""
         connect, read = self._timeout
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 

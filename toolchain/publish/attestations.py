@@ -52,7 +52,7 @@ class AttachedEvidence:
 
     Args:
         signed_by: the id of the key, or the identity; empty if the documents are not signed.
-        how: where the documents are listed (see `place.Attached`); `none` if nothing was sent.
+        how: where the documents are listed (see `place.Attached`); `none` if no document was added to a list.
         tags: cosign's tags that also point to the documents.
     """
 

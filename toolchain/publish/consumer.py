@@ -26,7 +26,7 @@ from toolchain.oci.reference import TAG, Target
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "wheels", "triton-cache", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 # Patterns of the paths in a layer that identify the kind of an image. The group in each pattern matches the folder that
-# a Containerfile copies.
+# becomes `Use.prefix`.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
 _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
@@ -180,7 +180,7 @@ def _pasteable(where: Target) -> str:
 
 
 def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the value of `COPY --from`, and the comments to write before the line."""
+    """Return the value of `COPY --from`, and the comments that explain it."""
     if where.path is None:
         return str(where.at(digest=image.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"

@@ -35,7 +35,7 @@ class Copied:
     Args:
         platforms: the number of images in the index; 1 for a single image.
         attached: the number of attached artifacts, and of signatures and attestations under cosign's tags.
-        skipped_bytes: the number of bytes that the destination already had.
+        skipped_bytes: the number of bytes of the image that the destination already had.
     """
 
     image: str
@@ -243,7 +243,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if a digest or an attached SBOM is wrong. No key is known, so no signature is checked."""
+    """Raise UntrustedError if `verify` finds a problem. No key is known, so no signature is checked."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

@@ -123,7 +123,7 @@ def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[
 def _unpack(blob: Path, layer: LayerBlob, tar: Path) -> int:
     """Unpack a layer's blob to the file `tar`, and return the size of this file in bytes.
 
-    DigestError is raised if the blob cannot be unpacked, or if the digest of the tar is not the layer's diff id.
+    DigestError is raised if the blob is damaged, or if the digest of the tar is not the layer's diff id.
     """
     try:
         with unpacked(blob, layer.descriptor.media_type) as stream, HashedFile(tar) as sink:

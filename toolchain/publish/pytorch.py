@@ -91,7 +91,7 @@ class Wanted:
         """Return the archives for a ROCm version and GPUs; an empty argument selects all ROCm versions or all GPUs.
 
         Raises:
-            UnsupportedError: PyTorch has no runtime for the ROCm version, or no pack for a GPU.
+            UnsupportedError: PyTorch chooses no runtime for the ROCm version, or has no images for a GPU.
         """
         runtime = self._runtime(rocm) if rocm else None
         if rocm and runtime is None:
@@ -360,9 +360,9 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return a list with the fault if a library cannot be read, or links to another HIP than that of `rocm`.
+    """Return a list with the fault if a library is unreadable, or does not link to the HIP library of ROCm `rocm`.
 
-    The list is empty if there is no fault.
+    A link to another version of the HIP library is a fault too. The list is empty if there is no fault.
     """
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - few calls need it
 

@@ -41,7 +41,7 @@ def payload(reference: str, digest: str) -> bytes:
 
 
 def signature_layer(layout: Layout, signer: Signer, reference: str, digest: str) -> Descriptor:
-    """Sign an image in cosign's format, and store it in `layout`, and return its layer for the image's `.sig` tag."""
+    """Sign an image in cosign's format, store the payload in `layout`, and return it as a layer for the tag `.sig`."""
     content = payload(reference, digest)
     made = layout.put_bytes(content, media.SIMPLE_SIGNING)
     return made.annotated({SIGNATURE: base64.b64encode(signer.sign(content)).decode()})

@@ -210,7 +210,7 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """Return `NAME VERSION` of a package's source package; an empty string if the package has the same ones."""
+    """Return `NAME VERSION` of a package's source package; an empty string if both are equal to the package's own."""
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)

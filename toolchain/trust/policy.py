@@ -149,7 +149,7 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
     Args:
         demands: the requirements. Only those for the sources, the age, the input digest and the name of the image are
             checked here.
-        now: the time from which the age is measured.
+        now: the time at which the age of the build is computed.
         label: the image's label `toolchain.input-digest`; None if the image has no such label.
     """
     _check_provenance(statement, demands, label)

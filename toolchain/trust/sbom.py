@@ -22,7 +22,7 @@ _COMPONENT: Keys = {
     "properties": dict.fromkeys(("name", "value")),
 }
 _MALFORMED = (KeyError, TypeError, AttributeError, StopIteration)
-# The keys that this module reads, from documents in either format.
+# The known keys of documents in either format (see `strict_json.read`).
 KEYS: Keys = {
     **dict.fromkeys(("spdxVersion", "SPDXID", "name", "relationships")),
     "packages": {**dict.fromkeys(("SPDXID", "name", "sourceInfo")), "checksums": _CHECKSUM},

@@ -102,8 +102,8 @@ def verify(
         layout: the layout that contains all blobs of `top`.
         key: the key or identity that must have signed the attestations; None to require no signature.
         demands: requirements for the provenance, which are checked only if `key` is given.
-        rebuilders: the builders of which enough must have rebuilt the image; None for no requirement.
-        now: the time from which the age of the build is measured; None for the current time.
+        rebuilders: whose rebuilds count, and how many of their operators must have rebuilt each image; None if none.
+        now: the time at which the age of the build is computed; None for the current time.
         accept: a function that raises UntrustedError for a provenance of an image that the caller cannot use. It is
             called only if `key` is given.
 
