@@ -132,8 +132,11 @@ if [ "$GOAL" = distribution ]; then
   # CMake strips programs but not archives. This removes the names of local symbols and the address-significance tables,
   # because no link needs them. All global symbols and relocations stay.
   if command -v llvm-objcopy >/dev/null; then
-    find "/out$PREFIX/lib" -name '*.a' -exec \
-      llvm-objcopy --enable-deterministic-archives --strip-unneeded --remove-section=.llvm_addrsig --remove-section=.comment {} ';'
+    # `find` ignores the status of a command that ends with ';'.
+    # shellcheck disable=SC2016  # the inner shell expands $archive
+    find "/out$PREFIX/lib" -name '*.a' -exec sh -euc 'for archive; do
+        llvm-objcopy --enable-deterministic-archives --strip-unneeded --remove-section=.llvm_addrsig --remove-section=.comment "$archive"
+      done' sh {} +
   fi
   python3 /recipe/llvm-config/archive_index.py "/out$PREFIX/lib"
   # shellcheck disable=SC2086  # FOLDERS is a list
@@ -154,8 +157,9 @@ fi
 for part in ${HEADERS:-}; do
   for from in /src/llvm/llvm/include "$tree/include"; do
     if [ -e "$from/$part" ]; then
+      # shellcheck disable=SC2016  # the inner shell expands these variables
       (cd "$from" && find "$part" -type f '(' -name '*.h' -o -name '*.def' -o -name '*.inc' ')' \
-        -exec install -D -m 0644 {} "/out$PREFIX/include/{}" ';')
+        -exec sh -euc 'to=$1; shift; for file; do install -D -m 0644 "$file" "$to/$file"; done' sh "/out$PREFIX/include" {} +)
     fi
   done
 done

@@ -10,7 +10,7 @@ from pathlib import Path
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection, Version, VersionAuxiliary
 from elftools.elf.sections import SymbolTableSection
 
 from toolchain.catalog.release_data import numbers
@@ -98,6 +98,25 @@ def _damaged(name: str, why: str) -> ContractError:
     )
 
 
+def _versions(
+    section: GNUVerNeedSection | GNUVerDefSection, count: str
+) -> Iterator[tuple[Version, Iterator[VersionAuxiliary]]]:
+    """Yield the entries of a version section; raise ELFError if it claims more entries than it has room for.
+
+    A hostile file can let an entry point to itself, and claim four thousand million of them.
+    """
+    room = section["sh_size"] // 8  # the smallest entry has 8 bytes
+    if section.num_versions() <= room:
+        for entry, auxiliaries in section.iter_versions():
+            room -= 1 + entry[count]
+            if room < 0:
+                break
+            yield entry, auxiliaries
+        else:
+            return
+    raise ELFError("a version section claims more entries than it has room for")
+
+
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
     """Yield the name of each non-local symbol, whether the file defines it, and its library and version node."""
     nodes: dict[int, tuple[str, str]] = {}
@@ -106,11 +125,11 @@ def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, b
         if isinstance(section, GNUVerSymSection):
             of_symbol = section
         elif isinstance(section, GNUVerNeedSection):
-            for library, versions in section.iter_versions():
+            for library, versions in _versions(section, "vn_cnt"):
                 for row in versions:
                     nodes[int(row["vna_other"])] = (str(library.name), str(row.name))
         elif isinstance(section, GNUVerDefSection):
-            for definition, names in section.iter_versions():
+            for definition, names in _versions(section, "vd_cnt"):
                 nodes[int(definition["vd_ndx"])] = ("", str(next(iter(names)).name))
     for number, symbol in enumerate(symbols.iter_symbols()):
         if not symbol.name or symbol["st_info"]["bind"] == "STB_LOCAL":

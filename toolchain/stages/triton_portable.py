@@ -180,9 +180,9 @@ def check_wheel_compiles(
         contexts: folders by name: `pythons` contains the root of each CPython; `emulator` contains QEMU's user-mode
             emulator, and is present only if the wheel is for another architecture.
     """
-    tree = workspace.work() / f"wheel-{version}"
-    if not tree.exists():
-        unzip(wheel, tree)
+    # A run that was killed can leave a part of the wheel.
+    tree = emptied(workspace.work() / f"wheel-{version}")
+    unzip(wheel, tree)
     mounts = [
         Mount(recipe.root() / "containerfiles" / RECIPE, "/recipe/python"),
         Mount(contexts["pythons"], "/pythons"),
