@@ -10,7 +10,7 @@ import pytest
 
 from tests.request_fixtures import request_of
 from toolchain.core.cache import Cache
-from toolchain.pipeline.compiler_cache import NONE, compiler_caches, key_of, trim, using
+from toolchain.pipeline.compiler_cache import NONE, compiler_caches, key_of, remove_unused, trim, using
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
@@ -80,5 +80,13 @@ def test_one_that_another_build_uses_stays(request_: Request) -> None:
         folder.mkdir(parents=True)
         (folder / "object").write_bytes(os.urandom(50_000))
         assert trim(cache, keep="own", limit=1) == []
+        remove_unused(cache, "theirs")
         assert (folder / "object").is_file()
     assert [known.key for known in trim(cache, keep="own", limit=1)] == ["theirs"]
+
+
+def test_one_that_no_build_uses_is_removed(request_: Request) -> None:
+    folder = request_.cache.mounts / "buildah-cache" / "toolchain-ccache-own"
+    folder.mkdir(parents=True)
+    remove_unused(request_.cache, "own")
+    assert not folder.exists()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
 from tests.refusals import refused
 from toolchain.core.recipe import Recipe
 from toolchain.engine import isolation, relay
@@ -9,6 +14,7 @@ from toolchain.engine.buildah import render
 from toolchain.engine.isolation import PROOF
 from toolchain.engine.judge import first_error
 
+TOP = Path(__file__).parents[2]
 CONTAINERFILE = """\
 ARG BASE
 FROM ${BASE} AS build
@@ -40,6 +46,16 @@ def test_each_cache_gets_its_own_key() -> None:
     assert "id=toolchain-ccache-0123,target=/ccache \\" in render(recipe(compiler_cache="0123"), CONTAINERFILE)
     assert "ccache" not in text
     assert "RUN=1 sh build.sh" in text
+
+
+@pytest.mark.parametrize(
+    "path", sorted((TOP / "containerfiles").rglob("Containerfile")), ids=lambda path: path.parent.name
+)
+def test_each_build_tree_belongs_to_one_input_digest(path: Path) -> None:
+    """Another build could leave objects in a tree without a key; `unfinished` and `--fresh` look for this name."""
+    text = render(recipe(name="a-name"), path.read_text())
+    trees = re.findall(r"type=cache,id=([^,]*),target=/build\b", text)
+    assert set(trees) <= {"toolchain-a-name-tree-abc"}
 
 
 def test_each_stage_that_runs_something_proves_that_it_is_offline() -> None:

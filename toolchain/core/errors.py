@@ -165,7 +165,13 @@ class RegressionError(ToolchainError, code=25, title="Regression"):
 
 
 class LimitError(ToolchainError, code=26, title="Limit"):
-    """A build, check, worker or other program reached its limit on processes, disk space, output or time."""
+    """A build, check, worker or other program reached its limit on processes, disk space, output or time.
+
+    Attributes:
+        of_disk: whether it reached a limit on disk space or on the number of files.
+    """
+
+    of_disk: bool = False
 
 
 class LaunchError(

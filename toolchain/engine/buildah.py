@@ -26,7 +26,7 @@ from toolchain.engine.judge import build_error, require_inside
 from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, ccache_mount, discard, remove_tree
+from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, discard, remove_tree
 from toolchain.engine.variation import Variation
 
 LOG = logging.getLogger(__name__)
@@ -50,8 +50,9 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
     Containerfile has its own SHELL.
     """
     if recipe.cache_key:
-        tree = re.escape(f"toolchain-{recipe.name}-tree")
-        text = re.sub(rf"(?<=id=){tree}(?=[,\s]|$)", f"toolchain-{recipe.name}-tree-{recipe.cache_key}", text)
+        # Several recipes share a Containerfile, so the id of its build tree need not contain the recipe's name.
+        tree = f"toolchain-{recipe.name}-tree-{recipe.cache_key}"
+        text = re.sub(r"(?<=id=)toolchain-[a-z0-9-]+-tree(?=[,\s]|$)", tree, text)
     if recipe.compiler_cache:
         text = re.sub(rf"(?<=id={CCACHE_MOUNT})(?=[,\s]|$)", f"-{recipe.compiler_cache}", text)
     else:
@@ -210,11 +211,9 @@ class Buildah(Storage):
         return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
-        """Remove a build's containers after it reached `limit`, and also its caches if the limit is in `OF_DISK`."""
+        """Remove a build's containers after it reached `limit`; for a limit in `OF_DISK` also its build tree."""
         if limit.name in container_limits.OF_DISK:
             self.drop_cache(recipe.name, recipe.cache_key)
-            for place in cache_mounts(self.cache, ccache_mount(recipe.compiler_cache)):
-                discard(place)
         self.remove_layers(limit.layers)
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
@@ -325,7 +324,7 @@ class Buildah(Storage):
                 if mount.read_only:
                     show.append(Mount(view.visible(mount.source, folder / "copies"), inside))
                 else:
-                    view.own(mount.source)
+                    view.own(mount.source, whole=True)
                     show.append(Mount(mount.source, inside, read_only=False))
             written = [mount.source for mount in mounts if not mount.read_only]
             limits = container_limits.limits_for(folder, self.places(*written), log=log, timed=timed)

@@ -133,4 +133,6 @@ def limit_error(name: str, what: str) -> LimitError:
     else:
         why = f"the limit is {value:,.10g} {row.what.partition(';')[0]}"
         fix = f"check what its sources do; if they need more, raise the limit: {_VARIABLE}={name}=NUMBER"
-    return LimitError("container-limit", f"{what} was ended, because it reached the limit {name}", why=why, fix=fix)
+    error = LimitError("container-limit", f"{what} was ended, because it reached the limit {name}", why=why, fix=fix)
+    error.of_disk = name in OF_DISK
+    return error

@@ -167,18 +167,21 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
     }
 
 
-def own(folder: Path) -> None:
+def own(folder: Path, *, whole: bool = False) -> None:
     """Make `folder` if it is missing, and make root in containers the owner of the folder and its content.
 
-    If root in containers already owns the folder, nothing is changed.
+    Args:
+        whole: look at the content also if root in containers owns the folder, because the caller may have added files.
+            Entries of other users of containers are not changed.
     """
-    first, _ = ids()
+    first, count = ids()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid == first:
+    if folder.stat().st_uid == first and not whole:
         return
     for path, names, files in os.walk(folder):
-        for name in (*names, *files):
-            os.chown(os.path.join(path, name), first, first, follow_symlinks=False)  # noqa: PTH118
+        for entry in (os.path.join(path, name) for name in (*names, *files)):  # noqa: PTH118
+            if not first <= os.lstat(entry).st_uid < first + count:
+                os.chown(entry, first, first, follow_symlinks=False)
     os.chown(folder, first, first)
 
 

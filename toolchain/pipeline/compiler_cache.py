@@ -85,6 +85,16 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
         yield
 
 
+def remove_unused(cache: Cache, key: str) -> None:
+    """Remove a compiler cache unless a build is using it; do nothing if the key is `none`."""
+    from toolchain.engine.storage import cache_mounts, ccache_mount, discard  # noqa: PLC0415 - a plan starts no engine
+
+    if key != NONE:
+        with free(_lock(cache, key)) as unused:
+            for place in cache_mounts(cache, ccache_mount(key)) if unused else ():
+                discard(place)
+
+
 def _lock(cache: Cache, key: str) -> Path:
     """Create the file that builds lock while they use a compiler cache, and return its path."""
     path = cache.locks / f"compiler-cache-{key}.lock"

@@ -21,6 +21,7 @@ from toolchain.pipeline.run import stage_lock
 from toolchain.pipeline.targets import request_of, stages_of
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
+from toolchain.stages.stage import Planned
 
 if TYPE_CHECKING:
     import subprocess
@@ -56,6 +57,12 @@ class _ShellWorkspace(BuildWorkspace):
     def build(self, recipe_: Recipe) -> NoReturn:
         """Run the shell in the container of a recipe's step, and raise `_LeftError` with the shell's exit code."""
         raise _LeftError(self.shell.of_step(self.engine, recipe_, root=recipe.root()))
+
+    def finish(self, planned: Planned, *_args: object, **_facts: object) -> NoReturn:
+        """Raise UnsupportedError, because the stage is finished without a container."""
+        raise UnsupportedError(
+            "stage-not-in-container", f"{planned.name} is made without a container", fix="read its log"
+        )
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]

@@ -16,6 +16,7 @@ from toolchain.core import process, recipe
 from toolchain.core.amounts import reporting_to
 from toolchain.core.cache import LEDGER, NINJA_LOG, Cache
 from toolchain.core.digest import write_atomically
+from toolchain.core.errors import LimitError
 from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.core.record import LayerFacts
@@ -24,7 +25,7 @@ from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, Layer, compressor_id, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
-from toolchain.pipeline.compiler_cache import NONE, using
+from toolchain.pipeline.compiler_cache import NONE, remove_unused, using
 from toolchain.pipeline.fetching import Prefetch, fetch_for
 from toolchain.pipeline.records import image_tag, new_record, stages_below, write_record
 from toolchain.request.model import Request
@@ -121,14 +122,20 @@ class BuildWorkspace:
             # An earlier invocation ended after the build and before the layer was finished. Its output is removed,
             # because a new build in the same build tree is quick.
             shutil.rmtree(out)
-        with contextlib.ExitStack() as stack:
-            if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
-                self._compiled = {"compiler_cache": self.compiler_cache}
-                recipe_ = replace(recipe_, compiler_cache="" if self.compiler_cache == NONE else self.compiler_cache)
-                stack.enter_context(using(self.cache, self.compiler_cache, self.sources))
-            if self.request.fresh:
-                self.drop_tree(recipe_)
-            self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
+        try:
+            with contextlib.ExitStack() as stack:
+                if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
+                    self._compiled = {"compiler_cache": self.compiler_cache}
+                    key = "" if self.compiler_cache == NONE else self.compiler_cache
+                    recipe_ = replace(recipe_, compiler_cache=key)
+                    stack.enter_context(using(self.cache, self.compiler_cache, self.sources))
+                if self.request.fresh:
+                    self.drop_tree(recipe_)
+                self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
+        except LimitError as error:
+            if error.of_disk:
+                remove_unused(self.cache, self.compiler_cache)
+            raise
         if steps := self.engine.ninja_log(recipe_.name, recipe_.cache_key):
             write_atomically(self.cache.kept(self.stage, NINJA_LOG), steps)
         return out
