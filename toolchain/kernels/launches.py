@@ -83,6 +83,8 @@ class Launches:
             raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}")
         self._functions, self._signatures = content["functions"], content["signatures"]
         self.kernels: Mapping[str, Any] = content["kernels"]
+        for key in self.kernels:
+            self.metadata(key, 0)  # raises an error if a row is malformed
 
     def metadata(self, key: str, shared: int) -> dict[str, Any]:
         """Return the launch values of a kernel, with `shared` bytes of LDS, in the form of Triton's JSON."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.cli.images_cmd import is_image_name
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, KernelError
+from toolchain.request import option_values
 from toolchain_lab.cli.diff_cmd import PLACE_HELP
 from toolchain_lab.cli.try_cmd import PythonOpt, TimeoutOpt, WheelOpt, chosen_triton
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from toolchain_lab.examine.audit import Audit
 
 WhatArg = Annotated[str, typer.Argument(metavar="WHAT", help=PLACE_HELP)]
-GpuOpt = Annotated[str, typer.Option("--gpu", help="Required GPUs, comma-separated.", show_default=False)]
+GpuOpt = Annotated[str | None, typer.Option("--gpu", help="Required GPUs, comma-separated.", show_default=False)]
 PlanOpt = Annotated[
     Path | None,
     typer.Option(
@@ -53,7 +53,7 @@ StatementOpt = Annotated[
 
 def audit(
     what: WhatArg,
-    gpu: GpuOpt = "",
+    gpu: GpuOpt = None,
     plan: PlanOpt = None,
     allow_empty: EmptyOpt = False,
     rebuild: RebuildOpt = 0,
@@ -73,7 +73,7 @@ def audit(
     """
     from toolchain_lab.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
 
-    gpus = parse_gpus(gpu)
+    gpus = () if gpu is None else option_values.gpus(gpu)
     signer: Any = None
     if key is not None:
         from toolchain.trust.keys import load_signer  # noqa: PLC0415 - cryptography

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, EmulationError, NotCheckedError
-from toolchain.request.option_values import check as number_of_kernels
+from toolchain.request import option_values
 from toolchain_lab.cli.diff_cmd import PLACE_HELP, GpuOpt
 from toolchain_lab.cli.emulate_cmd import FastOpt, ObjdumpOpt, decoder
 
@@ -53,7 +52,7 @@ ResultsOpt = Annotated[
 def kernels_check(
     where: SourceArg,
     sample: SampleOpt = "all",
-    gpu: GpuOpt = "",
+    gpu: GpuOpt = None,
     jobs: JobsOpt = None,
     seed: SeedOpt = 0,
     plan: PlanOpt = None,
@@ -70,11 +69,12 @@ def kernels_check(
     Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support, and with
     28 if there is no test case for a kernel. A check that is stopped shows the results so far.
     """
-    count = number_of_kernels(sample, "--sample") or None
+    count = option_values.check(sample, "--sample") or None
     if (plan is None) != (source is None):
         raise ConfigError(
             "option-needs-option", "--plan and --source must be given together", fix="give both, or neither"
         )
+    gpus = () if gpu is None else option_values.gpus(gpu)
     disassembler = decoder(objdump)
     from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
     from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - numpy
@@ -86,9 +86,7 @@ def kernels_check(
 
         planned = launches_of(plan, source)
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch, opened(where, cache_of(cache)) as files:
-        collected = collect(
-            files, Path(scratch), gpus=parse_gpus(gpu), count=count, seed=seed, label=where, planned=planned
-        )
+        collected = collect(files, Path(scratch), gpus=gpus, count=count, seed=seed, label=where, planned=planned)
         for note in files.notes():
             console.note(f"{where}: {note}")
         for path in collected.unknown:
@@ -101,7 +99,7 @@ def kernels_check(
         def take(row: Checked, done: int, total: int) -> None:
             nonlocal report
             report = replace(report, rows=(*report.rows, row))
-            if results is not None and row.name not in known:
+            if results is not None and known.get(row.name) is not row:
                 journal.append(results, row, decoder_label)
             if not json_:
                 _tell(row, done, total)

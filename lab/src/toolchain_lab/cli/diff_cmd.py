@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, RegressionError
+from toolchain.request import option_values
 
 if TYPE_CHECKING:
     from toolchain_lab.examine.diff import Difference, Row
@@ -25,7 +25,9 @@ _WORDS = {
     "empty_b": "empty in B",
 }
 PLACE_HELP = "Image name or reference, kernel store, AOTriton pack or prefix, folder, archive, wheel, or Triton cache."
-GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these GPUs, comma-separated.", show_default=False)]
+GpuOpt = Annotated[
+    str | None, typer.Option("--gpu", help="Only kernels for these GPUs, comma-separated.", show_default=False)
+]
 FailOnOpt = Annotated[
     str,
     typer.Option("--fail-on", help="Exit with 25 on: spills, occupancy (worse), missing, changed. Comma-separated."),
@@ -36,7 +38,7 @@ RowsOpt = Annotated[int, typer.Option("--rows", min=0, help="Number of kernels t
 def kernels_diff(
     a: Annotated[str, typer.Argument(metavar="A", help=PLACE_HELP)],
     b: Annotated[str, typer.Argument(metavar="B", help="The place to compare A with, in the same forms.")],
-    gpu: GpuOpt = "",
+    gpu: GpuOpt = None,
     fail_on: FailOnOpt = "",
     rows: RowsOpt = 20,
     cache: o.CacheOpt = None,
@@ -51,7 +53,7 @@ def kernels_diff(
     from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
 
     conditions = conditions_of(fail_on)
-    gpus = parse_gpus(gpu)
+    gpus = () if gpu is None else option_values.gpus(gpu)
     where = cache_of(cache)
     sides = [kernels_in(place, where, note=console.note) for place in (a, b)]
     if gpus:
@@ -78,6 +80,8 @@ def conditions_of(text: str) -> list[str]:
     from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
 
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if text and not names:
+        raise ConfigError("option-empty", "--fail-on names no condition", fix=f"choose among {', '.join(CONDITIONS)}")
     if odd := [name for name in names if name not in CONDITIONS]:
         raise ConfigError(
             "unknown-condition", f"--fail-on {', '.join(odd)} is unknown", fix=f"choose among {', '.join(CONDITIONS)}"

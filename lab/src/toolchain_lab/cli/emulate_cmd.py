@@ -14,6 +14,7 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.errors import ConfigError, EmulationError, NumbersError
+from toolchain.request import option_values
 from toolchain_lab.bridge import described, disassembler, load, require_numpy, translated, translation
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def emulate(
     if grid is None and (workgroup or arg or out is not None or reverse or signature or kernel or expect):
         what = "--arg, --expect, --kernel, --out, --reverse, --signature and --workgroup need --grid"
         raise ConfigError("grid-missing", what, why="no kernel runs without --grid", fix="add --grid X,Y,Z")
+    gpu = ",".join(option_values.gpus(gpu)) if gpu else ""
     tool = decoder(objdump)
     with tempfile.TemporaryDirectory(prefix="toolchain-emulate-") as scratch:
         unpacked = [found for path in objects for found in _code_objects(path, gpu, Path(scratch))]
@@ -120,6 +122,7 @@ def emulate(
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
         code = load(unpacked[0][1], kernel)
+        _require_gpu(objects[0], gpu, [code.gpu])
         metadata = described(objects[0], code, signature)
         if not metadata.lds_known:
             console.note(f"{metadata.lds} bytes of LDS are assumed, because there is no JSON file of {code.kernel}")
@@ -205,7 +208,12 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
             yield f"{path}#{code.gpu}", unpacked
     if not names:
         yield str(path), path
-    elif gpu and gpu not in names:
+    else:
+        _require_gpu(path, gpu, names)
+
+
+def _require_gpu(path: Path, gpu: str, names: Sequence[str]) -> None:
+    if gpu and gpu not in names:
         raise ConfigError(
             "no-kernel-for-gpu",
             f"{path} has no code object for {gpu}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import tokenize
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,7 +105,7 @@ def _load(parameter: Parameter, text: str) -> Array:
             loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is truncated'}") from error
-    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, MemoryError, OverflowError, tokenize.TokenError, zipfile.BadZipFile) as error:
         raise _wrong(parameter, text, "the file is not an array that numpy.save wrote") from error
     if not isinstance(loaded, np.ndarray):
         raise _wrong(parameter, text, "the file contains several arrays")
@@ -178,8 +179,12 @@ def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float,
     expected = _load(parameter, path)
     if expected.size != buffer.size or expected.dtype.kind not in "biufV":
         raise _wrong(parameter, path, f"the buffer has {buffer.size} numbers, and the file has {expected.size}")
-    if expected.dtype.kind == "V":
-        expected = decoded(parameter.element, expected.view(buffer.dtype))
+    # `--out` writes such elements as integers, and numpy those of the package ml_dtypes as untyped bytes.
+    raw = parameter.element in _AS_BITS and expected.dtype.kind in "Viu"
+    if (raw or expected.dtype.kind == "V") and expected.dtype.itemsize != buffer.dtype.itemsize:
+        raise _wrong(parameter, path, f"the file contains elements of type {expected.dtype}")
+    if raw or expected.dtype.kind == "V":
+        expected = decoded(parameter.element, np.ascontiguousarray(expected).view(buffer.dtype))
     result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)
     if result.dtype.kind in "iu" and expected.dtype.kind in "biu":
         # The differences are computed with Python's integers, because float64 cannot represent all int64 values.

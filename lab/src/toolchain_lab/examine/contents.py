@@ -251,7 +251,7 @@ def _beside(file: StoredFile, stem: str) -> Beside | None:
 def _launches(file: StoredFile) -> Launches:
     try:
         return Launches(strict_json.read(file.read(strict_json.LIMIT)))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
         raise KernelError(
             "launches-malformed",
             f"{file.path} is not a valid list of launches",

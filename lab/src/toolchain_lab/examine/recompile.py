@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolchain.catalog.gpus import check_gpu
 from toolchain.core import process, recipe, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
@@ -137,7 +138,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
             "kernel": str(metadata["name"]),
             "signature": {str(name): str(kind) for name, kind in metadata["signature"]},
             "constexprs": constants,
-            "target": str(metadata["arch"]),
+            "target": check_gpu(str(metadata["arch"])),
             **{name: int(metadata[name]) for name in ("num_warps", "num_stages", "waves_per_eu")},
         }
         file, precision = str(metadata["source"]), str(metadata.get("default_dot_input_precision", ""))
@@ -155,7 +156,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
             why="a value is missing, or has an unexpected type",
             fix="give a code object that a campaign of this tool compiled",
         ) from error
-    if file.startswith("/") or ".." in Path(file).parts:
+    if file.startswith("/") or ".." in Path(file).parts or not {*"*?[\0"}.isdisjoint(file):
         raise ConfigError(
             "kernel-json-malformed",
             f"{beside} names a source outside of its root: {file}",

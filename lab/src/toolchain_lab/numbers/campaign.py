@@ -8,12 +8,14 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
 from toolchain.core import process
 from toolchain.core.check_result import STATUSES, Object, require_right
 from toolchain.core.environment import python_children
+from toolchain.core.errors import ResourceError
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.exactness import LABELS
 from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
@@ -161,6 +163,13 @@ def results(
         try:
             for future in as_completed(waiting):
                 yield future.result()
+        except BrokenProcessPool as error:
+            raise ResourceError(
+                "workers-lost",
+                "a process that checks kernels was killed",
+                why="often the system has too little memory",
+                fix="give fewer --jobs; with --results FILE a check continues where it stopped",
+            ) from error
         except BaseException:
             # The workers are killed, because the pool would otherwise wait until all kernels are checked.
             for worker in multiprocessing.active_children():

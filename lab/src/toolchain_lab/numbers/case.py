@@ -19,7 +19,16 @@ Array = NDArray[Any]
 
 
 class NotCheckedError(Exception):
-    """There is no test case for a kernel; the error's message says why."""
+    """There is no test case for a kernel.
+
+    Args:
+        id: a short name of the reason.
+        why: the reason in words, which is the error's message.
+    """
+
+    def __init__(self, id: str, why: str) -> None:
+        super().__init__(why)
+        self.id = id
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,14 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
         return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest, exactness=UNSUPPORTED)
 
 
+def _cases(make: Cases, metadata: Metadata, seed: int) -> Iterator[Case]:
+    """Yield the cases for a kernel; raise NotCheckedError if its constants do not fit them."""
+    try:
+        yield from make(metadata, seed)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise NotCheckedError("no-case", f"the test case does not fit the constants of {metadata.kernel}") from error
+
+
 def check_program(
     program: Program,
     metadata: Metadata,
@@ -154,7 +162,7 @@ def check_program(
         raise NotCheckedError("no-case", f"there is no test case for {metadata.kernel} of {metadata.source}")
     errors: dict[str, tuple[float, float]] = {}
     labels, faults, instructions, workgroups = [], [], 0, 0
-    for case in make(metadata, seed):
+    for case in _cases(make, metadata, seed):
         labels.append(case.label)
         launch = Launch(metadata.parameters, case.values, case.grid, metadata.waves, metadata.lds, case.only)
         done = run(program, launch, seed=seed)

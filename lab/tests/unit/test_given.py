@@ -1,0 +1,86 @@
+"""Values that users give: arrays for `emulate`, names of GPUs, and files next to kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.refusals import refused
+from toolchain.cli.app import app
+from toolchain.kernels.launches import FORMAT, Launches
+from toolchain_lab.cli.diff_cmd import conditions_of
+from toolchain_lab.emulator.errors import LaunchError
+from toolchain_lab.emulator.given import compare_with
+from toolchain_lab.emulator.launch import Parameter
+from toolchain_lab.examine.recompile import rule_of
+from toolchain_lab.numbers.case import NotCheckedError
+
+
+@pytest.mark.parametrize(("element", "bits"), [("bf16", np.uint16), ("fp8e5b16", np.uint8)])
+def test_expected_bits_are_those_that_out_writes(element: str, bits: type, tmp_path: Path) -> None:
+    buffer = np.arange(1, 9, dtype=bits) << (6 if element == "bf16" else 3)
+    buffer = buffer.astype(bits)
+    np.save(tmp_path / "same.npy", buffer)
+    np.save(tmp_path / "other.npy", buffer[::-1].copy())
+    parameter = Parameter("out", f"*{element}")
+    assert compare_with(parameter, str(tmp_path / "same.npy"), buffer, atol=0, rtol=0).differing == 0
+    assert compare_with(parameter, str(tmp_path / "other.npy"), buffer, atol=0, rtol=0).differing == 8
+
+
+def test_damaged_arrays(tmp_path: Path) -> None:
+    good = tmp_path / "good.npy"
+    np.save(good, np.zeros(4, np.float32))
+    content = good.read_bytes()
+    bad = {
+        "header": content.replace(b"'shape': (4,)", b"'shape': (4(,"),
+        "huge": content.replace(b"'shape': (4,), }      ", b"'shape': (%d,), }" % 2**70)[: len(content)],
+    }
+    for name, damaged in bad.items():
+        (tmp_path / name).write_bytes(damaged)
+    np.save(tmp_path / "fields.npy", np.zeros(4, [("a", "<f4"), ("b", "<f4")]))
+    np.save(tmp_path / "raw.npy", np.zeros(4, "V2"))
+    for name in (*bad, "fields.npy", "raw.npy"):
+        with pytest.raises(LaunchError):
+            compare_with(Parameter("out", "*fp32"), str(tmp_path / name), np.zeros(4, np.float32), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("arch", "/tmp/gfx942", "unknown-gpu"),
+        ("arch", "../gfx942", "unknown-gpu"),
+        ("arch", "gfx\0", "unknown-gpu"),
+        ("source", "**x", "kernel-json-malformed"),
+        ("source", "a\0.py", "kernel-json-malformed"),
+    ],
+)
+def test_a_kernel_s_json_chooses_no_path(key: str, value: str, error: str, tmp_path: Path) -> None:
+    metadata = {
+        "name": "k", "arch": "gfx942", "source": "k.py", "signature": [["x", "*fp32"]], "constexprs": {},
+        "num_warps": 1, "num_stages": 1, "waves_per_eu": 0,
+    }  # fmt: skip
+    (tmp_path / "k.json").write_text(json.dumps(metadata | {key: value}))
+    with refused(error):
+        rule_of(tmp_path / "k.hsaco", tmp_path)
+
+
+def test_gates_that_name_nothing() -> None:
+    with refused("option-empty"):
+        conditions_of(",")
+    for verb in (["audit", "x"], ["kernels", "diff", "x", "x"], ["kernels", "check", "x"]):
+        for gpu in ("", ","):
+            assert CliRunner().invoke(app, [*verb, "--gpu", gpu]).exit_code == 3
+
+
+def test_a_list_of_launches_with_malformed_rows() -> None:
+    for kernels in ({"k": [0, "gfx942", 1, 0]}, {"k": 3}, 3):
+        with pytest.raises((ValueError, LookupError, TypeError)):
+            Launches({"format": FORMAT, "functions": [], "signatures": [], "kernels": kernels})
+
+
+def test_the_reason_of_a_skipped_kernel_is_a_sentence() -> None:
+    assert str(NotCheckedError("no-case", "there is no test case")) == "there is no test case"
