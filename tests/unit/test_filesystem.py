@@ -272,6 +272,11 @@ def test_facts_of_a_build_hold_no_file_of_this_machine(tmp_path: Path, secret: P
     (built / "redirected.json").write_text("{}")
     (built / "hip-version").write_text("7.1\n")
     assert library_facts(built)["hip"] == "7.1"
+    for text in ("{", "[]", '{"a": NaN}'):
+        (built / "redirected.json").write_text(text)
+        with refused("build-left-unreadable"):
+            library_facts(built)
+    (built / "redirected.json").write_text("{}")
     (built / "hip-version").unlink()
     (built / "hip-version").symlink_to(secret)
     with pytest.raises(HostileInputError):

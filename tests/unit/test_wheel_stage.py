@@ -24,7 +24,8 @@ from toolchain.bundle.importer import import_bundle
 from toolchain.catalog.wheel_rows import WheelRow, torch_row, wheel_row
 from toolchain.core import recipe
 from toolchain.core.cache import Cache
-from toolchain.core.errors import ContractError, UnsupportedError
+from toolchain.core.errors import BuildError, ContractError, UnsupportedError
+from toolchain.core.filesystem import read_built_json
 from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline.plan import plan
 from toolchain.sources.pypi import known_files
@@ -34,7 +35,7 @@ from toolchain.stages.base import write_packages
 from toolchain.stages.prebuilt import Intake
 from toolchain.stages.stage import Planned
 from toolchain.stages.unpacked import torch_of
-from toolchain.stages.wheel import check_content, elsewhere, environment
+from toolchain.stages.wheel import _failure, _Result, check_content, elsewhere, environment
 
 TRITON = {"triton": "pypi:triton==3.7.1"}
 FLASH = wheel_row("flash-attn")
@@ -172,6 +173,16 @@ def test_a_wheel_that_is_not_as_its_row_says_is_refused(
     with pytest.raises(ContractError) as caught:
         check_content(row, wheel(tmp_path, file, tag=tag))
     assert reason in caught.value.why
+
+
+def test_a_result_that_the_project_overwrote_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"torch": "2", "triton": {}, "network": [], "failed": ["odd"]}')
+    result = read_built_json(tmp_path, "result.json", _Result)
+    assert isinstance(_failure("x", result.failed), BuildError)
+    for text in ("{", "[]", '{"torch": 2, "triton": {}, "network": []}', '{"failed": ["a"]}'):
+        (tmp_path / "result.json").write_text(text)
+        with refused("build-left-unreadable"):
+            read_built_json(tmp_path, "result.json", _Result)
 
 
 def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
+from toolchain.core import strict_json
 from toolchain.core.errors import DigestError, HostileInputError
+from toolchain.core.typed import Kind, TypedError, typed
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -89,6 +91,22 @@ def read_built(tree: Path, name: str) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise HostileInputError(
             "build-left-unreadable", f"the file {name} from a build cannot be read", why=str(why), fix=_BUILD
+        ) from error
+
+
+def read_built_json(tree: Path, name: str, kind: type[Kind]) -> Kind:
+    """Return the value of a JSON document that a build wrote, converted by `typed`.
+
+    Raise a HostileInputError if `read_built` does, or if the document is malformed or has other types.
+    """
+    try:
+        return typed(kind, strict_json.read(read_built(tree, name), name))
+    except ValueError as error:
+        raise HostileInputError(
+            "build-left-unreadable",
+            f"the file {name} from a build is not the expected JSON document",
+            why=str(error) if isinstance(error, TypedError) else "it is malformed",
+            fix=_BUILD,
         ) from error
 
 

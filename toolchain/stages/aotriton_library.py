@@ -20,10 +20,9 @@ from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.releases import aotriton_release
 from toolchain.catalog.rocm import headers_of, rocm_of, stubs_of
-from toolchain.core import strict_json
 from toolchain.core.digest import sha256_file, sha256_json
 from toolchain.core.errors import BuildError, HostileInputError, PinError, UnsupportedError
-from toolchain.core.filesystem import emptied, is_inside, read_built
+from toolchain.core.filesystem import emptied, is_inside, read_built, read_built_json
 from toolchain.core.pages import page
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request.model import Request
@@ -212,7 +211,7 @@ def library_facts(
         the version of its headers, the library's SHA-256, and in `holds` the glibc of each known floor on which the
         library can run.
     """
-    facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
+    facts: dict[str, Any] = {"redirected": read_built_json(built, "redirected.json", dict[str, Any])}
     if what is None or not what.rocm:
         return {"hip": read_built(built, "hip-version").strip(), **facts}
     from toolchain.stages.binary_checks import check_linked, holds_on  # noqa: PLC0415 - plans read no ELF

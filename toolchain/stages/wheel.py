@@ -14,7 +14,7 @@ from toolchain.catalog.wheel_rows import WheelRow, wheel_row, wheel_rows
 from toolchain.core import recipe, strict_json
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import BuildError, ContractError, SourceError, ToolchainError
-from toolchain.core.filesystem import emptied, read_built
+from toolchain.core.filesystem import emptied, read_built_json
 from toolchain.core.recipe import Mount, Recipe, digests
 from toolchain.core.zips import open_wheel
 from toolchain.request.model import Request
@@ -42,6 +42,16 @@ _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
     "changed": (ContractError, "see the log: the build of the project writes into the folder of Triton"),
     "network": (BuildError, "add what the build downloads to `requires` in its row of data/wheels.toml"),
 }
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The file result.json; build.py describes the fields."""
+
+    torch: str
+    triton: Mapping[str, Any]
+    network: tuple[tuple[str, ...], ...]
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,9 @@ class WheelStage:
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
         making = self._recipe(planned, dependencies, workspace, source.path, drop=(*left, *intake.dropped))
         out = workspace.build(making)
-        result = strict_json.read(read_built(out, "result.json"))
-        if failed := result.get("failed"):
-            raise _failure(self.name, *map(str, failed))
+        result = read_built_json(out, "result.json", _Result)
+        if result.failed:
+            raise _failure(self.name, result.failed)
         wheels = wheels_with_sbom(out, planned, [], workspace)
         if len(wheels) != 1:
             raise BuildError(
@@ -121,7 +131,9 @@ class WheelStage:
             ),
             facts={
                 **facts,
-                **{key: result[key] for key in ("torch", "triton", "network")},
+                "torch": result.torch,
+                "triton": result.triton,
+                "network": [list(row) for row in result.network],
                 "tests": row.tests,
                 "left_out": left,
                 "found_binaries": intake.rows(elsewhere(findings, left)),
@@ -318,6 +330,7 @@ def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Findi
     return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
 
 
-def _failure(name: str, kind: str, what: str, why: str) -> ToolchainError:
-    error, fix = _FAILURES[kind]
+def _failure(name: str, failed: Sequence[str]) -> ToolchainError:
+    kind, what, why = (*failed, "", "", "")[:3]
+    error, fix = _FAILURES.get(kind, (BuildError, "see the log"))  # the project's code may have written the file
     return error("wheel-build-refused", f"{name}: {what}", why=why, fix=fix)
