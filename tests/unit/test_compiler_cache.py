@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.request_fixtures import request_of
 from toolchain.core.cache import Cache
+from toolchain.core.errors import LimitError
+from toolchain.core.recipe import Recipe
 from toolchain.pipeline.compiler_cache import NONE, compiler_caches, key_of, remove_unused, trim, using
+from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
@@ -90,3 +96,27 @@ def test_one_that_no_build_uses_is_removed(request_: Request) -> None:
     folder.mkdir(parents=True)
     remove_unused(request_.cache, "own")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("discards", "used", "stays"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_a_build_at_a_limit_of_the_disk_removes_its_own_unless_another_uses_it(
+    request_: Request, discards: bool, used: bool, stays: bool
+) -> None:
+    folder = request_.cache.mounts / "buildah-cache" / "toolchain-ccache-own"
+    folder.mkdir(parents=True)
+
+    def build(*_: Any, **__: Any) -> None:
+        error = LimitError("container-limit", "x", fix="y")
+        error.discards = discards
+        raise error
+
+    fake: Any = SimpleNamespace(weigh=lambda *_, **__: None, build=build)
+    workspace = BuildWorkspace(request_, request_.cache.root / "log", fake, "llvm", fake, "own", _engine=fake)
+    with contextlib.ExitStack() as stack:
+        if used:
+            stack.enter_context(using(request_.cache, "own", [SOURCE]))
+        with pytest.raises(LimitError):
+            workspace.build(Recipe(name="llvm", containerfile="containerfiles/llvm/Containerfile", base="b"))
+        assert folder.exists() == stays

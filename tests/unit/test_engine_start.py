@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from tests.refusals import refused
+from tests.request_fixtures import request_of
 from toolchain.core import process
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
 from toolchain.core.locks import kept
 from toolchain.core.process import Result
+from toolchain.core.recipe import Recipe
 from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.container_limits import Reached
 from toolchain.engine.probe import judge, measures
-from toolchain.engine.storage import Storage, remove_tree
+from toolchain.engine.storage import Storage, ccache_mount, remove_tree
+from toolchain.pipeline.stage_shell import _ShellWorkspace
+from toolchain.stages.stage import LayerContent, Planned
 
 # Counts its calls in a file and fails the first N times with the given words.
 PROGRAM = """
@@ -138,6 +146,34 @@ def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypat
     assert not list(storage.cache.engine.glob("live-*"))
 
 
+@pytest.mark.parametrize(
+    ("limit", "other", "kept_"),
+    [
+        ("written-bytes", False, False),
+        ("written-bytes", True, True),
+        ("free-bytes", True, False),
+        ("hours", False, True),
+    ],
+)
+def test_a_build_at_a_limit_loses_its_tree_unless_another_may_have_written(
+    tmp_path: Path, limit: str, other: bool, kept_: bool
+) -> None:
+    engine = Buildah(Cache(tmp_path))
+    engine._driver, engine._swept = "vfs", True
+    recipe = Recipe(name="llvm", containerfile="x", base="y", cache_key="k", compiler_cache="c")
+    tree, objects = (
+        engine.cache.mounts / "buildah-cache" / name for name in ("toolchain-llvm-tree-k", ccache_mount("c"))
+    )
+    tree.mkdir(parents=True)
+    objects.mkdir()
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(engine.invocation("build"))
+        if other:
+            stack.enter_context(engine.invocation("build"))
+        assert engine._free_disk(recipe, Reached(limit, ()), folder) is not kept_
+    assert (tree.exists(), objects.exists()) == (kept_, True), "other builds may be using the compiler cache"
+
+
 def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Storage) -> None:
     scratch, left = (storage.cache.work / f"shell-a1b2c3_{letter}" for letter in "de")
     scratch.mkdir(parents=True)
@@ -154,3 +190,11 @@ def test_a_cache_is_marked_although_the_engine_is_its_first_user(storage: Storag
     storage.cleanup()
     storage.cache.make()
     assert storage.cache.is_ours
+
+
+def test_a_shell_in_a_stage_without_a_container_records_nothing(tmp_path: Path) -> None:
+    request, fake = request_of(cache=Cache(tmp_path / "cache")), cast("Any", None)
+    workspace = _ShellWorkspace(request, tmp_path / "log", fake, "wheels", fake, shell=fake, folder=tmp_path)
+    with refused("stage-not-in-container"):
+        workspace.finish(Planned(name="wheels", image="wheels", inputs={}), LayerContent(tree=tmp_path), facts={})
+    assert not request.cache.images.exists()

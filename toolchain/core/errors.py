@@ -168,10 +168,10 @@ class LimitError(ToolchainError, code=26, title="Limit"):
     """A build, check, worker or other program reached its limit on processes, disk space, output or time.
 
     Attributes:
-        of_disk: whether it reached a limit on disk space or on the number of files.
+        discards: whether the caches of the build that reached the limit are removed, so that the disk has room again.
     """
 
-    of_disk: bool = False
+    discards: bool = False
 
 
 class LaunchError(

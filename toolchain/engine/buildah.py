@@ -179,8 +179,9 @@ class Buildah(Storage):
             except (process.CommandError, OSError) as error:
                 if (limit := container_limits.reached(folder, error)) is not None:
                     remove_tree(partial)
-                    self._free_disk(recipe, limit)
-                    raise container_limits.limit_error(limit.name, f"the build of {recipe.name}") from error
+                    stopped = container_limits.limit_error(limit.name, f"the build of {recipe.name}")
+                    stopped.discards = self._free_disk(recipe, limit, folder)
+                    raise stopped from error
                 if isinstance(error, OSError):
                     raise
                 if error.returncode < 0:
@@ -210,11 +211,17 @@ class Buildah(Storage):
                 known = self._variation.take(reference, place, printed)
         return known
 
-    def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
-        """Remove a build's containers after it reached `limit`; for a limit in `OF_DISK` also its build tree."""
-        if limit.name in container_limits.OF_DISK:
+    def _free_disk(self, recipe: Recipe, limit: container_limits.Reached, folder: Path) -> bool:
+        """Remove a build's containers after it reached `limit`; for a limit in `OF_DISK` also its build tree.
+
+        The tree is kept if another invocation may have written what was counted. Return whether it was removed.
+        """
+        shared = limit.name.startswith("written-") and self.others(folder)
+        discards = limit.name in container_limits.OF_DISK and not shared
+        if discards:
             self.drop_cache(recipe.name, recipe.cache_key)
         self.remove_layers(limit.layers)
+        return discards
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
         """Return the options that name a recipe's inputs, and the mounts through which buildah sees the inputs."""

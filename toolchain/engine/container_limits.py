@@ -18,7 +18,7 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
-# These limits protect the disk. If a build reaches one of them, the caches of the build are removed too.
+# These limits protect the disk. If a build reaches one of them, its caches are removed (see `Buildah._free_disk`).
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
 
 
@@ -132,7 +132,7 @@ def limit_error(name: str, what: str) -> LimitError:
         fix = "free disk space (`toolchain cache prune`), or choose another folder with --cache"
     else:
         why = f"the limit is {value:,.10g} {row.what.partition(';')[0]}"
+        if name.startswith("written-"):
+            why += "; builds that run at the same time with the same cache count together"
         fix = f"check what its sources do; if they need more, raise the limit: {_VARIABLE}={name}=NUMBER"
-    error = LimitError("container-limit", f"{what} was ended, because it reached the limit {name}", why=why, fix=fix)
-    error.of_disk = name in OF_DISK
-    return error
+    return LimitError("container-limit", f"{what} was ended, because it reached the limit {name}", why=why, fix=fix)

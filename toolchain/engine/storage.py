@@ -273,6 +273,11 @@ class Storage:
         """Return the folders of this machine that a container writes to: buildah's own folders and `more`."""
         return [self.root, self.cache.mounts, *more]
 
+    def others(self, own: Path) -> bool:
+        """Return whether an invocation is running in this cache in addition to the one with the folder `own`."""
+        dead, _ = self._dead()
+        return bool(set(self.live.iterdir()) - {own, *dead})
+
     def remove_layers(self, layers: Sequence[str]) -> None:
         """Remove the working containers of a killed build, which are identified by their layers."""
         listed = self.root / f"{self.driver}-containers" / "containers.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -178,10 +179,12 @@ def own(folder: Path, *, whole: bool = False) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid == first and not whole:
         return
-    for path, names, files in os.walk(folder):
-        for entry in (os.path.join(path, name) for name in (*names, *files)):  # noqa: PTH118
-            if not first <= os.lstat(entry).st_uid < first + count:
-                os.chown(entry, first, first, follow_symlinks=False)
+    # A container may be writing to the folder. So entries may vanish, and a path could lead out of the folder.
+    for _, names, files, at in os.fwalk(folder):
+        for name in (*names, *files):
+            with contextlib.suppress(FileNotFoundError):
+                if not first <= os.stat(name, dir_fd=at, follow_symlinks=False).st_uid < first + count:
+                    os.chown(name, first, first, dir_fd=at, follow_symlinks=False)
     os.chown(folder, first, first)
 
 

@@ -133,7 +133,7 @@ class BuildWorkspace:
                     self.drop_tree(recipe_)
                 self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
         except LimitError as error:
-            if error.of_disk:
+            if error.discards:
                 remove_unused(self.cache, self.compiler_cache)
             raise
         if steps := self.engine.ninja_log(recipe_.name, recipe_.cache_key):
