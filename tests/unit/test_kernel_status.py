@@ -144,6 +144,17 @@ def test_the_figures_are_renewed_while_it_runs(running: tuple[Path, subprocess.P
     assert (folder / STATUS).stat().st_mtime_ns != before
 
 
+def test_a_status_file_that_lacks_a_value_is_not_used(tmp_path: Path) -> None:
+    with Ledger(tmp_path / LEDGER) as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE))
+    status = board_of(tmp_path / STATUS, Clock()).as_json()
+    (tmp_path / STATUS).write_text(json.dumps(status))
+    assert read(tmp_path)["state"] == "running"
+    for key in status:
+        (tmp_path / STATUS).write_text(json.dumps({name: value for name, value in status.items() if name != key}))
+        assert read(tmp_path)["state"] == "unknown"
+
+
 def test_looking_changes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
     with Ledger(tmp_path / LEDGER) as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))

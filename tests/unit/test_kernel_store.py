@@ -243,3 +243,17 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters" / "a.txt").write_text("mine")
     with refused("not-a-kernel-store"):
         KernelStore(tmp_path / "letters")
+
+
+@pytest.mark.parametrize("how", ["unsigned", "damaged"])
+def test_a_run_that_continues_replaces_records_that_cannot_be_used(tmp_path: Path, how: str) -> None:
+    """A merge takes only the records of the shards."""
+    machine, store, rules = Machine(tmp_path / "shard"), tmp_path / "store", rules_of(*KERNELS)
+    key = PlainKey("ours")
+    machine.run(store_at(store), rules[:2], key=None if how == "unsigned" else key)
+    if how == "damaged":
+        path = record_path(store, machine, rules[0])
+        path.write_bytes(path.read_bytes()[:-5])
+    machine.run(store_at(store), rules, key=key)
+    merged = Machine(tmp_path / "merge").run(store_at(store), rules, key=key, only=True)
+    assert merged.shared["taken"] == len(KERNELS)

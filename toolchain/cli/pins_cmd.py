@@ -91,7 +91,7 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
                 "aotriton-llvm-unknown",
                 f"PyTorch {pytorch} uses AOTriton {release.name}, whose LLVM is unknown",
                 why=release.source,
-                fix=f"give the LLVM: toolchain plan aotriton --aotriton {release.name} --source llvm=PATH|URL@COMMIT",
+                fix=f"toolchain plan aotriton --aotriton {release.name} shows what a build would use",
             )
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
     release = aotriton_release(aotriton or "")

@@ -199,7 +199,23 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Add the results of an earlier run that the first store lacks. `entries` are the rules' entries by id."""
+        """Add the results of an earlier run that the first store lacks, or of which it has no usable record.
+
+        Args:
+            entries: the rules' entries by id.
+        """
         for rule in rules:
-            if self._writes is not None and rule.id in entries and not self._writes.holds(self.name(rule)):
+            if self._writes is not None and rule.id in entries and not self._has_usable(self._writes, rule):
                 self.add(rule, entries[rule.id], out)
+
+    def _has_usable(self, store: KernelStore, rule: Rule) -> bool:
+        name = self.name(rule)
+        if not store.holds(name):
+            return False
+        record = next((content for _, content in store.fetch([name])), None)
+        try:
+            read_record(record or b"", self._inputs_of(rule), self.key)
+        except (DamagedError, UnsignedError):
+            self._unusable.add(name)
+            return False
+        return True

@@ -24,6 +24,14 @@ from toolchain.kernels.rules import Rule
 
 STATUS = "status.json"
 FORMAT = 1
+_NUMBER = int | float | None
+_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("pid", "asked", "done", "reused", "failed", "timed_out"), int),
+    **dict.fromkeys(("state", "process", "command", "began", "updated"), str),
+    **dict.fromkeys(("rate", "left_seconds"), _NUMBER),
+    **dict.fromkeys(("by_kernel", "slowest", "bad", "workers"), list),
+    "memory": dict,
+}
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # the maximum number of slowest kernels, and of bad kernels, in the file
 _EVERY = 2.0  # seconds between two writes of the file
@@ -237,7 +245,9 @@ def _status_in(path: Path) -> dict[str, Any] | None:
         value = strict_json.read(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) and value.get("format") == FORMAT else None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        return None
+    return value if all(key in value and isinstance(value[key], kind) for key, kind in _TYPES.items()) else None
 
 
 def _identity(pid: int) -> str:
