@@ -55,7 +55,7 @@ class Job:
 
     Args:
         task: the task for the process. Its `out` is only for display; the process gets another path.
-        files: the set of source files that the process sees.
+        files: the name of the set of source files that the process sees.
         out: the path of the object on this machine, which the process does not see.
     """
 
@@ -115,7 +115,7 @@ class Worker:
     The process has a folder of its own to write to, so it can neither read nor change the objects of other processes.
 
     Args:
-        files: the set of source files that the process sees.
+        files: the name of the set of source files that the process sees.
         folder: the folder of this process, which the constructor creates and `stop` removes.
         seen: the path at which the process sees `folder`; empty if the path is the same.
     """

@@ -307,7 +307,7 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # A library searches its own folder for the images, and the libraries for all ROCms share one copy of them.
+        # A library looks for this folder next to itself. All libraries share one copy by this link.
         require_no_link(folder, tree)
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result

@@ -131,7 +131,7 @@ class HipStage:
 def hip_stage(_: str, request: Request) -> HipStage | None:
     """Return the stage for a portable AOTriton; None for one that is bound to a base and linked with the base's HIP.
 
-    UnsupportedError is raised if the request names both ROCms and a base.
+    UnsupportedError is raised if the request names both ROCm versions and a base.
     """
     if request.glibc:
         return HipStage()
@@ -146,7 +146,7 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
 
 
 def requested_rocms(request: Request) -> tuple[str, ...]:
-    """Return the ROCms for which AOTriton's library is linked: those of the request, or the default ones."""
+    """Return the ROCm versions to link AOTriton's library for: the request's or the default ones."""
     return request.rocm or DEFAULT_ROCM
 
 

@@ -71,8 +71,8 @@ class _Together:
     def _to_barrier(self) -> None:
         """Run all waves up to a barrier or their ends; waves that run as a batch continue after barriers.
 
-        Waves with different program counters run one block at a time, beginning with the wave with the lowest program
-        counter, so that the waves can meet again.
+        While waves have different program counters, the wave with the lowest one runs one block at a time, so that the
+        waves can meet again.
         """
         running = [wave for wave in self.waves if not wave.done]
         while running:

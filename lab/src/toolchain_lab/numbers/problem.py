@@ -210,7 +210,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return `lse` or `delta` for all rows in float32, which is an input to a backward pass."""
+        """Return `lse` or `delta`, an input to a backward pass, for all rows as float32."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
