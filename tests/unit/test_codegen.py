@@ -28,7 +28,7 @@ from toolchain.sources.candidates import first_holder, holder_of
 from toolchain.sources.git import git_digest
 from toolchain.sources.resolve import fetch_source, part_of
 from toolchain.sources.tree import Source
-from toolchain.stages import base, unpacked
+from toolchain.stages import base, codegen_llvm, llvm_choice, triton_origin, unpacked
 from toolchain.stages.codegen_library import read_files
 from toolchain.stages.codegen_llvm import codegen_source, compare_pins
 from toolchain.stages.stage import Planned
@@ -102,6 +102,13 @@ def test_a_release_brings_its_stages(tmp_path: Path) -> None:
         names = planned(replace(request, triton=older))
         assert list(names) == ["base", "sysroot", "python", "llvm", "triton"]
         assert "wheel-pybind11" in {source.name for source in names["triton"].sources}
+
+
+def test_the_default_triton_brings_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (codegen_llvm, llvm_choice, triton_origin):
+        monkeypatch.setattr(module, "DEFAULT_TRITON", "3.9.0")
+    stages = planned(Request(cache=Cache(tmp_path / "other"), glibc=DEFAULT_GLIBC))
+    assert [source.ref for source in stages["llvm-amdgpu"].sources] == [AMD]
 
 
 def test_only_a_file_that_it_reads_makes_another_library(request_: Request, tree: Path) -> None:

@@ -25,7 +25,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.llvm import PORTABLE_RECIPE, build_llvm, recipe_files
 from toolchain.stages.stage import Built, Planned, Workspace
-from toolchain.stages.triton_origin import local_triton, triton_source
+from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
@@ -174,11 +174,12 @@ def bindings(request: Request, tree: Path | None) -> Bindings:
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins in the tool's data for the Triton that the request names; an empty tuple if there are none."""
-    wanted = request.triton
+    """Return the pins in the tool's data for the Triton of the request; an empty tuple if there are none."""
+    wanted, spec = request.triton, request.sources.get("triton")
+    if wanted is None and spec is None and not request.aotriton:
+        wanted = DEFAULT_TRITON
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
-    spec = request.sources.get("triton")
     if wanted is None and spec is not None and spec.kind == "git":
         wanted = spec.version
     try:

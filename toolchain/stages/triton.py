@@ -66,7 +66,7 @@ def refined(details: TritonDetails, tree: Path) -> TritonDetails:
 
 def triton_stage(_: str, request: Request) -> Stage:
     """Return the stage for a wheel from the package index, for portable wheels, or for wheels bound to a base."""
-    # ruff: noqa: PLC0415 - a plan needs only one of these modules, and they import this module
+    # ruff: noqa: PLC0415 - a plan needs only one of these modules, and two of them import this one
     if not from_source(request):
         from toolchain.stages.triton_wheel import TritonWheelStage
 

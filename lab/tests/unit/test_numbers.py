@@ -20,9 +20,12 @@ from tests.kernel_fixtures import aks2, stored
 from tests.refusals import refused
 from tests.tiny_image import make
 from toolchain.cli.app import app
+from toolchain.core import process
+from toolchain.core.cache import Cache
 from toolchain.core.check_result import REFUSED, Object, describe, enough
-from toolchain.core.errors import ConfigError
+from toolchain.core.errors import ConfigError, EngineError
 from toolchain.core.stored_file import StoredFile
+from toolchain.engine import namespace, view
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
 from toolchain.kernels.result_store import KernelStore, Result
@@ -40,6 +43,7 @@ from toolchain_lab.numbers.campaign import results
 from toolchain_lab.numbers.case import Expected
 from toolchain_lab.numbers.check import CASES, check_object
 from toolchain_lab.numbers.collect import Collected, collect
+from toolchain_lab.numbers.contained import check_contained
 from toolchain_lab.numbers.elements import BF16, FP16, FP32, tensor
 from toolchain_lab.numbers.objects import sample
 from toolchain_lab.numbers.philox import random_words
@@ -346,3 +350,29 @@ def test_a_layout_given_as_a_folder_is_named_with_oci(words: tuple[str, ...], tm
     done = CliRunner().invoke(app, [*words, str(layout), "--cache", str(tmp_path / "cache")])
     assert done.exit_code == ConfigError.code
     assert f"oci:{layout}" in "".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "memory"),
+    [
+        (-9, "", True),
+        (137, "", True),
+        (1, "numpy._core._exceptions._ArrayMemoryError: Unable to allocate", True),
+        (1, "toolchain.core.errors.ResourceError: a process that checks kernels was killed", True),
+        (1, "KeyError: 'x'", False),
+    ],
+)
+def test_only_a_lack_of_memory_is_answered_with_fewer_jobs(
+    code: int, last: str, memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise process.CommandError(["python"], code, [last])
+
+    monkeypatch.setattr(namespace, "enter", lambda: None)
+    monkeypatch.setattr(view, "visible", lambda path, _: path)
+    monkeypatch.setattr(view, "command", lambda words, *_, **__: words)
+    monkeypatch.setattr(process, "run", fail)
+    disassembler = Disassembler(Path("/usr/bin/true"), (22, 1, 8), run_program)
+    with pytest.raises(EngineError) as caught:
+        check_contained([], tmp_path, disassembler, Cache(tmp_path / "cache"), jobs=1, available=0)
+    assert ("--jobs" in caught.value.fix) is memory

@@ -28,6 +28,16 @@ _OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump
 _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 
+def _advice(error: process.CommandError) -> str:
+    """Return what a user can do after the process failed: free memory if it was killed, otherwise report the error."""
+    # A program that runs another reports the other's signal N as 128 + N.
+    killed = error.returncode < 0 or error.returncode > 128
+    # `campaign.results` raises a ResourceError if one of its workers is killed.
+    if killed or any(name in line for line in error.tail for name in ("MemoryError", "ResourceError")):
+        return "free memory, or give fewer --jobs; if that does not help, report it"
+    return "report it with the reason above"
+
+
 def check_contained(
     objects: Sequence[Object],
     folder: Path,
@@ -82,7 +92,7 @@ def check_contained(
                 "check-died",
                 "the process that checks the kernels failed",
                 why=error.why,
-                fix="free memory, or give fewer --jobs; if that does not help, report it",
+                fix=_advice(error),
             ) from error
     lacking = [each.name for each in objects if each.name not in checked]
     if lacking:
@@ -90,6 +100,6 @@ def check_contained(
             "check-died",
             "the process that checks the kernels ended early",
             why=f"there is no result for {lacking[0]}; {done.stdout[-300:]}",
-            fix="give fewer --jobs; if that does not help, report it",
+            fix="report it",
         )
     return Report(tuple(checked[each.name] for each in objects), available, disassembler.label)
