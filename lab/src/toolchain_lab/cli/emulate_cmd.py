@@ -117,7 +117,7 @@ def emulate(
                 fix="give one code object, with --gpu GPU if it is in a bundle, or omit --grid",
             )
         from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT  # noqa: PLC0415
-        from toolchain_lab.emulator.given import compare_with  # noqa: PLC0415 - numpy, for a verb that runs
+        from toolchain_lab.emulator.given import compare_with, read_expected  # noqa: PLC0415 - numpy, for a verb that runs
         from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
@@ -135,6 +135,9 @@ def emulate(
                 why="a buffer must be given with --arg, and must not be empty",
                 fix="name a buffer that --arg gives",
             )
+        wanted = {name: read_expected(parameters[name], path, values[name]) for name, path in expected.items()}
+        if out is not None:
+            _write(out, {})  # a folder that cannot be written is refused before the run
         program = Program.of(code, tool, exact=not fast)
         launch = Launch(
             parameters=list(parameters.values()),
@@ -148,8 +151,8 @@ def emulate(
         if out is not None:
             _write(out, done.buffers)
         compared = {
-            name: compare_with(parameters[name], path, done.buffers[name], atol=atol, rtol=rtol)
-            for name, path in expected.items()
+            name: compare_with(parameters[name], array, done.buffers[name], atol=atol, rtol=rtol)
+            for name, array in wanted.items()
         }
         document = {
             "kernel": code.kernel,

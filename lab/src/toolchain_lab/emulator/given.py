@@ -98,17 +98,19 @@ def _encoded(element: str, values: Array) -> Array:
     return round_bf16(values.astype(np.float32)) if element == "bf16" else values.astype(ELEMENTS[element])
 
 
-def _load(parameter: Parameter, text: str) -> Array:
+def _load(parameter: Parameter, text: str, option: str = "--arg") -> Array:
     """Return the array in a file that `numpy.save` wrote."""
     try:
         with Path(text).open("rb") as stream:  # numpy does not close the file after an error
             loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
-        raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is truncated'}") from error
+        raise _wrong(
+            parameter, text, f"the file cannot be read: {error.strerror or 'it is truncated'}", option
+        ) from error
     except (ValueError, EOFError, MemoryError, OverflowError, tokenize.TokenError, zipfile.BadZipFile) as error:
-        raise _wrong(parameter, text, "the file is not an array that numpy.save wrote") from error
+        raise _wrong(parameter, text, "the file is not an array that numpy.save wrote", option) from error
     if not isinstance(loaded, np.ndarray):
-        raise _wrong(parameter, text, "the file contains several arrays")
+        raise _wrong(parameter, text, "the file contains several arrays", option)
     return loaded
 
 
@@ -127,13 +129,13 @@ def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
     return parameter, np.ascontiguousarray(loaded).view(loaded.dtype if integers else kind)
 
 
-def _wrong(parameter: Parameter, text: str, why: str) -> LaunchError:
+def _wrong(parameter: Parameter, text: str, why: str, option: str = "--arg") -> LaunchError:
     kind = parameter.type if parameter.type != "*" else "a pointer"
     return LaunchError(
         "argument-invalid",
-        f"argument {parameter.name} cannot be {text!r}",
+        f"argument {parameter.name} cannot be {text!r}" if option == "--arg" else f"{option} {parameter.name}={text}",
         why=f"type {kind}: {why}",
-        fix=f"give {_FORMS}",
+        fix=f"give {_FORMS}" if option == "--arg" else "name a file with an array that numpy.save wrote",
     )
 
 
@@ -168,23 +170,32 @@ def decoded(element: str, stored: Array) -> Array:
     return widen_bf16(stored) if element == "bf16" else stored
 
 
-def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float, rtol: float) -> Comparison:
-    """Compare a buffer with the array in a file that `numpy.save` wrote; NaN is equal to NaN.
+def read_expected(parameter: Parameter, path: str, buffer: Array) -> Array:
+    """Return the decoded values in a file that `numpy.save` wrote, to compare a buffer with.
 
-    An element differs unless |result - expected| <= atol + rtol * |expected|.
+    Args:
+        buffer: the buffer before or after the launch; only its size and type are used.
 
     Raises:
         LaunchError: the file cannot be read, or does not contain an array with as many numbers as the buffer.
     """
-    expected = _load(parameter, path)
+    expected = _load(parameter, path, option="--expect")
     if expected.size != buffer.size or expected.dtype.kind not in "biufV":
-        raise _wrong(parameter, path, f"the buffer has {buffer.size} numbers, and the file has {expected.size}")
+        why = f"the buffer has {buffer.size} numbers, and the file has {expected.size}"
+        raise _wrong(parameter, path, why, option="--expect")
     # `--out` writes such elements as integers, and numpy those of the package ml_dtypes as untyped bytes.
-    raw = parameter.element in _AS_BITS and expected.dtype.kind in "Viu"
-    if (raw or expected.dtype.kind == "V") and expected.dtype.itemsize != buffer.dtype.itemsize:
-        raise _wrong(parameter, path, f"the file contains elements of type {expected.dtype}")
-    if raw or expected.dtype.kind == "V":
-        expected = decoded(parameter.element, np.ascontiguousarray(expected).view(buffer.dtype))
+    raw = expected.dtype.kind == "V" or (parameter.element in _AS_BITS and expected.dtype.kind in "iu")
+    if raw and expected.dtype.itemsize != buffer.dtype.itemsize:
+        why = f"the file contains elements of type {expected.dtype}"
+        raise _wrong(parameter, path, why, option="--expect")
+    return decoded(parameter.element, np.ascontiguousarray(expected).view(buffer.dtype)) if raw else expected
+
+
+def compare_with(parameter: Parameter, expected: Array, buffer: Array, *, atol: float, rtol: float) -> Comparison:
+    """Compare a buffer with the values from `read_expected`; NaN is equal to NaN.
+
+    An element differs unless |result - expected| <= atol + rtol * |expected|.
+    """
     result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)
     if result.dtype.kind in "iu" and expected.dtype.kind in "biu":
         # The differences are computed with Python's integers, because float64 cannot represent all int64 values.
