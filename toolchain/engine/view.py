@@ -25,7 +25,7 @@ WORK = "/engine/work"
 SECCOMP = "/etc/containers/seccomp.json"
 SECCOMP_PLAIN = "/etc/containers/seccomp-plain-files.json"
 
-# Neither useradd (up to 600100000) nor systemd (up to 1879048191) assigns ids from here on to users.
+# useradd assigns ids up to 600100000, and systemd up to 1879048191.
 FIRST_ID = 1879048192
 COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -87,7 +87,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Selected rules in their order, and the number of all rules."""
+    """The selected rules, in the order of the plan, and the number of rules in the whole plan."""
 
     rules: tuple[Rule, ...]
     total: int
