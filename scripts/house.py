@@ -1,4 +1,4 @@
-"""Show which packages of the code import which other packages, by level.
+"""Show the packages of the code by level, and count the imports between them.
 
 Here, a package is a folder of `toolchain` or `toolchain_lab`, or a module that is directly in one of these two. Imports
 that are only for type annotations are included. The level of a package is the length of the longest chain of imports
@@ -40,7 +40,7 @@ def imported(source: str, modules: frozenset[str]) -> set[str]:
 
 
 def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
-    """Return the source files in the folder `package`, by the dotted names of their modules."""
+    """Return the source files in the folder `package`, except those in `_recipes`, by dotted module name."""
     folder = top / package
     return {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts): path

@@ -141,7 +141,7 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
 
 
 def measured(log: str) -> dict[str, int]:
-    """Return the number of steps in the largest run of ninja, and the CPU seconds, from a build's log.
+    """Return the steps of the largest run of ninja, and the CPU seconds, as far as a build's log states them.
 
     The CPU seconds of a resumed build are those of its last run.
     """

@@ -1,4 +1,4 @@
-"""Read AOTriton's kernel archives, which are .zip files of .aks2 files.
+"""Read AOTriton's kernel archives, which are .aks2 files or .zip files of .aks2 files.
 
 An .aks2 file is a header followed by an LZMA stream, which contains a directory and code objects.
 """

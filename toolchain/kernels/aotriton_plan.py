@@ -274,8 +274,8 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
 class _Rules:
     """Makes rules from the lines of `Bare.compile`.
 
-    Two thirds of the lines differ from the previous line only in warps, stages and waves. So each signature is parsed
-    once, and the rules with this signature share the result, which saves most of the time and memory.
+    Two thirds of the lines have the same signature as the previous line. So each signature is parsed once, and the
+    rules with this signature share the result, which saves most of the time and memory.
     """
 
     def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str], of: Generation) -> None:

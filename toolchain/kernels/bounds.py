@@ -165,7 +165,7 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Return the same as `resident`, but divide shared pages among the processes that use them. This takes longer."""
+    """Return the same as `resident`, but divide shared pages among the processes that use them if Linux reports PSS."""
     return sum(_proportional(process) for process in processes(pid))
 
 

@@ -194,7 +194,7 @@ def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
 
 
 def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
-    """Check that each group file names the other files of its folder, at the path in the image's label."""
+    """Check that each group file names the other files of its folder, by paths below `mount` if that is given."""
     folders: dict[str, set[str]] = {}
     for name in cached:
         folder, _, last = name.rpartition("/")
@@ -234,7 +234,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
     """Raise an error if the Triton that `here` describes would not find the kernels in a cache.
 
     Args:
-        here: the first line that containerfiles/triton-cache/calls.py prints with that Triton.
+        here: the JSON object in the first line that containerfiles/triton-cache/calls.py prints with that Triton.
 
     Raises:
         PinError: the cache was made with another Triton.

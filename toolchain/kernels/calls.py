@@ -236,7 +236,7 @@ def _may_replace(value: Any, example: Any) -> bool:
 
 
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
-    """Return two calls for each GPU, each of which repeats all successful calls in one process.
+    """Return two calls for each GPU that has successful calls. Each of the two repeats these calls in one process.
 
     The first repeats them in order, and the second in reverse order. If a kernel has called a function, Triton adds the
     function's global constants to the keys of later kernels. So a kernel's key depends on the kernels before it, and a
@@ -273,7 +273,7 @@ def rule_of(call: Call, module: str) -> Rule:
 
 
 def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[str, Any]]:
-    """Return the outcome of a call, and the worker's facts about Triton, which are empty if the call failed."""
+    """Return the outcome of a call, and the worker's facts about Triton, which are empty unless the call succeeded."""
     if entry.status != DONE:
         return Outcome(call=call, entry=entry, kernels=()), {}
     kernels, about = packed_kernels(out / entry.out)

@@ -91,7 +91,7 @@ class CampaignResult:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row with counts and seconds for each kernel and GPU."""
+        """Return a row with counts, seconds and bytes for each kernel and GPU."""
         return [
             {
                 "kernel": kernel,
@@ -149,8 +149,8 @@ def run_campaign(
         scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to a store.
 
     Raises:
-        KernelError: rules failed and `keep_going` is not set, no worker started, or nothing may be compiled and the
-            stores lack results.
+        KernelError: rules failed and `keep_going` is not set, or the campaign cannot continue, for example because no
+            worker started, or because nothing may be compiled and the stores lack results.
         ResourceError: the machine was at fault, not a kernel. The next run tries the kernel again.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
@@ -395,6 +395,6 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """Return the first and the last line of a reason, shortened to a few hundred characters."""
+    """Return the first and the last line of a reason, shortened to a few hundred characters, or `no reason given`."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     return lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"

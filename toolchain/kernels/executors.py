@@ -14,7 +14,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import Job, MakeWorker, groups
 
 SHARES = 4
-"""Rules are handed out in at least this many parts for each worker, so that no worker is busy alone for long."""
+"""Rules are handed out in about this many parts or more for each worker, so that no worker is busy alone for long."""
 
 
 class Executor(Protocol):

@@ -2,8 +2,8 @@
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
 A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
-`[signature, GPU, warps, bytes of Triton's own scratch memory]` under the key `archive/cluster/name`. Signatures refer
-to functions, and kernels refer to signatures, by their position in the list.
+`[signature, GPU, warps, bytes of Triton's own scratch memory]` under the key `archive/cluster/name`, or `cluster/name`
+for a cluster in no .zip. Signatures refer to functions, and kernels refer to signatures, by their position in the list.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Entry:
         attempt: the number of the last attempt; above 1 if a worker died or was ended because of its memory.
         bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the store that the object comes from, or the result of `of_worker`; empty if it was compiled here.
-        signer: the id of the key with which a stored result was verified; empty if there was no key.
+        signer: the id of the key that verified a result from a store; empty for every other result.
     """
 
     id: str

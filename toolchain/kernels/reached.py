@@ -76,7 +76,7 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """Return the digest of each file that the module of a rule with this root and source reaches, by path."""
+        """Return the digest of each file that the module `source` reaches, by path; `whole` if it may read any file."""
         key = (root, source)
         if key not in self._found:
             if not self._is_file(source):
@@ -155,7 +155,7 @@ class Reach:
                 yield from self._walk(base_folder, [*parts, name])
 
     def _walk(self, base: str, parts: Sequence[str]) -> Iterator[str]:
-        """Yield the files that exist for the modules `a`, `a.b` and `a.b.c`, if `parts` are `a`, `b` and `c`."""
+        """Yield the files of the modules `a`, `a.b` and `a.b.c` for the parts `a`, `b` and `c`; of `base` for none."""
         folder = PurePosixPath(base)
         if not parts:
             yield from self._module(folder / "__init__")
@@ -188,7 +188,7 @@ class Reach:
 
     @cached_property
     def whole(self) -> dict[str, str]:
-        """The digest of each file in the tree, and the `link_digest` of each link, by path."""
+        """The digest of each file and the `link_digest` of each link in the tree, outside `.git` and `__pycache__`."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]

@@ -106,8 +106,8 @@ class RuleSet:
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Return the rules in the order in which to compile them, so that rules that share work follow each other.
 
-    Rules of one function, GPU and signature share the first compiler stages. Groups of such rules keep the order of
-    their first rules.
+    Rules of one function, GPU, signature, constants and options share the first compiler stages. Groups of such rules
+    keep the order of their first rules.
     """
     groups: dict[tuple[Any, ...], dict[tuple[int, int], list[Rule]]] = {}
     for rule in rules:

@@ -166,7 +166,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the marks in a store.
+    """Return the marks in a store; raise ConfigError if one of this campaign is invalid.
 
     Invalid marks of other campaigns are skipped, because another key may have signed them.
     """

@@ -54,7 +54,7 @@ class SharedResults:
     """The kernel stores of one campaign.
 
     Args:
-        stores: the stores to take results from. Results that are compiled here are added to the first store.
+        stores: the stores to take results from. Compiled results are added to the first store.
         key: the key that signs added results, and that must have signed taken results. With None, signatures are not
             checked.
         only: whether to compile nothing and take all results from the stores.
@@ -92,7 +92,7 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Write to `out` the objects for `rules` that the stores contain, and yield an entry for each object."""
+        """Write to `out` the objects for `rules` with usable records in the stores, and yield an entry for each."""
         left = {self.name(rule): rule for rule in rules}
         for store in self.stores:
             for name, record in store.fetch(left.keys()):
@@ -161,15 +161,15 @@ class SharedResults:
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
-        """Remember the facts that this machine's workers reported, because they become part of added results."""
+        """Remember the facts that the workers reported, if there are any, because they become part of added results."""
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
         """Add a result to the first store.
 
-        Nothing is added if no store may be written to, if the result comes from a store, or if the facts that the
-        workers report are unknown. If the store cannot be written, warn once and add no more results. Raise a
-        KernelError if the files have changed since they were compiled.
+        Nothing is added if no store may be written to, if the result comes from a store or is in the first one, or if
+        the facts that the workers report are unknown. If the store cannot be written, warn once and add no more
+        results. Raise a KernelError if the files have changed since they were compiled.
         """
         if self._writes is None or not self._about_here or entry.maker is Maker.STORE:
             return
@@ -199,7 +199,7 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Add the results of an earlier run that the first store lacks, or of which it has no usable record.
+        """Add the results of an earlier run of which the first store has no usable record.
 
         Args:
             entries: the rules' entries by id.

@@ -251,7 +251,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """Return a string that distinguishes a process from later ones with its PID; an empty string if there is none."""
+    """Return a string that tells a process from later ones with its PID, or an empty string if no process has it."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

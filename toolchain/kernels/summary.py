@@ -74,7 +74,7 @@ def _reasons(bad: Sequence[Entry]) -> list[str]:
 def _first(entry: Entry) -> str:
     """Return the first line of a reason as one line of text; `no reason` if it is empty.
 
-    If the line ends with a colon, such as `kernel.py:12:3:`, the last line with other characters than ^ is appended.
+    If the line ends with a colon, such as `kernel.py:12:3:`, the last line that is not only spaces and `^` is appended.
     """
     first, _, rest = entry.reason.strip().partition("\n")
     last = next((line.strip() for line in reversed(rest.splitlines()) if line.strip(" ^")), "")
