@@ -111,7 +111,7 @@ class Accesses:
         return np.array_equal(self._views.load(place[lanes], size), values[:, lanes] & kept)
 
     def restore(self) -> None:
-        """Undo all stores and atomic accesses, including those before the last barrier."""
+        """Undo all stores and atomic accesses, including those before the last barrier, if `undo` was set."""
         for place, size, old in reversed(self._undo or []):
             self._views.store(place, size, old)
 

@@ -85,7 +85,7 @@ class Batch(Wave):
         self._lent = True
 
     def settle(self, registers: Registers) -> None:
-        """Remove from `varying` those of the given registers whose values are the same in all waves."""
+        """Remove the given registers that are the same in all waves from `varying`, and copy their values to `s`."""
         for register in registers:
             column = self.rows[:, register]
             if (column == column[0]).all():

@@ -123,7 +123,7 @@ class BufferAddress:
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
         # A mask of the fields that are checked in the last word of the descriptor, their values for a raw buffer, and
-        # a mask of the format, which is 0 if the buffer is disabled. The checked fields are the type, the mode of the
+        # a mask of the format; a buffer with the format 0 is disabled. The checked fields are the type, the mode of the
         # bounds check, reserved bits, whether the lane's number is added, and the behaviour for unmapped pages.
         self._fields, self._raw, self._format = (
             (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
@@ -169,10 +169,10 @@ def _buffer(access: Access) -> Handler:
 
 
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
-    """Decode a buffer instruction of gfx90a, which accesses scratch memory if its descriptor is swizzled.
+    """Decode a buffer instruction that accesses scratch memory if the wave has any and the descriptor is swizzled.
 
-    If the wave has scratch memory, the base address of a swizzled descriptor must be the address of that memory. The
-    other fields of such a descriptor are not checked.
+    The base address of such a descriptor must be the address of the wave's scratch memory. Its other fields are not
+    checked.
     """
     texts, pc = operands.instruction.operands, operands.instruction.address
     resource = operands.register(texts[2])

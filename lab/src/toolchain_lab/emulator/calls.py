@@ -55,8 +55,8 @@ def set_mode(operands: Operands) -> Run:
     """Decode S_SETREG_IMM32_B32, which sets a field of a hardware register.
 
     Only two fields of the MODE register are supported: FP16_OVFL, and the rounding mode for float16 and float64. With
-    FP16_OVFL set, a conversion to fp8 or bf8 that overflows gives the largest finite number instead of infinity. The
-    rounding mode may only be set to its initial value, round to nearest.
+    FP16_OVFL set, a conversion to fp8 or bf8 that overflows gives the largest finite number instead of infinity or NaN.
+    The rounding mode may only be set to its initial value, round to nearest.
     """
     register, value = operands.instruction.operands
     if _ROUNDING.match(register) and not operands.constant(value):

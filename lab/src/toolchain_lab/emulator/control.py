@@ -77,7 +77,7 @@ def ends_block(instruction: Instruction) -> bool:
 
 
 def branch(instruction: Instruction) -> Branch | None:
-    """Return the branch that an instruction makes; None if the instruction is not a branch."""
+    """Return the branch of an instruction; None if it is not a branch. Raise NotEmulatedError for an unknown one."""
     if instruction.name in _CONDITIONS:
         words = signed(instruction.line.words[0], 16)
         following = instruction.address + 4

@@ -22,7 +22,7 @@ class EmulatorError(Exception):
 
 
 class NotEmulatedError(EmulatorError):
-    """The emulator cannot run the kernel: part of it is unsupported, or its metadata or disassembly is unusable."""
+    """The emulator cannot run the kernel, for example because an instruction is unsupported or a file is missing."""
 
 
 class FaultyKernelError(EmulatorError):

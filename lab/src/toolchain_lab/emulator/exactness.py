@@ -16,7 +16,7 @@ EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"
-# The bounds for all instructions except matrix instructions and dot products.
+# The bounds for approximate instructions other than matrix instructions and dot products.
 _BOUNDS = (
     (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
     (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"),
@@ -31,8 +31,8 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 
     Args:
         magnitude: the largest sum of magnitudes that was added in any execution of the instruction; None if none was
-            recorded. For an instruction with a published rule, any value other than 0 means that a result was infinite
-            or NaN in a way that the rule does not specify.
+            recorded. For an instruction with a published rule, a positive value means that a result was infinite or
+            NaN in a way that the rule does not specify.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:

@@ -236,13 +236,13 @@ def classify(values: Array, wanted: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The parameters of V_DIV_SCALE for a type. The exponents are biased.
+    """The parameters of V_DIV_SCALE for a type.
 
     Args:
         distance: the smallest difference between the exponents of the numerator and the denominator that needs scaling.
-        power: the power of 2 by which an operand is scaled.
-        both_small: the power of 2 that is used if both the quotient and the reciprocal of the denominator are denormal.
-        small: a numerator with this exponent or a smaller one needs scaling.
+        power: an operand is usually scaled by 2^power or 2^-power.
+        both_small: the denominator is scaled by 2^both_small if its reciprocal and the quotient are both denormal.
+        small: a numerator with this biased exponent or a smaller one needs scaling.
     """
 
     distance: int

@@ -114,7 +114,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
     """Return the function that reads one source, whose type `letter` gives as in `LaneOp`.
 
     Args:
-        high: for a 16-bit type, 1 to read the upper half of a register, and otherwise 0.
+        high: for a 16-bit type, 1 to read the upper half of a register, or 0; ignored if `text` names a half.
     """
     if letter in _SOURCES:
         return _SOURCES[letter](operands, text)

@@ -33,7 +33,7 @@ class Parameter:
 
     Args:
         type: Triton's name for the type, such as `*fp16` or `i32`. If the type is unknown, `*` stands for a pointer,
-            and `b32` for a 32-bit number.
+            and `bN` for a value of N bits.
         optional: whether the argument may be omitted, in which case it is 0. The pointers that Triton appends are
             optional.
     """
@@ -108,7 +108,7 @@ class Launch:
     only: Sequence[Place] | None = None
 
     def places(self) -> Iterable[Place]:
-        """Return the ids of the workgroups that run."""
+        """Return the ids of the workgroups that run; raise LaunchError if the grid or one of the ids is invalid."""
         x, y, z = self.grid
         if min(self.grid) < 1:
             raise LaunchError(
@@ -179,7 +179,7 @@ def _packed(parameter: Parameter, value: float) -> bytes:
 
 
 def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
-    """Raise NotEmulatedError if the parameters do not match the offsets and sizes in the kernel's metadata."""
+    """Raise NotEmulatedError if the parameters do not match the arguments in the kernel's metadata."""
     place, expected = 0, []
     for parameter in parameters:
         size = struct.calcsize("<" + parameter.format)

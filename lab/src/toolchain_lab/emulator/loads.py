@@ -31,11 +31,11 @@ class Access:
     """The properties of a load or a store that follow from its mnemonic.
 
     Attributes:
-        known: whether the mnemonic is that of a load or a store; if not, the other attributes are not set.
+        known: whether the mnemonic has a known form; if not, the other attributes are not set.
         size: the number of bytes that each lane accesses.
         sign: whether a loaded value of less than 32 bits is sign-extended.
-        half: 0 or 1 if the instruction has a D16 form, which accesses only the lower or only the upper half of a
-            register; otherwise None.
+        half: 0 or 1 for a D16 instruction, which accesses only the lower or only the upper half of a register;
+            otherwise None.
     """
 
     def __init__(self, name: str) -> None:
@@ -235,7 +235,7 @@ HANDLERS: dict[str, Handler] = _scalar_handlers()
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a global or flat instruction; None if this module does not know the name."""
+    """Return the decoder for a global or flat load or store; None for any other name."""
     access = Access(name)
     if not access.known:
         return None

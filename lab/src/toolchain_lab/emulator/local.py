@@ -1,4 +1,4 @@
-"""LDS instructions, which load and store values or permute lanes."""
+"""LDS instructions that load or store values, or permute lanes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
 
 
 def backward_permute(operands: Operands) -> Run:
-    """Decode DS_BPERMUTE_B32: each lane reads the lane whose number is address / 4, or 0 if that lane is inactive."""
+    """Decode DS_BPERMUTE_B32: each lane reads the lane that its address selects, or 0 if that lane is inactive."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
@@ -144,7 +144,7 @@ def backward_permute(operands: Operands) -> Run:
 
 
 def forward_permute(operands: Operands) -> Run:
-    """Decode DS_PERMUTE_B32: each lane writes to the lane whose number is address / 4; the highest writer wins."""
+    """Decode DS_PERMUTE_B32: each active lane writes to the lane that its address selects; the highest writer wins."""
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")

@@ -112,8 +112,8 @@ def _repeats(registers: bytes) -> bool:
 def _rows(size: int) -> bytes:
     """Return the row numbers of a product in the order in which MFMA registers hold them, as the bytes of `int64`.
 
-    Register r of lane l holds column l % size. Its row is 8*(r // 4) + 4*(l // 32) + r % 4 in a product with 32 rows,
-    and 4*(l // 16) + r in one with 16.
+    Register r of lane l holds column l % size of row 8*(r // 4) + 4*(l // 32) + r % 4 in a product with 32 rows, and of
+    row 4*(l // 16) + r in a product with 16 rows.
     """
     parts = 64 // size
     registers = np.arange(size // parts)
@@ -127,7 +127,7 @@ _ROWS = {size: _rows(size) for size in (16, 32)}
 def _wmma_registers(products: Array, generation: int) -> Array:
     """Convert products, `float64[waves, 16, 16]`, to the layout of WMMA registers, `float64[waves, 8, 32]`.
 
-    Register r of lane l holds column l % 16. Its row is 2*r + l // 16 on gfx11, and r + 8*(l // 16) on gfx12.
+    Register r of lane l holds column l % 16 of row 2*r + l // 16 on gfx11, and of row r + 8*(l // 16) on gfx12.
     """
     if generation == 11:
         return products.reshape(-1, 8, 32)

@@ -77,7 +77,7 @@ def _registers(product: Array, target: Target, kind: str) -> Array:
 
 
 def _unpacked(registers: Array, size: int, parts: int) -> Array:
-    """Convert MFMA registers to a matrix, `[size, size]`; this is the inverse of `_registers`."""
+    """Convert MFMA registers with 32-bit elements to a matrix, `[size, size]`; this is the inverse of `_registers`."""
     return registers.reshape(-1, 4, parts, size).transpose(0, 2, 1, 3).reshape(size, size)
 
 
@@ -156,7 +156,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                     rows = rows[:, :16]
                 numbers = _numbers(rows.tobytes(), len(rows), kinds[number], target)
                 # In an F8F6F4 instruction, one lane of each group holds a part of a row. k runs over the first 16 bytes
-                # of all these lanes, and then over their next 16 bytes.
+                # of all these lanes, and then over their next 16 bytes if the type has 8 bits.
                 chunks = len(rows) // 4 if mixed else 1
                 matrix = _rows(numbers, parts, chunks=chunks)
                 if scales:

@@ -86,7 +86,7 @@ class Lds(Views):
         }
         self.wave = np.uint64(1)
         self._written, self._read, self._changed = (np.zeros(len(data) // 2, np.uint64) for _ in range(3))
-        # Loads are only added to the records when a store follows, because there is no race without a store.
+        # Loads are only added to the records if there is a store or an atomic access, because otherwise none can race.
         self._loads: list[tuple[Any, Array, int, int]] = []
         self._stored = False
 
@@ -107,7 +107,7 @@ class Lds(Views):
         self._loads.clear()
 
     def note(self, place: Array, size: int, pc: int, values: Array | None = None) -> None:
-        """Record a load or a store. Accesses of single bytes are not checked.
+        """Record a load or a store. Accesses of single bytes are ignored.
 
         Args:
             place: the byte offset of each active lane.
@@ -116,8 +116,8 @@ class Lds(Views):
 
         Raises:
             FaultyKernelError: two waves have accessed the same bytes since the last barrier, and at least one of the
-                two accesses writes to them. A race between a load and an earlier store is
-                detected at the next store or barrier.
+                two accesses writes to them. A race between a load and an earlier store is detected at the next store,
+                atomic access or barrier.
         """
         if not self.watch or size < 2 or not len(place):
             return

@@ -7,8 +7,8 @@ from typing import Any
 
 _DEPTH = 16
 _MOST = 2_000_000  # values; the metadata of a library with 5,000 kernels contains about 1.2 million
-# The first byte of a value decides its type. The tables give the `struct` format of each type of number, and for other
-# types the format of the length.
+# The first byte of a value decides its type. `_NUMBERS` maps this byte to the `struct` format of a number, `_LENGTHS`
+# maps it to the format of a length and the type, and `_PLAIN` maps it to the value.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
@@ -25,8 +25,8 @@ def unpack(data: bytes) -> Any:
     """Decode the value at the beginning of `data`.
 
     Raises:
-        ValueError: the data is truncated, contains an extension type or text that is not UTF-8, is nested more than 16
-            levels deep, or contains more than 2,000,000 values.
+        ValueError: the data is truncated, contains an unsupported type or text that is not UTF-8, is nested more than
+            16 levels deep, or contains more than 2,000,000 values.
         TypeError: a key of a map is an array or a map.
     """
     return _Reader(data).value(_DEPTH)

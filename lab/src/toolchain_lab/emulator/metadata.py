@@ -14,8 +14,8 @@ from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes; the limit for the LDS of a workgroup, and for the scratch memory of a lane
 _AGAIN = "compile the kernel again with this version of the tool"
-# The size of a GPU's LDS in bytes. A kernel without a JSON file is assumed to use all of it, because only that file
-# gives the size that the kernel uses.
+# The size of a GPU's LDS in bytes. A kernel is assumed to use all of it unless a JSON file gives the size that the
+# kernel uses.
 _LDS, _LDS_OF = 65536, {"gfx950": 163840}
 _OWN = 2  # the number of pointers that Triton appends for its scratch memory
 _ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')
@@ -36,8 +36,8 @@ class Metadata:
         lds_known: whether `lds` comes from a JSON file; otherwise it is the size of all the LDS of the GPU.
         scratch: the size of Triton's scratch memory for each workgroup in bytes.
         source: the path of the kernel's source file, relative to the root of the source tree; empty if it is unknown.
-        names: the names of all arguments of the kernel's function, in order.
-        constants: the values of the function's compile-time arguments, by name.
+        names: the names of all arguments of the kernel's function, in order; empty if they are unknown.
+        constants: the values of the function's compile-time arguments, by name; empty if they are unknown.
     """
 
     kernel: str
@@ -187,10 +187,10 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
 
 
 def parse_signature(text: str) -> list[Parameter]:
-    """Return the parameters in a signature: `[NAME=]TYPE[:HINT]`, separated by commas, as in Triton's compiler.
+    """Return the parameters in a signature, which consists of entries `[NAME=]TYPE[:HINT]`, separated by commas.
 
-    Constants, which are numbers or `constexpr`, are omitted. Parameters without a name are called `arg0`, `arg1` and so
-    on.
+    Empty entries and constants, which are numbers or `constexpr`, are omitted. A parameter without a name is called
+    `argN`, where N is its index in the result.
     """
     parameters: list[Parameter] = []
     for part in text.split(","):
@@ -215,7 +215,7 @@ def _of_ir(text: str, kernel: str) -> list[Parameter]:
 
 
 def _fitting(code: CodeObject, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the given parameters if they match the object, or else those in its metadata, without their types."""
+    """Return `parameters` if they are not empty and match the object, and otherwise those in the object's metadata."""
     try:
         check_parameters(code, parameters)
     except NotEmulatedError:
@@ -236,7 +236,7 @@ def _scratch(content: Mapping[str, Any]) -> int:
 
 
 def check_metadata(code: CodeObject, metadata: Metadata) -> None:
-    """Raise NotEmulatedError if the metadata belongs to another object, or requires something that is not emulated."""
+    """Raise NotEmulatedError if the metadata does not match the object, or requires something that is not emulated."""
     threads = metadata.waves * (32 if code.descriptor.wave32 else 64)
     for name, ours, theirs in (
         ("the kernel", metadata.kernel, code.kernel),

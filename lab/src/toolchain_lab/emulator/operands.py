@@ -162,8 +162,8 @@ class Operands:
         """Return the function that reads a source as `float16`, with its modifiers applied.
 
         Args:
-            high: 1 to read the upper half of a register, and otherwise 0.
-            packed: whether a constant is 32 bits wide, and `high` selects one half of it.
+            high: 1 to read the upper half of a register, or 0 for the lower half; ignored if `text` names a half.
+            packed: whether `high` also selects a half of a constant.
         """
         operand = self.signs(text)
         bits = self.half_bits(operand.text, high, packed=packed, floating=True)
@@ -214,7 +214,7 @@ class Operands:
     def f64(self, text: str) -> Get:
         """Return the function that reads a source as `float64`, with its modifiers applied.
 
-        A literal gives the upper half of the number; the lower half is 0.
+        A literal of 32 bits gives the upper half of the number; the lower half is 0.
         """
         operand = self.signs(text)
         if operand.text.startswith("0x"):

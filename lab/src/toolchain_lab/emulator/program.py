@@ -63,7 +63,7 @@ def names(line: Line) -> tuple[str, ...]:
 
 
 class Program:
-    """A disassembled kernel, whose instructions are decoded when they are first executed."""
+    """A disassembled kernel, whose instructions are decoded when they are first needed."""
 
     def __init__(self, code: CodeObject, lines: Sequence[Line], *, exact: bool = True) -> None:
         self.code = code
@@ -150,7 +150,7 @@ class Program:
         return refused
 
     def _is_padding(self, place: int) -> bool:
-        """Return whether all lines from an index onwards are padding."""
+        """Return whether all lines from the index `place` onwards are padding."""
         return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
 
     def executed(self) -> Counter[str]:

@@ -1,7 +1,7 @@
 """Execution of all waves of a workgroup at once, as long as they have the same program counter.
 
-The results are the same as if the waves ran one after the other, unless two waves access the same memory between two
-barriers and at least one of them writes to it. In that case, the workgroup is reset to its initial state, so that its
+The results are the same as if the waves ran one after the other, unless they depend on the order in which the waves
+access memory between two barriers. If they may depend on it, the workgroup is reset to its initial state, so that its
 waves can run one after the other. The same happens after an error, if a limit is exceeded, and if an instruction
 requires that the waves run one after the other.
 """
@@ -69,10 +69,10 @@ class _Together:
             raise ApartError
 
     def _to_barrier(self) -> None:
-        """Run all waves up to a barrier or their ends; waves that run as a batch continue after barriers.
+        """Run all waves until each has reached a barrier or its end.
 
-        While waves have different program counters, the wave with the lowest one runs one block at a time, so that the
-        waves can meet again.
+        While all waves run with the same program counter and mode, they form a batch, which continues past barriers.
+        Otherwise, the next block is that of the running wave with the lowest program counter, so that waves can meet.
         """
         running = [wave for wave in self.waves if not wave.done]
         while running:

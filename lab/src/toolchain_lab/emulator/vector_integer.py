@@ -156,7 +156,7 @@ def multiply_add_64(operands: Operands) -> Run:
 
 
 def multiply_add_signed_64(operands: Operands) -> Run:
-    """Decode V_MAD_I64_I32, which adds a signed product to a 64-bit number, and writes signed overflow as the carry."""
+    """Decode V_MAD_I64_I32 and V_MAD_CO_I64_I32, which add a signed product, and write signed overflow as the carry."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.i32(first), operands.i32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)

@@ -64,7 +64,7 @@ class Wave:
         self.scratch = scratch
         if target.generation > 9:
             self.s[NULL] = 0
-        # The address of the buffer through which kernels for gfx90a access scratch memory; 0 if there is none.
+        # The address of scratch memory if the kernel accesses it through a buffer, as on gfx90a; otherwise 0.
         self.scratch_address = 0
         self.scc = 0
         # The bit FP16_OVFL of the MODE register.
@@ -161,7 +161,7 @@ class Wave:
         self.mask = self.lane_mask(EXEC)
 
     def forget_masks(self) -> None:
-        """Drop the cached lane masks, which is necessary after scalar registers have been restored."""
+        """Drop the cached lane masks."""
         self._masks = {}
 
     def first_lane(self) -> int:

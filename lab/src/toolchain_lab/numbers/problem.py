@@ -210,7 +210,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return `lse` or `delta`, an input to a backward pass, for all rows as float32."""
+        """Return the float32 tensor that a backward pass takes as `name`, which is `lse` or `delta`, for all rows."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
