@@ -81,7 +81,7 @@ def _recipe(name: str, row: dict[str, Any], arch: str, source: Path) -> BaseReci
 
 
 def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
-    """Return the recipe of a base; raise an UnsupportedError if it is unknown, or if no image is pinned for `arch`."""
+    """Return the recipe of a base; raise an UnsupportedError if it is unknown, or lacks the image that it needs."""
     bases = load_bases(arch)
     recipe = bases.get(name)
     if recipe is None:

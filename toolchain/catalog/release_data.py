@@ -62,7 +62,7 @@ class CodegenPin:
 
     @property
     def revision(self) -> str:
-        """Return the revision that the library reports, `COMMIT-BUILD`, which is part of the key of every kernel."""
+        """Return the revision that the library reports, `COMMIT-BUILD`, which is part of the keys of cached kernels."""
         return f"{self.llvm}-{self.build}"
 
 

@@ -83,7 +83,7 @@ def _rows(kind: str, row_type: type[Any]) -> tuple[Any, ...]:
 
 
 def rocms() -> tuple[Rocm, ...]:
-    """Return all versions of ROCm, in the order of data/hip.toml."""
+    """Return the rows of the known major versions of ROCm, in the order of data/hip.toml."""
     return _rows("rocm", Rocm)
 
 

@@ -292,7 +292,7 @@ def make_request(
 
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
-        if path.is_relative_to(cache.store):  # from a bundle; `cache prune` removes patches that look unused
-            from toolchain.sources.store import mark_used  # noqa: PLC0415 - only patches from a bundle need it
+        if path.is_relative_to(cache.store):  # `cache prune` removes stored patches that look unused
+            from toolchain.sources.store import mark_used  # noqa: PLC0415 - only stored patches need it
 
             mark_used(path.parent)

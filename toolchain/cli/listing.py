@@ -27,7 +27,7 @@ class Listing:
     Args:
         rows: the cells of each row; they are not parsed as markup.
         head: the columns that are shown in a row's line if the table is too wide. The other columns follow below the
-            line, together with columns of `head` that do not fit into it.
+            line, together with columns of `head` that do not fit into it; empty cells and `-` are not shown there.
         right: the columns that are right-aligned.
         lines: whether the table has borders.
     """
@@ -61,7 +61,7 @@ class Listing:
         return look
 
     def _fitting(self, width: int) -> list[int]:
-        """Return the indexes of the columns of `head` that fit side by side into `width`, but at least one."""
+        """Return the indexes of the first columns of `head` that fit side by side into `width`, but at least one."""
         at = [number for number, name in enumerate(self.columns) if name in self.head]
         texts = [self.columns, *self.rows]
         while len(at) > 1 and sum(2 + max(_width(_text(row[number])) for row in texts) for number in at) - 2 > width:

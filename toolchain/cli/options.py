@@ -93,7 +93,7 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
 def completion(option: Option) -> Callable[[str], list[str]] | None:
     """Return the function that completes an option's value in the shell; None if the option has no known values.
 
-    In a comma-separated list, the function completes the last item.
+    In a comma-separated list, the function completes the last item, and offers no item that the list already has.
     """
     known = option.known
     if known is None:

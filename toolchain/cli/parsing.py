@@ -30,8 +30,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments as Typer does, with values from the configuration file.
 
-        An option for a single value may be given only once. The environment variable of an option that decides about
-        signatures must not be empty, unless the command line sets the option.
+        An option for a single value may be given only once. The environment variable of a `never_empty` option must not
+        be set to an empty value or to spaces, unless the command line sets the option.
         """
         from toolchain.cli.options import declaration_of  # noqa: PLC0415 - `--help` does not need it
 
@@ -75,7 +75,7 @@ def read_lightly(command: Any, ctx: Any) -> None:
     """Make a command's parameters accept values that need no conversion without Typer's converters.
 
     Typer converts every value with pydantic, even None, and importing pydantic takes a quarter of the time of `plan`.
-    Values that need a conversion are still passed to Typer.
+    Values that need a conversion are still passed to Typer. An empty path or argument is refused.
     """
     kinds = {
         name: _kind(one.annotation)

@@ -1,4 +1,4 @@
-"""The verb `pins`, which shows the LLVM that a PyTorch, AOTriton or Triton pins, and how certain that is."""
+"""The verb `pins`, which shows the LLVM that a PyTorch, AOTriton or Triton version pins, and how certain that is."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pins(
 
 
 def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
-    """Return the chain of facts that leads from the user's version to its LLVM."""
+    """Return the chain of facts that leads from the user's version or path to its LLVM."""
     if path is not None:
         return _read(_below_home(str(path)))
     if triton is not None:
@@ -171,7 +171,7 @@ def _all(as_json: bool) -> None:
 
 
 def _shown(content: Any) -> str:
-    """Return the value of a field as text; an LLVM for a GPU is shown as its target and revision."""
+    """Return the value of a field as text; an LLVM for a GPU is shown as its target, commit and build number."""
     if not isinstance(content, tuple | list):
         return str(content)
     return ", ".join(

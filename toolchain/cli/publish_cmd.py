@@ -111,7 +111,7 @@ def publish(
 def _built_by(record: Record, builder_id: str | None) -> Record:
     """Return the record with the given builder.
 
-    The record is returned unchanged if no builder is given, or if it names a builder other than the local one.
+    The record is returned unchanged if no builder is given, or if the record names a builder other than the local one.
     """
     if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
         return record

@@ -39,7 +39,7 @@ def pytorch(
             raise ConfigError("not-a-folder", f"{name} {folder} is not a folder", fix="give an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu)
-    # If only a prefix is given, PyTorch downloads no archives and accepts any ROCm and GPU.
+    # If only a prefix is given, PyTorch downloads no archives and accepts any ROCm version and GPU.
     needed = wanted.needed(rocm, gpus) if prefix is None or archives is not None else []
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}

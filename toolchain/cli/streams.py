@@ -65,7 +65,7 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Make failures of the standard streams end the program cleanly, and open /dev/null for closed streams."""
+    """Make failures to write to standard streams end the program cleanly, and open /dev/null for closed streams."""
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)

@@ -165,7 +165,7 @@ def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, 
 
 
 def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa: Path | None) -> tuple[Builder, ...]:
-    """Return the builders in the file that `--builders` names; an empty tuple if the option is not given."""
+    """Return the builders in the file that `--builders` names; an empty tuple if `path` and `needed` are None."""
     from toolchain.trust.rebuilt import read_builders  # noqa: PLC0415 - it imports cryptography
 
     if path is None and needed is not None:

@@ -49,8 +49,8 @@ class Option:
         found: whether a toolchain.toml in the current folder can set the option without `--config`. Such an option must
             not decide whose code, keys, paths or registries are used; a text option with `known` values can be set only
             to one of them.
-        never_empty: whether an empty environment variable is an error, because the option decides which signatures are
-            accepted or made.
+        never_empty: whether an empty environment variable is an error, because the option decides what is accepted or
+            how it is signed.
         campaign: whether only the verbs of kernel campaigns accept the option.
         is_input: whether records and provenance contain its value.
         lock: when a lock file contains the value: never, always, or only if it differs from the default.

@@ -70,7 +70,7 @@ class Request:
         arch: the OCI architectures, sorted.
         sources: the user's sources, by the name of the default source that each replaces.
         patches: the patch files of each source, in the order in which they are applied.
-        gpus: LLVM's names for the GPUs (such as `gfx942`), sorted.
+        gpus: LLVM's names for the GPUs (such as `gfx942`), sorted; empty for the default of the stage.
         rocm: the major versions of ROCm, in the order of data/hip.toml; empty for the default ones.
         wheels: the stages of the wheels, in the order of data/wheels.toml; empty for the default of the target.
         calls: the user's calls for a Triton cache, as JSON; None for the built-in calls.
@@ -268,7 +268,7 @@ class Request:
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
-        """Return a source as `sources.resolve.locate` does, but look it up only once within a plan."""
+        """Return a source as `sources.resolve.locate` does, but look it up only once if `looked_up` is set."""
         from toolchain.sources.resolve import locate  # noqa: PLC0415 - `--help` does not need it
 
         known = {} if self.looked_up is None else self.looked_up

@@ -154,7 +154,7 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     """Parse the values of `--patch` into absolute paths by source name, in the order in which the user gave them.
 
-    Raise a ConfigError if a value is invalid or a file does not exist.
+    Raise a ConfigError if a value is invalid, or if its path is not that of a file.
     """
     by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import requests
 
 LIMIT_BYTES = 20 << 30
-ATTEMPTS = 5  # the maximum number of attempts to download a file; each retry resumes the download
+ATTEMPTS = 5  # the maximum number of attempts to download a file; a retry resumes the download if possible
 BACKOFF = 2.0  # seconds before the first retry; each later wait is twice as long as the wait before it
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8

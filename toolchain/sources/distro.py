@@ -95,7 +95,8 @@ def known_distro(
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
     """Return a source package with its version and digest, and the path of its upstream tarball in the store.
 
-    If the store lacks the tarball, it is fetched with apt or from a mirror in data/distro.toml.
+    If the store lacks the tarball, it is fetched with apt or from a mirror in data/distro.toml. If only a bundle
+    describes the package, apt reads the index even if the store has the tarball, unless `offline` is set.
     """
     package, version = source.where, source.version
     known = known_package(package, version, cache)
@@ -189,7 +190,7 @@ def _notes(package: str, version: str, cache: Cache) -> Path:
 
 
 def note(package: Package, cache: Cache) -> None:
-    """Remember a package for offline plans that name its version, or that name no version."""
+    """Remember a package for later plans that name its version, or that name no version."""
     keys = ("name", "version", "file", "sha256", "suites")
     text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in keys)
     text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")

@@ -1,8 +1,8 @@
 """Read and apply edit files, which replace lines with given numbers in the files of a source tree.
 
-An edit file is written in TOML. Its keys `source`, `commit` and `llvm` name the commit and the LLVM releases that it
-applies to, and each `[[edit]]` replaces lines of one file. An edit file contains only the new lines, while a patch also
-repeats lines of the tree.
+An edit file is written in TOML. Its keys `source`, `commit` and `llvm` name the source, the commit and the LLVM
+releases that it applies to, and each `[[edit]]` replaces lines of one file. An edit file contains only the new lines,
+while a patch also repeats lines of the tree.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EditFile:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a regular file, or an empty string if the file is missing or is a link.
+    """Return the digest of a regular file, or an empty string for a missing file, a link or a folder.
 
     Links are refused, because writing through a link would change another file.
     """

@@ -133,7 +133,7 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
     """Fetch a commit, and return the path of a tar archive that contains `part` of its tree.
 
-    The archive is made by `git archive`, which applies the attributes `export-ignore` and `eol`.
+    The archive is made by `git archive`, which applies attributes such as `export-ignore` and `eol`.
     """
     archive = scratch / f"commit {sha}"  # `unpack_tar` shows this name in its errors
     try:

@@ -92,8 +92,8 @@ def _codename() -> str:
 def _signed_by(entry: str, site: str, suite: str) -> str:
     """Return the `Signed-By` value of a mirror, or an empty string if none is found.
 
-    `entry` is the position `FILE:NUMBER` of the mirror in apt's configuration. The file is read, because apt does not
-    print the value.
+    `entry` is the location `FILE:NUMBER` of the mirror in apt's configuration. The file is read, because apt does not
+    print the value. If no stanza of the suite in a .sources file has the URL `site`, another stanza's value is used.
     """
     name, _, number = entry.rpartition(":")
     path = Path(name)

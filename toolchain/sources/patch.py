@@ -84,7 +84,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 def check_patch(patch: Path) -> None:
     """Raise PatchError if a patch is unreadable or too large, or names no path, or one outside the tree or in `.git`.
 
-    For an edit file that can be read, raise the errors of `read_edits` instead.
+    For an edit file that is readable and not too large, raise the errors of `read_edits` instead.
     """
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
@@ -125,7 +125,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Return the paths in the headers of a patch, with their prefixes, such as `a/sub/file`."""
+    """Return the paths in the headers of a patch as the patch writes them, such as `a/sub/file`, without /dev/null."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]

@@ -117,7 +117,7 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
-    """Return the package, wheel or archive in the data files that has the digest, or None."""
+    """Return the source whose row in a data file has the digest, or None if no row has it."""
     plain = digest.removeprefix("sha256:")
     for package in known_packages():
         if package.sha256 == plain:

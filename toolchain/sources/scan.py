@@ -105,8 +105,8 @@ class Finding:
 def scan(tree: Path) -> tuple[Finding, ...]:
     """Return all binaries in a tree or a single file, and all archives that cannot be scanned, sorted by path.
 
-    Tar, zip, gzip, bzip2 and xz files are unpacked. SourceError is raised if one of them is damaged, has a password or
-    unpacks to too many bytes, because it may contain anything.
+    Tar, zip, gzip, bzip2 and xz files are unpacked; folders `.git` and links are skipped. SourceError is raised if one
+    of these files is damaged, has a password or unpacks to too many bytes, because it may contain anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()
@@ -132,10 +132,9 @@ def _files(tree: Path) -> Iterator[str]:
 
 
 def _is_plain(file: str) -> bool:
-    """Return whether a file is neither a binary nor an archive.
+    """Return whether the beginning and the end of a file rule out that it is a binary or an archive.
 
-    The function reads only the beginning and the end of the file, because a tree has many files, and few of them are
-    binaries.
+    The rest of the file is not read, because a tree has many files, and few of them are binaries.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -169,7 +168,7 @@ def _kind(head: bytes) -> str:
 
 
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield the path and the kind of a stream that is a binary, or of each binary in a stream that is an archive.
+    """Yield the path and the kind of each binary, and of each archive that is not scanned, in a stream or its members.
 
     `where` is the path of the stream inside its containers, such as `!MEMBER`, and empty for the file itself. `depth`
     is the number of levels of nested archives that may still be unpacked.
@@ -204,7 +203,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _ends_as_zip(stream: IO[bytes]) -> bool:
-    """Return whether a zip file is at the end of a stream; Python imports from such a file despite data before it."""
+    """Return whether a zip file with members ends a stream; Python imports from such a file despite data before it."""
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
     is_zip = _ZIP_END in stream.read(_ZIP_TAIL)

@@ -37,11 +37,11 @@ class Store:
 
     @property
     def partial(self) -> Path:
-        """Return the folder of incomplete downloads, which later invocations resume."""
+        """Return the folder of temporary files and of incomplete downloads, which later invocations resume."""
         return self.root / "partial"
 
     def add_file(self, path: Path, digest: str, *, name: str = "") -> Path:
-        """Move a file into the store, and return its new path.
+        """Move a file into the store, and return its path there; if the store already has the file, remove `path`.
 
         A file with the wrong digest is removed, and DigestError is raised. SourceError is raised for anything other
         than a regular file.
@@ -122,7 +122,8 @@ class Store:
                 whose size, times and inode are unchanged is trusted.
             brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
                 compared with the hash of its commit, or with the digest of the whole source if it is a part.
-            take_brought: whether to accept a stored tree that came from a bundle. Otherwise it is unpacked again.
+            take_brought: whether to accept a stored tree that came from a bundle. It is unpacked again unless this or
+                `brought` is set.
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key
@@ -191,7 +192,7 @@ class Store:
             return False
 
     def _sidecar(self, digest: str, part: str) -> dict[str, Any]:
-        """Return the content of a tree's JSON file, or an empty dictionary if the file contains no JSON object."""
+        """Return the content of a tree's JSON file, or an empty dictionary if there is no such file or JSON object."""
         try:
             record = strict_json.read((self.root / "trees" / f"{self._key(digest, part)}.json").read_bytes())
         except (OSError, ValueError):

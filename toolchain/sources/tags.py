@@ -1,4 +1,4 @@
-"""Resolve a tag to its commit, and remember the commit for offline plans."""
+"""Resolve a tag to its commit, and remember the commit for later plans."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
     """Return a source with the commit of its tag; a source without a tag is returned unchanged.
 
     The repository is asked if the commit is unknown, or if its tree is not stored and `offline` is not set. LockedError
-    is raised if the tag no longer points to the commit that the source names, and UnreachableError if the repository
-    does not answer, or must not be asked because `offline` is set.
+    is raised if the tag no longer points to the commit that the source names. The errors of `commit_of_tag` are raised
+    if the repository has no such tag or cannot be asked, for example because `offline` is set.
     """
     store = Store(cache.store)
     known = source.digest is not None

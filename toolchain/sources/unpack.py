@@ -131,7 +131,7 @@ class _Unpacker:
                 why="its end mark is missing",
                 fix="download it again",
             )
-        # Links are created last, so that no member can be written through a link.
+        # Symbolic links are created last, so that no member can be written through one.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
             if self.part.holds(path):
@@ -191,7 +191,7 @@ class _Unpacker:
             )
 
     def _path(self, name: str) -> str:
-        """Return a member's path relative to the destination, or an empty string if `strip` leaves nothing."""
+        """Return a member's path below the destination, empty if `strip` leaves nothing; refuse an unsafe name."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/"):
             raise self._hostile("entry-absolute", "it contains an absolute path", name)
