@@ -70,6 +70,17 @@ def test_another_result_than_expected_is_told_with_its_place(emulate: Emulate) -
     assert emulate(*words[:-2], "--expect", "y=other.npy").exit_code == 3
 
 
+def test_what_cannot_be_right_is_refused_before_the_run(emulate: Emulate, folder: Path) -> None:
+    words = ("softmax.hsaco", "--grid", "3", *ARGUMENTS, "--out", "none")
+    for wrong, id in (
+        (("--gpu", "gfx90a"), "no-kernel-for-gpu"),
+        (("--gpu", "gfx0"), "unknown-gpu"),
+        (("--expect", "out=missing.npy"), "argument-invalid"),
+    ):
+        assert json.loads(emulate(*words, *wrong, "--json").stdout)["id"] == id
+    assert not (folder / "none").exists()
+
+
 def test_the_object_alone_is_enough(emulate: Emulate, folder: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.hsaco"
     bare.write_bytes((folder / "softmax.hsaco").read_bytes())

@@ -8,8 +8,9 @@ import json
 import multiprocessing
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ from toolchain_lab.examine.places import local_files
 from toolchain_lab.examine.rebuild import launches_of
 from toolchain_lab.numbers import flash_attn
 from toolchain_lab.numbers.campaign import results
-from toolchain_lab.numbers.case import Expected
-from toolchain_lab.numbers.check import CASES, check_object
+from toolchain_lab.numbers.case import Expected, NotCheckedError
+from toolchain_lab.numbers.check import CASES, Checked, _cases, check_object
 from toolchain_lab.numbers.collect import Collected, collect
 from toolchain_lab.numbers.contained import check_contained
 from toolchain_lab.numbers.elements import BF16, FP16, FP32, tensor
@@ -301,17 +302,41 @@ def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> 
         result([statement(about, {"checked": "many"})], needed)
 
 
-def test_a_check_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
-    """A pool waits for everything that was given to it."""
+@pytest.fixture
+def endless(tmp_path: Path) -> Generator[Checked, None, None]:
+    """A check with two workers, which after the first result read files that have no end."""
     objects = [Object(tmp_path / f"{number}.hsaco", str(number), "", "") for number in range(8)]
     for each in objects:
         each.path.touch()
     for each in objects[1:]:
-        os.mkfifo(each.path.with_suffix(".json"))  # read without an end
+        os.mkfifo(each.path.with_suffix(".json"))
     rows = results(objects, Disassembler(Path("objdump"), (22, 0, 0), run_program), 2)
     assert next(rows).status == REFUSED
-    rows.close()
+    return rows
+
+
+def test_a_check_that_is_interrupted_ends_at_once(endless: Generator[Checked, None, None]) -> None:
+    """A pool waits for everything that was given to it."""
+    endless.close()
     assert not multiprocessing.active_children()
+
+
+def test_a_check_whose_worker_is_killed(endless: Generator[Checked, None, None]) -> None:
+    multiprocessing.active_children()[0].kill()
+    with refused("workers-lost"):
+        next(endless)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, ZeroDivisionError, KeyError])
+def test_constants_that_do_not_fit_a_test_case(error: type[Exception]) -> None:
+    def make(_: object, __: int) -> Iterator[Any]:
+        raise error
+        yield
+
+    metadata: Any = SimpleNamespace(kernel="k")
+    with pytest.raises(NotCheckedError, match="constants of k"):
+        list(_cases(make, metadata, 0))
 
 
 def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) -> None:
