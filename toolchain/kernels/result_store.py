@@ -260,9 +260,6 @@ class KernelStore:
     def _path(self, name: str) -> Path:
         return self.root / "results" / name[:2] / name[2:]
 
-    def holds(self, name: str) -> bool:
-        return self._path(name).exists()
-
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
         """Yield each of `names` that has a record, and the record, which is None if it cannot be read.
 

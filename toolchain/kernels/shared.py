@@ -204,18 +204,14 @@ class SharedResults:
         Args:
             entries: the rules' entries by id.
         """
-        for rule in rules:
-            if self._writes is not None and rule.id in entries and not self._has_usable(self._writes, rule):
-                self.add(rule, entries[rule.id], out)
-
-    def _has_usable(self, store: KernelStore, rule: Rule) -> bool:
-        name = self.name(rule)
-        if not store.holds(name):
-            return False
-        record = next((content for _, content in store.fetch([name])), None)
-        try:
-            read_record(record or b"", self._inputs_of(rule), self.key)
-        except (DamagedError, UnsignedError):
-            self._unusable.add(name)
-            return False
-        return True
+        if self._writes is None:
+            return
+        left = {self.name(rule): rule for rule in rules if rule.id in entries}
+        for name, record in self._writes.fetch(left.keys()):
+            try:
+                read_record(record or b"", self._inputs_of(left[name]), self.key)
+                del left[name]
+            except (DamagedError, UnsignedError):
+                self._unusable.add(name)
+        for rule in left.values():
+            self.add(rule, entries[rule.id], out)

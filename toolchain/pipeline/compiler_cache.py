@@ -80,19 +80,27 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
     about = {"sources": ", ".join(source.ref for source in sources)}
     cache.compiler_caches.mkdir(parents=True, exist_ok=True)
     with kept(_lock(cache, key)):
-        write_atomically(cache.compiler_caches / f"{key}.json", canonical(about))
+        write_atomically(_note(cache, key), canonical(about))
         trim(cache, keep=key)
         yield
 
 
-def remove_unused(cache: Cache, key: str) -> None:
-    """Remove a compiler cache unless a build is using it; do nothing if the key is `none`."""
+def remove_unused(cache: Cache, key: str) -> bool:
+    """Remove a compiler cache unless a build is using it or the key is `none`; return whether it was removed."""
     from toolchain.engine.storage import cache_mounts, ccache_mount, discard  # noqa: PLC0415 - a plan starts no engine
 
-    if key != NONE:
-        with free(_lock(cache, key)) as unused:
-            for place in cache_mounts(cache, ccache_mount(key)) if unused else ():
+    if key == NONE:
+        return False
+    with free(_lock(cache, key)) as unused:
+        if unused:
+            for place in cache_mounts(cache, ccache_mount(key)):
                 discard(place)
+            _note(cache, key).unlink(missing_ok=True)
+        return unused
+
+
+def _note(cache: Cache, key: str) -> Path:
+    return cache.compiler_caches / f"{key}.json"
 
 
 def _lock(cache: Cache, key: str) -> Path:
@@ -113,7 +121,6 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
         limit: the largest total size in bytes.
     """
     from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
-    from toolchain.engine.storage import discard  # noqa: PLC0415
 
     gone: list[CompilerCache] = []
     total = 0
@@ -121,12 +128,8 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
         total += sum(disk_bytes(place) for place in known.places)
         if total <= limit or known.key == keep:
             continue
-        with free(_lock(cache, known.key)) as unused:
-            if unused:
-                for place in known.places:
-                    discard(place)
-                known.note.unlink(missing_ok=True)
-                gone.append(known)
+        if remove_unused(cache, known.key):
+            gone.append(known)
     if gone:
         console.note(f"removed {len(gone)} compiler caches; the limit for all of them is {console.size(limit)}")
     return gone

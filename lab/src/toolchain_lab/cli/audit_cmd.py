@@ -14,8 +14,7 @@ from toolchain.cli.images_cmd import is_image_name
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, KernelError
-from toolchain.request import option_values
-from toolchain_lab.cli.diff_cmd import PLACE_HELP
+from toolchain_lab.cli.diff_cmd import PLACE_HELP, gpus_of
 from toolchain_lab.cli.try_cmd import PythonOpt, TimeoutOpt, WheelOpt, chosen_triton
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def audit(
     """
     from toolchain_lab.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
 
-    gpus = () if gpu is None else option_values.gpus(gpu)
+    gpus = gpus_of(gpu)
     signer: Any = None
     if key is not None:
         from toolchain.trust.keys import load_signer  # noqa: PLC0415 - cryptography

@@ -15,8 +15,8 @@ from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, EmulationError, NotCheckedError
-from toolchain.request import option_values
-from toolchain_lab.cli.diff_cmd import PLACE_HELP, GpuOpt
+from toolchain.request.option_values import check as number_of_kernels
+from toolchain_lab.cli.diff_cmd import PLACE_HELP, GpuOpt, gpus_of
 from toolchain_lab.cli.emulate_cmd import FastOpt, ObjdumpOpt, decoder
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def kernels_check(
     Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support, and with
     28 if there is no test case for a kernel. A check that is stopped shows the results so far.
     """
-    count = option_values.check(sample, "--sample") or None
+    count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):
         raise ConfigError(
             "option-needs-option", "--plan and --source must be given together", fix="give both, or neither"
         )
-    gpus = () if gpu is None else option_values.gpus(gpu)
+    gpus = gpus_of(gpu)
     disassembler = decoder(objdump)
     from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
     from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - numpy

@@ -53,7 +53,7 @@ def kernels_diff(
     from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
 
     conditions = conditions_of(fail_on)
-    gpus = () if gpu is None else option_values.gpus(gpu)
+    gpus = gpus_of(gpu)
     where = cache_of(cache)
     sides = [kernels_in(place, where, note=console.note) for place in (a, b)]
     if gpus:
@@ -73,6 +73,11 @@ def kernels_diff(
         for line in screen(difference, rows):
             console.text(line)
     fail(difference, conditions)
+
+
+def gpus_of(option: str | None) -> tuple[str, ...]:
+    """Return the GPUs that `--gpu` lists; an empty tuple if the option is not given."""
+    return () if option is None else option_values.gpus(option)
 
 
 def conditions_of(text: str) -> list[str]:
