@@ -3,8 +3,7 @@
 `engine.probe` starts the program, which uses only the standard library.
 
 `python -I -S -B attack.py SECRET...` takes the paths of files that only the caller may read. It prints a line for each
-attempt: `@held NAME` if the container held, or `@out NAME: WHAT` if the attempt succeeded. It changes nothing outside
-the container.
+attempt: `@out NAME: WHAT` if the attempt succeeded, or else `@held NAME`. It writes no file outside the container.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 def secret(paths: Sequence[str]) -> str:
     """Return the first path at which a file can be opened, or an empty string if there is none.
 
-    Each of `paths` is also tried below the root and the working directory of every process that has another root.
+    Each of `paths` is also tried below the root and the working directory of every process that has another root, or
+    whose root this process cannot read.
     """
     others = [name for name in os.listdir("/proc") if name.isdigit() and not _has_our_root(name)]
     roots = ["", *(f"/proc/{pid}/{link}" for pid in others for link in ("root", "cwd"))]

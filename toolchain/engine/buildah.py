@@ -44,13 +44,14 @@ _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", 
 def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str:
     """Return the Containerfile for buildah, made from `text`, the recipe's own Containerfile.
 
-    The recipe's keys are appended to the ids of cache mounts; without a key for the compiler cache, its mount is
-    removed. Instructions for the output pipes (see `engine.relay`), for `variation` and, in a build without network
-    access, for the network probe are inserted before the first RUN of each stage. The pipes are not used if the
-    Containerfile has its own SHELL.
+    The recipe's name and key are inserted into the id of the build tree's cache mount, and the compiler cache's key is
+    appended to the id of its mount. An empty key leaves the build tree's id unchanged, and removes the compiler cache's
+    mount. A stage without instructions before another stage gets a label (see `_BARE`). Instructions for the output
+    pipes (see `engine.relay`), for `variation` and, in a build without network access, for the network probe are
+    inserted before the first RUN of each stage. The pipes are not used if the Containerfile has its own SHELL.
     """
     if recipe.cache_key:
-        # Several recipes share a Containerfile, so the id of its build tree need not contain the recipe's name.
+        # Several recipes share a Containerfile, so the id of the build tree in it may contain another recipe's name.
         tree = f"toolchain-{recipe.name}-tree-{recipe.cache_key}"
         text = re.sub(r"(?<=id=)toolchain-[a-z0-9-]+-tree(?=[,\s]|$)", tree, text)
     if recipe.compiler_cache:
@@ -69,7 +70,7 @@ class Buildah(Storage):
     """Builds recipes, and runs commands and workers in containers.
 
     Args:
-        variation: the conditions to change for every build and every container; None for no changes.
+        variation: the changed conditions of the builds and containers; None for no changes.
     """
 
     def __init__(self, cache: Cache, *, variation: Variation | None = None) -> None:
@@ -128,13 +129,14 @@ class Buildah(Storage):
             root: the recipe root; its folders with recipes are the build's context.
             out: the folder for the tree, which is replaced only if the build succeeds. Its files are not flushed to
                 disk, because the layer that is packed from them will be.
+            log: the file to which the output is appended.
             on_line: called with each line of output, except the answers of the network probe.
 
         Raises:
             BuildError: the build failed; `why` is the result of `judge.first_error` for the last lines of output.
             EngineError: buildah does not work, a file or tree of the recipe is missing, or a build without network
                 access sees a network or cannot be probed for one.
-            HostileInputError: the built tree contains a device, pipe or socket, or a link that leads out of the tree.
+            HostileInputError: `judge.require_inside` refuses the tree of a build without network access.
             LimitError: the build reached a limit in `data/limits.toml`.
         """
         source = root / recipe.containerfile
@@ -212,9 +214,10 @@ class Buildah(Storage):
         return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached, folder: Path) -> bool:
-        """Remove a build's containers after it reached `limit`; for a limit in `OF_DISK` also its build tree.
+        """Remove the containers of a build that reached `limit`, and return whether its caches are removed too.
 
-        The tree is kept if another invocation may have written what was counted. Return whether it was removed.
+        The caches are removed at a limit in `OF_DISK`, unless another invocation may have written the counted files.
+        This function removes the build tree; the caller removes the compiler cache if no other build uses the cache.
         """
         shared = limit.name.startswith("written-") and self.others(folder)
         discards = limit.name in container_limits.OF_DISK and not shared
@@ -224,7 +227,10 @@ class Buildah(Storage):
         return discards
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
-        """Return the options that name a recipe's inputs, and the mounts through which buildah sees the inputs."""
+        """Return the options for a recipe's build arguments and contexts, and the mounts for the folders of contexts.
+
+        Raise an EngineError if a context is missing.
+        """
         arguments = dict(recipe.args)
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
             arguments[name] = self._references.get(key, key)
@@ -243,7 +249,7 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again, which creates the folder if it was deleted",
                 )
-            # Trees in the store need no copy, because every user may read them.
+            # A tree in the store needs no copy, because its files are readable for every user id.
             stored = path.is_relative_to(self.cache.store)
             show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
@@ -292,7 +298,8 @@ class Buildah(Storage):
         """Yield a long-lived process in a container of its own without a network, and end the process after the block.
 
         The caller must read the standard error of the process, because the process blocks when that pipe is full.
-        Several processes may run at once. The thread that starts a process must outlive the block.
+        Several processes may run at once. The thread that starts a process must outlive the block, because the kernel
+        kills the process when that thread ends.
         """
         with (
             self._prepared(image, argv, mounts=mounts, env=env, timed=False) as (command, _),
@@ -346,11 +353,14 @@ class Buildah(Storage):
             discard(place)
 
     def ninja_log(self, name: str, key: str) -> bytes:
-        """Return the longest ninja log in the cached build tree of a recipe, or no bytes if there is no log."""
+        """Return the longest ninja log in the cached build tree of a recipe; empty if there is none.
+
+        A log of more than `LARGEST_NINJA_LOG` bytes is ignored.
+        """
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):
-                with contextlib.suppress(OSError):  # a build may have put a link or a folder at this path
+                with contextlib.suppress(OSError):  # a build may have put a link, a folder or a huge file here
                     logs.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
         return max(logs, key=len)
 

@@ -18,7 +18,8 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
-# These limits protect the disk. If a build reaches one of them, its caches are removed (see `Buildah._free_disk`).
+# These limits protect the disk. If a build reaches one of them, its caches are usually removed (see
+# `Buildah._free_disk`).
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
 
 
@@ -39,7 +40,8 @@ class Reached:
     """A limit that a container reached.
 
     Args:
-        layers: the ids of the container's layers in the engine's storage; empty if the launcher wrote no note.
+        layers: the ids of the layers that were mounted for the container; empty if the launcher wrote no note, or if
+            the storage driver mounts no layers.
     """
 
     name: str
@@ -47,7 +49,7 @@ class Reached:
 
 
 def rows() -> list[Limit]:
-    """Return all limits, in the order in which the documentation lists them."""
+    """Return all limits in the order of `data/limits.toml`, which is also their order in docs/isolation.md."""
     plain = [{name.replace("-", "_"): value for name, value in row.items()} for row in load("limits")["limit"]]
     return [typed_row(Limit, row, row["name"], FOLDER / "limits.toml") for row in plain]
 
@@ -83,6 +85,7 @@ def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None,
     Args:
         folder: the folder of the invocation, to which the launcher writes a note if a limit is reached.
         places: the folders that the container writes to.
+        log: the file that gets the container's output; None for no limit on it.
         timed: whether the limit `hours` applies.
     """
     found = values()
@@ -112,8 +115,8 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
 
     Args:
         folder: the invocation's folder, to which the launcher may have written a note.
-        error: the error that ended the container. If the launcher wrote no note but the error says that the disk is
-            full, the limit is `free-bytes`.
+        error: the error that the invocation raised. If the launcher wrote no note, but this is an OSError for a full
+            disk or an exceeded quota, the limit is `free-bytes`.
     """
     try:
         note = strict_json.read(read_regular(folder / _NOTE, _LARGEST_NOTE))
@@ -124,11 +127,11 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
 
 
 def limit_error(name: str, what: str) -> LimitError:
-    """Return the error for a container that was ended at the limit `name` while it ran `what`."""
+    """Return the error for `what`, e.g. `the build of llvm`, whose container was ended at the limit `name`."""
     row = next(row for row in rows() if row.name == name)
     value = values()[name]
     if name.startswith("free-"):
-        why = f"the minimum is {value:,.0f} {row.what}"
+        why = f"the minimum is {value:,.0f} {row.what}, or a twentieth of a small disk"
         fix = "free disk space (`toolchain cache prune`), or choose another folder with --cache"
     else:
         why = f"the limit is {value:,.10g} {row.what.partition(';')[0]}"

@@ -35,28 +35,29 @@ from toolchain.engine.storage import process_identity
 LOG = logging.getLogger(__name__)
 
 PROGRAM = "docker"
-# The names of our images in the daemon begin with this prefix.
+# The names of this tool's images in the daemon begin with this prefix.
 IMAGES = "localhost/toolchain"
 _NUMBER = itertools.count()
 _LABEL = "toolchain.process"
 # `docker run` exits with this code if docker itself fails, rather than the command in the container.
 _ENGINE_FAILED = 125
-_PATIENCE = 30.0
+_PATIENCE = 30.0  # seconds to wait for an answer of docker's client
 VARIABLES = {
     "DOCKER_HOST": "the daemon",
     "DOCKER_CONTEXT": "the daemon, by a name of the client's configuration",
     "DOCKER_TLS": "whether the daemon is reached by TLS",
-    "DOCKER_TLS_VERIFY": "whether its certificate is checked",
-    "DOCKER_API_VERSION": "for a daemon that is older than the client",
+    "DOCKER_TLS_VERIFY": "whether the daemon's certificate is checked",
+    "DOCKER_API_VERSION": "the version of the API, for a daemon that is older than the client",
 }
 FILES = {
     "DOCKER_CONFIG": "the client's configuration",
     "DOCKER_CERT_PATH": "the certificates for the daemon",
-    "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
+    "SSH_AUTH_SOCK": "the socket of the ssh agent, for a daemon that is reached by ssh",
 }
 """The environment variables that docker's client inherits, with their meanings. The variables in `FILES` hold paths."""
-# The first process of a PID namespace ignores every signal that it has no handler for, even the SIGABRT of abort(). So
-# a shell is the first process, and a signal ends the command as it would outside of a container.
+# The first process of a PID namespace ignores a signal from its own namespace, even the SIGABRT of abort(), unless it
+# has a handler for it. So a shell is the first process, and a signal ends the command as it would outside of a
+# container.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
@@ -65,16 +66,16 @@ def _error_output(error: DockerException) -> str:
 
 
 class DockerRunner:
-    """Runs commands in containers of a docker daemon, without a network unless the caller asks for one.
+    """Runs commands in containers of a docker daemon, by default without a network.
 
     Args:
-        host: the daemon's address, e.g. `unix:///run/docker.sock`; by default the client's settings decide.
+        host: the daemon's address, e.g. `unix:///run/docker.sock`; by default that in the client's settings.
         scratch: the folder for images while they are loaded; by default the system's temporary folder.
-        settings: the folder for the seccomp profile; by default a temporary folder.
+        settings: the folder for the seccomp profiles; by default a temporary folder.
 
     Attributes:
-        user: the `UID:GID` that containers run as; if it is empty, they run as the image's user, which is root.
-        facts: what `docker_probe` found out about the daemon, for records of builds.
+        user: the `UID:GID` that containers run as; if it is empty, they run as the image's user.
+        facts: the result of `docker_probe`, for records of builds; empty before the probe.
     """
 
     def __init__(self, host: str | None = None, *, scratch: Path | None = None, settings: Path | None = None) -> None:
@@ -88,7 +89,7 @@ class DockerRunner:
 
     @property
     def address(self) -> str:
-        """The daemon's address from the caller or the environment variable `DOCKER_HOST`; empty if neither gave one."""
+        """The daemon's address from the caller or the environment variable `DOCKER_HOST`; empty if neither is set."""
         return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
@@ -110,9 +111,9 @@ class DockerRunner:
         return str(side["Version"])
 
     def cleanup(self) -> None:
-        """Remove the containers of killed invocations on this machine.
+        """Remove the containers of killed invocations that ran in this PID namespace since the last boot.
 
-        A container goes on running when docker's client is killed. The daemon may also run containers for other
+        A container continues to run when docker's client is killed. The daemon may also run containers for other
         machines or for other PID namespaces of this machine, which are kept.
         """
         with self._errors("ps"):
@@ -125,7 +126,9 @@ class DockerRunner:
                     container.remove(force=True, volumes=True)
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
-        """Load an image from an OCI layout, unless the daemon already has it; see `Buildah.ensure_image`.
+        """Load an image from an OCI layout, unless it is already in the daemon, and return a reference to it.
+
+        For the arguments, see `Buildah.ensure_image`.
 
         The digests of the layers in the daemon and in the layout are compared, because the daemon may have another
         image under the same name.
@@ -169,7 +172,7 @@ class DockerRunner:
             self._client.image.remove(reference, force=True)
 
     def take_tree(self, archive: Path, name: str) -> str:
-        """Import a tar archive as the probe's image, and return a reference to the image."""
+        """Import a tar archive of a root folder as an image, and return a reference to the image."""
         reference = f"{IMAGES}/{name}"
         with self._errors("import"):
             self._client.image.import_(archive, tag=reference)
@@ -193,7 +196,10 @@ class DockerRunner:
         network: bool = False,
         **how: Unpack[RunOptions],
     ) -> Result:
-        """Run a command in a fresh container, as `Buildah.run` does, but `on_stderr` is not supported."""
+        """Run a command in a fresh container, as `Buildah.run` does; raise an EngineError if docker cannot run it.
+
+        `on_stderr` is ignored. The limit `hours` applies only if there is no `timeout`.
+        """
         process.which(PROGRAM)
         options = self._options(mounts, how.get("env"), network=network)
         log, timeout = how.get("log"), how.get("timeout")
@@ -228,8 +234,8 @@ class DockerRunner:
     ) -> Iterator[subprocess.Popen[str]]:
         """Yield a long-lived process in a container of its own without a network; see `Buildah.worker`.
 
-        The yielded process is docker's client, which passes on the worker's pipes and exit code. The container does not
-        end with the client, so it is removed by name after the block.
+        The yielded process is docker's client, whose pipes and exit code are those of the worker. The container does
+        not end with the client, so this function removes the container after the block.
         """
         name = self._name()
         options = self._options(mounts, env)
@@ -313,7 +319,7 @@ class DockerRunner:
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
         """Return the limits for a container.
 
-        The container's own files are in the daemon's folder, which is counted only if this process can see it.
+        The container's own files are in the daemon's folder, which is counted only if this process can access it.
         """
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
@@ -363,7 +369,7 @@ class DockerRunner:
 def _call() -> list[str]:
     """Return the words that run docker in a clean environment, to which `VARIABLES` and `FILES` are added.
 
-    Without the program `env`, python-on-whales would pass on all of the caller's environment variables.
+    They begin with `env -i`, because python-on-whales passes all of the caller's environment variables to the command.
     """
     variables = clean_environment(inherited(VARIABLES, files=FILES))
     named = [f"{name}={value}" for name, value in variables.items()]
@@ -377,7 +383,7 @@ def _machine() -> str:
 
 
 def _mount(mount: Mount) -> list[str]:
-    """Return the fields of the CSV record with which docker's client describes a bind mount."""
+    """Return the fields of the CSV record that describes a bind mount in docker's option `--mount`."""
     fields = ["type=bind", _field(f"source={mount.source.absolute()}"), _field(f"target={mount.target}")]
     return [*fields, "readonly"] if mount.read_only else fields
 

@@ -1,7 +1,8 @@
-"""Before any work, prove that a docker daemon's containers have no network and see the folders of this machine.
+"""Prove that a docker daemon's containers have no network and see the folders of this machine.
 
 A container of a tiny image counts its network interfaces. It prints a word that this process wrote to a folder, and two
-files of the recipes, and writes the word back. A daemon on another machine could not do that.
+files of the recipes, and writes the word back. On another machine, it could do that only if the machines share these
+folders.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | N
     """Prove that the daemon's containers see the folders of this machine but no network, and return a runner.
 
     Args:
-        scripts: the files that containers must see as they are here; by default two files of the recipes.
+        host: the daemon's address; see `DockerRunner`.
+        scripts: files whose content must be the same in a container as here; by default two files of the recipes.
 
     Raises:
         EngineError: docker or skopeo is missing, docker does not answer, or its containers do not run, see a network,
@@ -96,7 +98,10 @@ def _tiny_image(runner: DockerRunner, folder: Path) -> Iterator[str]:
 
 
 def _users() -> list[str]:
-    """Return the users to try for containers: the image's own user and, unless the caller is root, the caller."""
+    """Return the values of `DockerRunner.user` to try: empty and, unless it is `0:0`, the caller's `UID:GID`.
+
+    These are the caller's ids outside of its user namespace.
+    """
     tables = [Path(f"/proc/self/{kind}_map").read_text(encoding="ascii") for kind in ("uid", "gid")]
     mine = f"{outside(tables[0], os.geteuid())}:{outside(tables[1], os.getegid())}"
     return [""] if mine == "0:0" else ["", mine]

@@ -1,4 +1,4 @@
-"""End a docker container that reaches a limit, as the launcher does with buildah's containers."""
+"""End a docker container that reaches a limit, as the launcher ends buildah's containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from toolchain.engine.limit_watch import Limits, Usage
 
 _EVERY = 0.5  # seconds between two checks of the disk, the log and the running time
-_COUNT_EVERY = 5.0  # seconds between two counts of processes; each count is a request to the daemon
+_COUNT_EVERY = 5.0  # minimum seconds between two counts of processes; each count is a request to the daemon
 
 
 @dataclass
@@ -23,7 +23,12 @@ class Watched:
 
 @contextlib.contextmanager
 def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
-    """End a container if it reaches a limit during the block, and yield the result of watching it."""
+    """End a container if it reaches a limit during the block, and yield a result in which the limit is then recorded.
+
+    Args:
+        processes: a function that counts the container's processes and threads.
+        kill: a function that ends the container.
+    """
     found, stop, usage = Watched(), threading.Event(), Usage(limits)
 
     def watch() -> None:

@@ -21,7 +21,7 @@ _KINDS = tuple(
         (r"", 0.2),  # generated files, archives, links
     )
 )
-_WINDOW = 600.0  # seconds; see `Rate`, which forgets older speeds because the load of a machine changes
+_WINDOW = 600.0  # seconds; see `Rate`, which ignores old speeds because the load of a machine changes
 _FIRST = 30.0  # seconds from the start of a run during which there is no estimate
 
 
@@ -42,7 +42,7 @@ class Rate:
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, done: float, now: float) -> None:
-        """Record that `done` units of work are done at the monotonic time `now`."""
+        """Record that `done` units of work, counted from the start, are done at the monotonic time `now`."""
         self._done = done
         self.first = self.first or (now, done)
         if not self._samples or now - self._samples[-1][0] >= 1:
@@ -52,7 +52,7 @@ class Rate:
             self._samples.popleft()
 
     def seconds_for(self, work: float, now: float) -> float | None:
-        """Return the seconds that another `work` units will take; None if the speed is not known."""
+        """Return the seconds that another `work` units will take; None if no work has been measured."""
         if self.first is None:
             return None
         since, before = self._samples[0]

@@ -21,13 +21,13 @@ Verb = Literal["build", "from", "run"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _WORD = "@interfaces"
 # This script counts the network interfaces other than `lo`. It uses only the shell, because a base need not have cat or
-# grep. It reads /proc/net/dev, because under chroot isolation /sys is the host's. If the header of that file, whose
-# lines contain `|`, is missing, the number is `unknown`.
+# grep. It reads /proc/net/dev, because the launcher mounts no part of /sys that lists interfaces. If the header of that
+# file, whose lines contain `|`, is missing, the number is `unknown`.
 SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
-# Capabilities that buildah would give to root in a container. With them, root could for example leave the
+# Capabilities that buildah or docker would give to root in a container. With them, root could for example leave the
 # container by a second chroot, make devices, give capabilities to files or to itself, use low ports, and become other
 # users, whose processes the kernel counts separately.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
@@ -56,7 +56,7 @@ def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list
     bridge, and the host name is always the same.
 
     Args:
-        network: whether the container has a network. It then keeps the capabilities that installing packages needs.
+        network: whether the container has a network. Such a container keeps the capabilities in `_INSTALLING`.
         plain: whether the container may make only files and folders (see `view.seccomp`).
     """
     words = ["--isolation", MODE]
@@ -89,7 +89,10 @@ def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
 
 
 def tiny_root(folder: Path) -> Path:
-    """Create `folder` with only a shell and its libraries, which suffice to run `SCRIPT`, and return `folder`."""
+    """Create `folder` with only a shell and its libraries, which suffice to run `SCRIPT`, and return `folder`.
+
+    Raise an EngineError if there is no shell.
+    """
     busybox = process.find("busybox")
     shell = Path(process.find("sh") or "/bin/sh")
     static = busybox is not None and not _libraries(Path(busybox))
@@ -97,7 +100,7 @@ def tiny_root(folder: Path) -> Path:
     if not program.exists():
         raise EngineError(
             "isolation-untested",
-            "the isolation of builds cannot be tested, because there is no /bin/sh",
+            "the isolation of containers cannot be tested, because there is no /bin/sh",
             fix="apt-get install dash",
         )
     (folder / "bin").mkdir(parents=True)
@@ -135,10 +138,13 @@ def run_command(
 
 
 class NetworkProbe:
-    """Finds the probe's answer in the output of a build.
+    """Finds the answers of the steps with `PROOF` in the output of a build.
 
     Args:
         on_line: called with each line that is not an answer.
+
+    Attributes:
+        number: the answer that is farthest from 0, see `answer`; None if there was no answer.
     """
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
@@ -157,7 +163,7 @@ class NetworkProbe:
             self._on_line(text)
 
     def check(self, *, finished: bool) -> None:
-        """Raise an EngineError if a step saw a network, or if the network could not be probed.
+        """Raise an EngineError if an interface was visible in a step, or if the network could not be probed.
 
         A missing answer is an error only if `finished` is set and the build has run a step.
         """

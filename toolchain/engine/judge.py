@@ -20,7 +20,11 @@ _SHOWN, _ENDING = 12, 6  # numbers of lines: from the first error on, and from t
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Raise a HostileInputError if a built tree contains a device, pipe or socket, or a link that leads out of it."""
+    """Raise a HostileInputError unless a built tree contains only regular files, folders, and links to paths below it.
+
+    Args:
+        name: the name of the recipe, for the message.
+    """
     top = os.path.realpath(tree)
     for folder, names, files in os.walk(tree):
         for entry in (*names, *files):
@@ -45,7 +49,7 @@ def require_inside(tree: Path, name: str) -> None:
 def build_error(name: str, error: process.CommandError) -> BuildError:
     lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {name} failed"
-    # A recipe's script prints `toolchain: …` when it knows the cause.
+    # If a recipe's script recognizes the cause of a failure, it prints `toolchain: ` and the cause.
     messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
     if messages:
         what = f"{what}: {messages[-1]}"
@@ -55,8 +59,8 @@ def build_error(name: str, error: process.CommandError) -> BuildError:
 def first_error(lines: Sequence[str]) -> str:
     """Return the first error of a compiler, linker or CMake with the lines after it, and the last lines of the log.
 
-    If the error is CMake's report that a Python script failed, the lines begin with that script's exception. If there
-    is no error, only the last lines are returned.
+    If the error is CMake's and a Python traceback precedes it, the lines begin with the exception, because a failed
+    Python script is the likely cause. If there is no error, only the last lines are returned.
     """
     at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if at is None:

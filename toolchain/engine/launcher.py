@@ -64,9 +64,9 @@ class Spec(TypedDict):
     Args:
         ids: the first id and the length of the range of user and group ids that PROGRAM sees as 0, 1, 2 and so on.
         binds: the folders and files to mount, each as its source, its path for PROGRAM, and whether it is writable.
-        environment: all environment variables of PROGRAM.
+        environment: all environment variables of PROGRAM, including `PATH`.
         network: whether PROGRAM keeps the caller's network.
-        privileges: whether a program may gain rights when it is started, for example by a set-user-id bit.
+        privileges: whether PROGRAM may gain rights by starting a program, for example one with a set-user-id bit.
         limits: the limits for the container; None for no limits.
         refused_calls: the numbers of system calls that fail with ENOSYS, unless `privileges` is set.
         unknown_calls: system calls with this number or a higher number also fail with ENOSYS, unless `privileges` is
@@ -178,10 +178,10 @@ def _refuse_calls(numbers: list[int], unknown: int) -> None:
 
 
 def _found(program: str, places: str) -> str:
-    """Return the path of an executable file in the folders of `places`, which has the format of `PATH`.
+    """Return the path of the executable `program` in the folders of `places`, which has the format of `PATH`.
 
     If `program` contains a slash or is not found, it is returned unchanged. `os.execvpe` is not used, because it would
-    import a module from a folder that is no longer mounted.
+    import a module from a folder that may not be mounted any more.
     """
     for place in places.split(":") if "/" not in program else ():
         if os.access(f"{place}/{program}", os.X_OK):
@@ -190,7 +190,7 @@ def _found(program: str, places: str) -> str:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. The kernel resets this when the process changes ids."""
+    """Make the kernel kill this process when its parent ends; a change of the process's ids resets the setting."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent-death signal")
 
 
@@ -224,13 +224,13 @@ def _build_root(spec: Spec) -> None:
             _mount(f"{_OLD}/dev/{name}", f"/dev/{name}", None, _MS_BIND)
     for name, link in _LINKS.items():
         os.symlink(link, f"/dev/{name}")
-    # The kernel lets a user namespace mount /proc only while the machine's /proc is visible, so this comes before the
-    # unmount.
+    # The kernel lets a user namespace mount /proc only while the machine's /proc is visible, so /proc is mounted before
+    # the machine's root is unmounted.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     processors = "/sys/devices/system/cpu"
     if os.path.isdir(_OLD + processors):
         _bind(processors, processors, writable=False)
-    _check(_LIBC.umount2(os.fsencode(_OLD), _MNT_DETACH), "the machine's root stays")
+    _check(_LIBC.umount2(os.fsencode(_OLD), _MNT_DETACH), "the machine's root cannot be unmounted")
     os.rmdir(_OLD)
     _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _kept("/"))
 
@@ -292,5 +292,6 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.path.abspath(f"{__file__}/../../.."))  # for `limit_watch`, because `-I` omits this folder
+    # `limit_watch` is imported from this folder, which `-I` and `-S` leave out of the module path.
+    sys.path.append(os.path.abspath(f"{__file__}/../../.."))
     sys.exit(main(sys.argv))

@@ -1,6 +1,6 @@
-"""Measure what a container uses, and end it when it reaches a limit.
+"""Measure the resources that a container uses, and end the container when it reaches a limit.
 
-`engine.launcher` imports this module in a process that can otherwise import only the standard library.
+This module imports only the standard library, because `engine.launcher` imports it in a process without site-packages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
     TypedDict = dict
 
 _EVERY = 0.2  # seconds between two checks
-_MORE_PROCESSES = 4096  # more processes than a program can start between two checks
+_MORE_PROCESSES = 4096  # a margin for the processes that a program starts between two checks
 
 
 class Limits(TypedDict):
@@ -30,14 +30,15 @@ class Limits(TypedDict):
     Args:
         processes: the maximum number of processes and threads that run at the same time.
         file_bytes: the maximum size of one file.
-        written_bytes, written_files: the maximum size and number of the files that are written in `places`.
+        written_bytes, written_files: the maximum disk usage and number of the files and folders in `places` that change
+            while the program runs, including those that other programs change.
         free_bytes, free_files: the bytes and inodes that must stay free on each file system of `places`; on a small
             file system, a twentieth of it is enough.
         log_bytes: the maximum size of `log`.
         seconds: the maximum running time; 0 for no limit.
         places: the folders that the program writes to.
         log: the file that gets the program's output; empty if there is none.
-        note: the file for the name of the limit that was reached, and for the layers of the program's containers.
+        note: the file to which `Watch` writes the name of a limit that is reached and the ids of the mounted layers.
     """
 
     processes: int
@@ -66,7 +67,10 @@ class Usage:
         self._recount = (limits["written_bytes"], limits["written_files"])
 
     def reached(self) -> str:
-        """Return the name of a limit that the container has reached, or an empty string if there is none."""
+        """Return the name of a limit that has been reached, or an empty string if there is none.
+
+        The limits on processes and on the size of one file are not checked.
+        """
         limits = self.limits
         if limits["seconds"] and time.monotonic() - self._start > limits["seconds"]:
             return "hours"
@@ -137,8 +141,8 @@ class Usage:
 class Watch(Usage):
     """Waits for the first process of a PID namespace, and ends the namespace when a limit is reached.
 
-    Processes are counted in the namespace's own /proc. If the kernel denies access to it, only the resource limit on
-    processes applies.
+    Processes are counted in the namespace's own /proc. If this process cannot open that folder, they are not counted,
+    and only the resource limit on processes applies to them.
     """
 
     def __init__(self, child: int, limits: Limits) -> None:
@@ -172,7 +176,7 @@ class Watch(Usage):
         status = os.waitpid(self._child, 0)[1]
         with open(self.limits["note"], "w", encoding="ascii") as note:
             json.dump({"limit": name, "layers": layers}, note)
-        sys.stderr.write(f"toolchain: ended at the limit {name}; TOOLCHAIN_LIMITS raises it\n")
+        sys.stderr.write(f"toolchain: ended at the limit {name}; TOOLCHAIN_LIMITS can change the limit\n")
         return status
 
     def _processes(self) -> int:
@@ -207,7 +211,10 @@ def most_processes(limit: int) -> int:
 
 
 def restrict(limits: Limits) -> None:
-    """Set the resource limits of this process from `limits`; its children inherit them."""
+    """Set the resource limits of this process from `limits`; its children inherit them.
+
+    A hard limit of this process that is lower is kept.
+    """
     wanted = {resource.RLIMIT_NPROC: most_processes(limits["processes"]), resource.RLIMIT_FSIZE: limits["file_bytes"]}
     for kind, value in wanted.items():
         _, hard = resource.getrlimit(kind)

@@ -1,8 +1,8 @@
 """Make an ordinary user root in a user namespace that maps the user's subordinate ids, so that containers can run.
 
 In this namespace the process may mount file systems, and may create files with the different owners that a base image
-needs. It keeps its PID, so signals reach it as before. The files that it makes as root of the namespace belong to the
-user.
+needs. The process keeps its PID, so signals still reach it. The files that it makes as root of the namespace belong to
+the user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-
 def enter() -> None:
     """Restart the tool as root of a user namespace, unless it is already root or in such a namespace.
 
-    The new process gets the same arguments, and the environment variables that `_environment` returns. The current
+    The restarted tool gets the same arguments, and the environment variables that `_environment` returns. The current
     folder is not on its module path. Raise an EngineError if this user cannot create the namespace.
     """
     if os.geteuid() == 0 or INSIDE in os.environ:
@@ -38,7 +38,7 @@ def enter() -> None:
     words = [process.which(_UNSHARE[0]), *_UNSHARE[1:], "--", sys.executable, "-P", *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(words[0], words, _environment())  # noqa: S606 - no shell is wanted
+    os.execve(words[0], words, _environment())  # noqa: S606 - a shell is not necessary
 
 
 def _environment() -> dict[str, str]:
@@ -61,10 +61,10 @@ def require() -> None:
         if count < ENOUGH:
             raise EngineError(
                 "subordinate-ids-missing",
-                f"{user} has {count or 'no'} subordinate ids in {file}, and containers need {ENOUGH}",
+                f"{user} has {count or 'no'} subordinate ids in one range of {file}, and containers need {ENOUGH}",
                 why="the files of a base belong to many users",
                 fix=_FIX_IDS.format(first=100000, last=100000 + ENOUGH - 1, user=user)
-                + " (choose a range that no other user has); or run this as root",
+                + " (choose a range that no other user has); or run this command as root",
             )
     tried = process.run([*_UNSHARE, "true"], capture=True, check=False, timeout=30)
     if tried.returncode != 0:
@@ -73,7 +73,7 @@ def require() -> None:
             "this user cannot create a user namespace",
             why=" ".join(tried.tail[-3:]),
             fix="install util-linux 2.38 or newer; on Ubuntu 23.10 and later, add an AppArmor profile for unshare or"
-            " run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`; or run this as root",
+            " run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`; or run this command as root",
         )
 
 

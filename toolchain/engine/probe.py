@@ -28,8 +28,8 @@ _SECONDS = 120.0
 def probe(storage: Storage, *, again: bool = False) -> str:
     """Prove that builds are isolated, and return the name of the isolation.
 
-    The cache remembers the proof, which is valid for one version of buildah, one kernel and one result of `measures`.
-    Only one process makes the attempts at a time; the others wait and read its proof.
+    The proof is stored in the cache, and is valid for one version of buildah, one kernel and one result of `measures`.
+    Only one process makes the attempts at a time. The other processes wait, and use the proof unless `again` is set.
 
     Args:
         again: make the attempts even if the cache contains a valid proof.
@@ -37,6 +37,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
     Raises:
         EngineError: buildah is missing, the container does not start or sees a network, or the attack gets out of the
             container.
+        LockHeldError: another process has made the attempts for longer than `locks.patience`.
     """
     remembered = storage.cache.engine / "isolation.json"
     proved = canonical(
@@ -70,7 +71,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
 
 
 def measures() -> str:
-    """Return a digest of what isolates builds: buildah's options, the seccomp profiles, and modules of this tool."""
+    """Return a digest of buildah's options, the seccomp profiles and the modules of this tool that isolate builds."""
     options = [isolation.arguments(verb) for verb in isolation.VERBS]
     modules = (attack, launcher, limit_watch, relay, view)
     programs = [sha256_file(Path(str(module.__file__))) for module in modules]
@@ -107,7 +108,10 @@ def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
 
 
 def _files(folder: Path) -> list[Mount]:
-    """Return the mounts for the attack's files, and for Python if it is installed outside of the system's folders."""
+    """Write the attack's secret, and return the mounts for the attack's files and for Python.
+
+    Python needs no mount if it is installed in the system's folders.
+    """
     write_atomically(folder / "secret", b"of the caller\n", mode=0o600)
     mounts = [
         Mount(folder / "secret", f"{_PROBE}/secret"),
@@ -137,5 +141,5 @@ def judge(result: process.Result) -> None:
             "build-not-isolated",
             "builds are not isolated on this machine",
             why="\n".join(out),
-            fix="try a newer buildah or kernel, and run `toolchain doctor`; the tool builds nothing until this works",
+            fix="try a newer buildah or kernel, and run `toolchain doctor`; the tool builds nothing without isolation",
         )

@@ -1,4 +1,8 @@
-"""Show a stage's progress from the output of its build: as a live line in a terminal, or a line per minute in a log."""
+"""Show a stage's progress, which is read from the output of its build.
+
+The progress is one live line in a terminal. In a log, and under CI, it is a line at the start of each step and at least
+one line a minute.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ class _Step:
     label: str = ""
     amount: str = ""
     pace: Pace | None = None
-    # `before` counts the steps of earlier runs of ninja; the `run_` fields are the latest figures of the current run.
+    # `before` counts the steps that earlier runs of ninja finished; the `run_` fields describe the current run.
     before: int = 0
     run_done: int = 0
     run_total: int = 0
@@ -84,7 +88,8 @@ class Progress:
 
     Args:
         index, total: the number of the stage in this invocation, counted from 1, and the number of stages.
-        console: where the progress is shown; by default standard error.
+        console: the console that shows the progress; by default standard error.
+        clock: a function that returns a monotonic time in seconds.
     """
 
     def __init__(

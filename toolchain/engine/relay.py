@@ -13,8 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The pipes are mounted below /run, which is not part of any layer; `sweep` removes the mount point from an exported
-# tree.
+# The path of the pipes in a container. `sweep` removes this mount point from an exported tree.
 TARGET = "/run/toolchain-output"
 # The path of the pipes in the launcher's namespaces (see `engine.view`).
 PIPES = "/pipes"

@@ -57,7 +57,10 @@ def cores() -> int:
 
 
 def memory_available() -> int:
-    """Return the bytes that new processes can use without swapping, within the limits of their control groups."""
+    """Return the bytes that new processes can use without swapping.
+
+    The limits of this process's control groups are included.
+    """
     available = _UNLIMITED
     for line in _text(_PROC / "meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -139,9 +142,9 @@ def require_disk(path: Path, needed: int) -> None:
 def ulimits(limits: Mapping[str, int]) -> list[str]:
     """Return the `--ulimit` options for `limits`, and for buildah's default limits that this process may not set.
 
-    A value is lowered to the limit of this process if that is lower. By default, buildah sets the limits on open files
-    and on processes to 2^20. Only root with CAP_SYS_RESOURCE may raise a limit, so without these options no
-    container would start inside another container or in a user namespace.
+    A value is lowered to the hard limit of this process if that is lower. By default, buildah sets the limits on open
+    files and on processes to 2^20. Only a process with CAP_SYS_RESOURCE on the machine may raise a hard limit, so
+    without these options a container would not start if a hard limit of this process is lower.
     """
     words = []
     for name, kind in _RLIMITS.items():

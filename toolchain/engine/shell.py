@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Raise a ConfigError if a shell is wanted (`argv` is empty), but standard input or output is not a terminal."""
+    """Raise a ConfigError if `argv` is empty, which requests a shell, but standard input or output is no terminal."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "shell-needs-terminal",
@@ -96,11 +96,11 @@ def step_of(containerfile: str) -> Step:
 
 @dataclass
 class Shell:
-    """Runs an interactive shell or a command in place of what a container usually runs.
+    """Runs an interactive shell or a command in place of the program that a container usually runs.
 
     Args:
         argv: the command; empty for a shell, which needs a terminal.
-        tell: called with each line for the user before the shell or the command starts.
+        tell: called by `of_step` with each line for the user before the shell or the command starts.
         show: called with each line that a command prints.
     """
 
@@ -112,7 +112,12 @@ class Shell:
     _last: list[str] = field(default_factory=list)
 
     def of_step(self, engine: Buildah, recipe: Recipe, *, root: Path) -> int:
-        """Run the shell or command in place of a recipe's last step, and return its exit code."""
+        """Run the shell or command in place of a recipe's last step, and return its exit code; 1 if it is not known.
+
+        Raises:
+            BuildError: the container did not start.
+            LimitError: the container reached a limit in `data/limits.toml`.
+        """
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
         engine.prove_isolation()
         step = step_of(render(recipe, text))
@@ -123,10 +128,10 @@ class Shell:
                     inside = f"{view.WORK}/{place.relative_to(engine.cache.mounts)}"
                     overlays += ["--volume", f"{inside}:{target}:O"]
             if not overlays:
-                self.tell("no build of this stage has left a build tree, so the folder for it is empty")
+                self.tell("no build of this stage has left a build tree, so the container has none")
             self.tell(f"the step runs: {step.command}")
             self.tell(
-                f"sources and recipes: {', '.join(step.sources)}; kept folders: {', '.join(step.caches.values())}"
+                f"sources and recipes: {', '.join(step.sources)}; cached folders: {', '.join(step.caches.values())}"
             )
             # A RUN instruction is one line, but the script may have several, so the script is encoded.
             script = base64.b64encode(self._script().encode()).decode()
@@ -150,7 +155,10 @@ class Shell:
             return code
 
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
-        """Run the shell or command in place of a kernel worker, but with empty output folders; return its exit code."""
+        """Run the shell or command in place of a kernel worker, but with empty output folders; return its exit code.
+
+        The exit code and the errors are those of `of_step`.
+        """
         with engine.invocation("run") as folder, _terminal(self.argv) as terminal:
             own = []
             for number, mount in enumerate(mounts):
@@ -217,7 +225,7 @@ class _Terminal:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Copy data between this terminal and the user's terminal during the block."""
+        """Copy data between this terminal and the user's terminal during the block; do nothing without a master."""
         if self.master < 0:
             yield
             return

@@ -19,6 +19,7 @@ def single_layout(layout: Path, digest: str, into: Path) -> Path:
     """Make a layout below `into` that contains only one image, tagged `image`, and return the path of the new layout.
 
     The image's configuration and layers are links into `layout`. A manifest in docker's format is converted to OCI's.
+    Raise an EngineError if the manifest is not in `layout`.
     """
     content = _content(layout, digest)
     single = into / f"layout-{into.name}"
@@ -52,7 +53,10 @@ def _content(layout: Path, digest: str) -> bytes:
         return (layout.absolute() / "blobs" / digest.replace(":", "/")).read_bytes()
     except OSError as error:
         raise EngineError(
-            "build-image-missing", f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again"
+            "build-image-missing",
+            f"{layout} has no image {digest}",
+            why=str(error.strerror),
+            fix="build the image again",
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Run buildah with the tool's own storage, and remove the containers of killed invocations.
 
 Every build and every container has a folder for small files below `Storage.live`. The folder's name contains the id of
-the process of this tool, and the process locks the folder. If the process is gone, the next invocation of this tool
+the process of this tool, and the process locks the folder. If the process is gone, a later invocation of this tool
 removes the folder and the containers that the process left in the storage.
 """
 
@@ -38,13 +38,14 @@ LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
-# This file marks the folder of an invocation whose buildah was killed, so that the next invocation cleans up after it.
+# This file marks the folder of an invocation whose buildah was killed. The folder is kept, so that a later invocation
+# removes the containers that buildah left.
 KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
-# The names that we give to containers. buildah derives its own names from the image's name, so its names may begin in
-# the same way.
+# The names that this tool gives to containers. buildah derives its names from the image's name, so they may also begin
+# with `toolchain-`.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 # The names of temporary files and folders that no later invocation can use. They are removed after a day, unless a
@@ -79,7 +80,7 @@ def cache_mounts(cache: Cache, identity: str) -> list[Path]:
 
 
 def process_identity(pid: int) -> str | None:
-    """Return `<pid>-<start time in ticks>`, which no later process shares; None if the process is not running."""
+    """Return `<pid>-<start time in ticks>`, which is unique until the next boot; None if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -110,12 +111,12 @@ class Storage:
 
     @property
     def first_id(self) -> int:
-        """The id that root in containers has outside of them, and that owns the containers' files."""
+        """The user and group id that root in containers has outside of them."""
         return view.ids()[0]
 
     @property
     def live(self) -> Path:
-        """The folder that contains a folder for each running invocation."""
+        """The folder that contains the folders of running and killed invocations."""
         return self.cache.engine / "live"
 
     def command(
@@ -131,9 +132,10 @@ class Storage:
 
         Args:
             words: the verb, the options and the arguments, with paths inside the namespaces.
-            driver: the storage driver; by default the one that works here.
+            driver: the storage driver; by default `self.driver`.
             pipes: the folder with the container's pipes (see `engine.relay`).
             show: the folders and files of this machine that buildah sees in addition to its storage.
+            limits: the limits for buildah and its containers; None for no limits.
         """
         process.which("buildah", fix=INSTALL)
         namespace.enter()
@@ -153,10 +155,10 @@ class Storage:
 
     @staticmethod
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
-        """Run one of buildah's command lines, and try again if buildah did not start.
+        """Run one of buildah's command lines, and try up to three more times if buildah did not start.
 
         buildah first copies itself to sealed memory. On a busy machine the kernel refuses this copy with EBUSY, about
-        once in a few hundred calls.
+        once in a few hundred calls. Raise a CommandError if buildah fails, unless `check` is False.
         """
         check = how.get("check", True)
         how["check"] = False
@@ -274,12 +276,12 @@ class Storage:
         return [self.root, self.cache.mounts, *more]
 
     def others(self, own: Path) -> bool:
-        """Return whether an invocation is running in this cache in addition to the one with the folder `own`."""
+        """Return whether any invocation other than that with the folder `own` is running in this cache."""
         dead, _ = self._dead()
         return bool(set(self.live.iterdir()) - {own, *dead})
 
     def remove_layers(self, layers: Sequence[str]) -> None:
-        """Remove the working containers of a killed build, which are identified by their layers."""
+        """Remove the working containers whose layers have these ids; a killed build does not remove its containers."""
         listed = self.root / f"{self.driver}-containers" / "containers.json"
         rows = strict_json.read(listed.read_bytes()) if layers and listed.is_file() else []
         for row in rows:
@@ -287,12 +289,13 @@ class Storage:
                 self.call("rm", str(row["id"]), check=False)
 
     def cleanup(self) -> list[str]:
-        """Remove what killed invocations left, and return a list of the removed containers and unnamed images.
+        """Remove the containers, images and files that killed invocations left; list the containers and unnamed images.
 
-        Containers that buildah named itself cannot be attributed to an invocation, so they stay while a build runs.
-        If another process is cleaning up, nothing is removed.
+        An item of the list is, for example, `container toolchain-run-12-3456-0`. Containers that buildah named itself
+        cannot be attributed to an invocation, so they stay while a build runs. If another process is cleaning up,
+        nothing is removed.
         """
-        self.cache.make()  # this comes first, because it marks only a new folder as a cache
+        self.cache.make()  # this comes first, because `make` does not mark a folder that already contains `engine`
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         try:
@@ -310,7 +313,7 @@ class Storage:
         return done
 
     def _forget_scratch(self) -> None:
-        """Remove temporary files and folders that are more than a day old and that no process has locked."""
+        """Remove files and folders that match `SCRATCH`, are more than a day old, and are not locked by a process."""
         for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
                 # Another process may remove the folder at the same time. A campaign may use its folder for days, and
@@ -345,7 +348,7 @@ class Storage:
 
         for folder in dead:
             if folder.name.startswith("build-"):
-                if self._dead()[1]:  # a build may have started since `cleanup` looked
+                if self._dead()[1]:  # a build may have started after `cleanup` called `_dead`
                     continue
                 for name in sorted(name for name in names if not _OURS.fullmatch(name)):
                     names.discard(name)
@@ -368,7 +371,7 @@ class Storage:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, unless it is a mount point or contains one."""
+    """Remove a folder as far as possible; log a warning instead if it is a mount point or contains one."""
     if not path.exists():
         return
     inside = f"{path.resolve()}/"
@@ -393,7 +396,7 @@ def remove_tree(path: Path) -> None:
 def discard(path: Path) -> bool:
     """Remove a folder, and return whether all of it is gone.
 
-    The folder is renamed first, so that half of a folder is never left at `path`.
+    The folder is renamed first, so that an interrupted removal leaves no incomplete folder at `path`.
     """
     sweep_discarded(path)
     if not path.is_dir():
@@ -406,6 +409,6 @@ def discard(path: Path) -> bool:
 
 
 def sweep_discarded(path: Path) -> None:
-    """Remove what an interrupted `discard` of this path has left behind."""
+    """Remove the renamed folders that interrupted calls of `discard` with this path have left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{DELETED}"):
         remove_tree(left)

@@ -1,8 +1,8 @@
 """Change the conditions that a build must not depend on, for `reproduce --vary`.
 
-The list of conditions comes from reprotest. Containerfile instructions change environment variables and the umask.
-Programs and libraries of this machine (setarch, taskset, libfaketime, disorderfs) change the other conditions, except
-for the heap, for which `data/vary/heap.c` is compiled in the base.
+The list of conditions comes from reprotest. Containerfile instructions, or the command lines of other containers,
+change environment variables and the umask. Programs and libraries of this machine (setarch, taskset, libfaketime,
+disorderfs) change the other conditions, except for the heap, for which `data/vary/heap.c` is compiled in the base.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET = "/run/toolchain-vary"
 _SEEN = "/vary"
 _PRELOAD, _CLOCK = "/etc/ld.so.preload", "/etc/faketimerc"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# This script mounts source trees with disorderfs and then runs a command. The mounts exist only in the command's own
+# This script mounts source trees with disorderfs and then runs a command. `wrap` runs the script in a new mount
 # namespace, and disorderfs ends with the command. The mounts are read-only, so that the command cannot change the
 # sources.
 _REORDER = """
@@ -60,7 +60,8 @@ class Variation:
     """The changed conditions of one build.
 
     Args:
-        seed: the number from which all values are derived; on the same machine, it always gives the same conditions.
+        seed: the number from which all new values are derived. They also depend on the processors that this process
+            may use.
 
     Attributes:
         conditions: the new value of each changed condition.
@@ -103,7 +104,9 @@ class Variation:
         self._prepared: dict[str, list[Mount]] = {}
 
     def wrap(self, argv: Sequence[str], trees: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-        """Return an engine's command, wrapped so that it and its containers run under the changed conditions.
+        """Return an engine's command line with the programs of this machine that change conditions put before it.
+
+        The changed conditions also apply to the containers of the command.
 
         Args:
             trees: pairs of a source tree and an empty folder, in which the command sees the tree's entries in another
@@ -140,7 +143,10 @@ class Variation:
 
     @cached_property
     def reorders(self) -> bool:
-        """Whether source trees can be mounted with their entries in another order."""
+        """Whether source trees can be mounted with their entries in another order.
+
+        The first access mounts a folder as a test, and records the result in `conditions` or `fixed`.
+        """
         if process.find("disorderfs") is None:
             self.fixed["file-order"] = "disorderfs is not installed (apt-get install disorderfs)"
             return False
@@ -213,7 +219,8 @@ class Variation:
         """Return the mounts of the libraries for containers of `image`, and record which conditions they change.
 
         Args:
-            printed: what the command of `prepare` printed in a container of `image`.
+            place: the folder that `prepare` created.
+            printed: the output of the command of `prepare` in a container of `image`.
         """
         words = [line.split(" ", 1) for line in printed.splitlines()]
         works = {line[0] for line in words}
@@ -246,7 +253,7 @@ class Variation:
         return self._prepared.get(image)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the changed and the unchanged conditions in the form that `reproduce --json` prints."""
+        """Return the seed, the changed and unchanged conditions and `static` as `reproduce --json` prints them."""
         if not self._prepared:
             reason = "the build started no container"
             return {"seed": self.seed, "changed": {}, "unchanged": {"every-condition": reason}, "static": []}

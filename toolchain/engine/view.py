@@ -61,7 +61,10 @@ _ARCHITECTURES = {
 
 
 def ids() -> tuple[int, int]:
-    """Return the first id and the length of the range of ids for containers, which does not include the caller's id."""
+    """Return the first id and the length of the range of ids for containers, which does not include the caller's id.
+
+    Raise an EngineError if no range is long enough.
+    """
     best = (0, 0)
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         inside, _, count = map(int, line.split())
@@ -76,7 +79,7 @@ def ids() -> tuple[int, int]:
             "subordinate-ids-missing",
             f"containers need {COUNT} ids of their own, and there are {max(have, 0)} here",
             why="the files of a base belong to many users, and none of them may be the caller's",
-            fix="run this as a user with subordinate ids, or as root of the machine",
+            fix="run this command as a user with subordinate ids, or as root of the machine",
         )
     return first, min(have, COUNT)
 
@@ -89,7 +92,7 @@ def command(
     network: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
-    """Return the command line that runs `argv` in its own namespaces.
+    """Return the command line that runs `argv` with `engine.launcher` in its own namespaces.
 
     Args:
         argv: a program of this machine and its arguments, with paths inside the namespaces.
@@ -120,7 +123,10 @@ def command(
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
-    """Write the seccomp profile for an engine other than buildah, and return its path. For `plain`, see `seccomp`."""
+    """Write the seccomp profiles if they are missing, and return the path of one. For `plain`, see `seccomp`.
+
+    Engines other than buildah use this function, because `command` writes the profiles for buildah.
+    """
     return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
 
 
@@ -129,7 +135,7 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Write files to `folder` under names that contain their digests, and return the path of each file there.
+    """Write files to `folder` under names that contain part of their digests, and return the path of each file there.
 
     The keys of `files` and of the result are the paths of the files in the launcher's namespaces.
     """
@@ -146,7 +152,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
     """Return the seccomp profile from data/syscalls.toml in the format that container engines read.
 
     Args:
-        plain: whether system calls that make symbolic links, pipes, sockets and devices are refused.
+        plain: whether system calls that make symbolic links, pipes, devices and socket files are refused too.
     """
     rows = load("syscalls")
     refused = [*rows["refused"], *(rows["refused-where-written"] if plain else ())]
@@ -172,8 +178,8 @@ def own(folder: Path, *, whole: bool = False) -> None:
     """Make `folder` if it is missing, and make root in containers the owner of the folder and its content.
 
     Args:
-        whole: look at the content also if root in containers owns the folder, because the caller may have added files.
-            Entries of other users of containers are not changed.
+        whole: whether to check the content even if root in containers owns the folder, because the caller may have
+            added files. Entries that belong to other ids of containers are not changed.
     """
     first, count = ids()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -189,7 +195,10 @@ def own(folder: Path, *, whole: bool = False) -> None:
 
 
 def visible(path: Path, copies: Path) -> Path:
-    """Return `path` with its links resolved, or a copy in the folder `copies` if users in containers cannot read it."""
+    """Return `path` with its links resolved, or a copy in the folder `copies` if users in containers cannot read it.
+
+    A copy is also made if they cannot read all files and folders below `path`.
+    """
     path = path.resolve()
     if _readable(path):
         return path
