@@ -60,6 +60,23 @@ def test_what_is_mounted_inside_is_never_removed(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "a tree").exists()
 
 
+def test_folders_that_their_owner_may_not_read_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "closed" / "inner").mkdir(parents=True)
+    (tree / "closed" / "inner" / "file").touch()
+    (tree / "closed" / "inner").chmod(0)
+    (tree / "closed").chmod(0)
+    tmp_path.chmod(0o755)
+    # Without these capabilities the modes also apply to root.
+    words = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    program = (
+        "import pathlib, sys; from toolchain.engine.storage import remove_tree; remove_tree(pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([*words, sys.executable, "-c", program, tree], check=True)
+    assert not tree.exists()
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     monkeypatch.setattr(time, "sleep", lambda _: None)

@@ -37,11 +37,11 @@ def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("somebody:100000:65536\n", 65536),
         ("4711:100000:65536\n", 65536),
         ("other:100000:65536\n", 0),
-        ("somebody:100000:1000\nsomebody:300000:70000\n", 70000),
+        ("somebody:100000:1000\nsomebody:300000:70000\n", 1000),
         ("somebody:100000\nsomebody:1:x\nsomebody:1:²\n\0\n", 0),
     ],
 )
-def test_a_user_s_ids_are_those_of_the_largest_range(tmp_path: Path, text: str, count: int) -> None:
+def test_a_user_s_ids_are_those_of_the_first_range(tmp_path: Path, text: str, count: int) -> None:
     (tmp_path / "subuid").write_text(text)
     assert subordinate_ids(tmp_path / "subuid", "somebody", 4711) == count
 

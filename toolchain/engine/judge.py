@@ -20,7 +20,7 @@ _SHOWN, _ENDING = 12, 6  # numbers of lines: from the first error on, and from t
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Raise a HostileInputError unless a built tree contains only regular files, folders, and links to paths below it.
+    """Raise a HostileInputError unless a built tree contains only regular files, folders, and links to paths in it.
 
     Args:
         name: the name of the recipe, for the message.
@@ -31,7 +31,7 @@ def require_inside(tree: Path, name: str) -> None:
             path = os.path.join(folder, entry)  # noqa: PTH118 - a hundred thousand files
             mode = os.lstat(path).st_mode
             if stat.S_ISLNK(mode):
-                if os.path.realpath(path).startswith(f"{top}/"):
+                if f"{os.path.realpath(path)}/".startswith(f"{top}/"):
                     continue
                 why = f"the link /{os.path.relpath(path, tree)} leads to {os.readlink(path)}"  # noqa: PTH115
             elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):

@@ -61,7 +61,7 @@ def require() -> None:
         if count < ENOUGH:
             raise EngineError(
                 "subordinate-ids-missing",
-                f"{user} has {count or 'no'} subordinate ids in one range of {file}, and containers need {ENOUGH}",
+                f"{user} has {count or 'no'} subordinate ids in the first range of {file}; containers need {ENOUGH}",
                 why="the files of a base belong to many users",
                 fix=_FIX_IDS.format(first=100000, last=100000 + ENOUGH - 1, user=user)
                 + " (choose a range that no other user has); or run this command as root",
@@ -86,13 +86,13 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """Return the size of a user's largest range of ids in `/etc/subuid` or `/etc/subgid`; 0 if there is none.
+    """Return the size of a user's first range of ids in `/etc/subuid` or `/etc/subgid`; 0 if there is none.
 
-    The other ranges are not added, because `unshare` maps only one.
+    Later ranges are ignored, because `unshare --map-auto` maps only the first one.
     """
     try:
         rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return 0
     counts = [row[2] for row in rows if len(row) == 3 and row[0] in {user, str(uid)}]
-    return max((int(count) for count in counts if count.isascii() and count.isdigit()), default=0)
+    return next((int(count) for count in counts if count.isascii() and count.isdigit()), 0)

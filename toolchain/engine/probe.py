@@ -17,6 +17,7 @@ from toolchain.core.digest import canonical, sha256_file, sha256_json, write_ato
 from toolchain.core.errors import EngineError
 from toolchain.core.locks import held
 from toolchain.core.recipe import Mount
+from toolchain.data import load
 from toolchain.engine import attack, container_limits, isolation, launcher, limit_watch, relay, view
 from toolchain.engine.resources import ulimits
 from toolchain.engine.storage import Storage, build_tag
@@ -76,7 +77,7 @@ def measures() -> str:
     modules = (attack, launcher, limit_watch, relay, view)
     programs = [sha256_file(Path(str(module.__file__))) for module in modules]
     profiles = [view.seccomp(), view.seccomp(plain=True)]
-    return sha256_json({"options": options, "profiles": profiles, "programs": programs})
+    return sha256_json({"options": options, "profiles": profiles, "programs": programs, "calls": load("syscalls")})
 
 
 def _try(storage: Storage, folder: Path, tag: str) -> process.Result:

@@ -374,7 +374,7 @@ def remove_tree(path: Path) -> None:
     """Remove a folder as far as possible; log a warning instead if it is a mount point or contains one."""
     if not path.exists():
         return
-    inside = f"{path.resolve()}/"
+    inside, entered = f"{path.resolve()}/", set[str]()
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape.group(1), 8)), line.split()[4])
         if f"{point}/".startswith(inside):
@@ -383,12 +383,16 @@ def remove_tree(path: Path) -> None:
 
     def unlock(function: Callable[[str], object], name: str, _: object) -> None:
         # buildah leaves folders that even their owner may not change, so the permissions are added before another try.
-        parent = Path(name).parent
         with contextlib.suppress(OSError):
-            parent.chmod(0o700)
+            if Path(name) != path:
+                Path(name).parent.chmod(0o700)
             if not Path(name).is_symlink():
                 Path(name).chmod(0o700)
-            function(name)
+            if function in {os.unlink, os.rmdir}:
+                function(name)
+            elif name not in entered:  # a folder that could not be opened
+                entered.add(name)
+                shutil.rmtree(name, onerror=unlock)
 
     shutil.rmtree(path, onerror=unlock)
 
