@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from toolchain_lab.emulator.conversions import format_of
 from toolchain_lab.emulator.float8 import TYPES
+from toolchain_lab.emulator.wave import Target
 
 # By type: bits with their values; then numbers with the bits that they round to, without and with saturation.
 VALUES = {
@@ -35,3 +37,8 @@ def test_values_and_a_way_back(name: str) -> None:
 def test_rounding_is_to_even_and_overflow_as_asked(name: str, value: float, plain: int, saturated: int) -> None:
     values = np.array([value])
     assert (TYPES[name].encode(values)[0], TYPES[name].encode(values, saturate=True)[0]) == (plain, saturated)
+
+
+@pytest.mark.parametrize(("gpu", "name"), [("gfx940", "fp8e4b8"), ("gfx942", "fp8e4b8"), ("gfx950", "fp8e4nv")])
+def test_the_type_that_a_gpu_calls_fp8(gpu: str, name: str) -> None:
+    assert format_of(Target(gpu, 64), "fp8") is TYPES[name]

@@ -72,7 +72,7 @@ def _returns(operands: Operands) -> bool:
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")
-    return modifiers.flag("sc0" if operands.target.gpu in {"gfx942", "gfx950"} else "glc")
+    return modifiers.flag("sc0" if operands.target.cdna3 or operands.target.gpu == "gfx950" else "glc")
 
 
 def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | None) -> Array:

@@ -1,4 +1,4 @@
-"""Conversions from and to 8-bit floats, whose types are the FNUZ types on gfx942 and the OCP types on other GPUs."""
+"""Conversions from and to 8-bit floats, whose types are the FNUZ types on CDNA 3 and the OCP types on other GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {("fp8", True): "fp8e4b8", ("bf8", True): "fp8e5b16", ("fp8", False): "
 
 def format_of(target: Target, name: str) -> float8.Float8:
     """Return the 8-bit type that the instructions of a GPU call `fp8` or `bf8`."""
-    return float8.TYPES[_NAMES[name, target.gpu == "gfx942"]]
+    return float8.TYPES[_NAMES[name, target.cdna3]]
 
 
 def _scale(operands: Operands, text: str | None) -> Get:

@@ -1,6 +1,6 @@
 """Matrix instructions on integers, on 8-bit and 4-bit floats, and on float64.
 
-Results are exact for integers. For 8-bit floats on gfx942, sums are rounded by the published rule, unless `--fast` is
+Results are exact for integers. For 8-bit floats on CDNA 3, sums are rounded by the published rule, unless `--fast` is
 given; see `accumulation`. All other products are summed in float64, and the sum is rounded to the type of the result.
 
 Both factors have their elements along k in the order in which the registers hold them. The order of the hardware is

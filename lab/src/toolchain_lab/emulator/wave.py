@@ -40,6 +40,11 @@ class Target:
         """The major version of the ISA: 9 for CDNA, 11 for RDNA 3, 12 for RDNA 4."""
         return int(self.gpu[3:-2])
 
+    @cached_property
+    def cdna3(self) -> bool:
+        """Whether the GPU has CDNA 3: gfx942, or gfx940 and gfx941, which LLVM removed in version 20."""
+        return self.gpu in {"gfx940", "gfx941", "gfx942"}
+
 
 class Wave:
     """The registers and the state of a wave.
