@@ -60,11 +60,14 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
+        ledger.note_check("k", {"status": "right"})
     with Ledger(tmp_path / "l") as ledger:
         assert counts(look(ledger.path).entries)["done"] == 1
+        assert look(ledger.path).numbers == {"right": 1}
     monkeypatch.setattr("toolchain.kernels.ledger.FORMAT", "another")
     with Ledger(tmp_path / "l") as ledger:
         assert (look(ledger.path).total, counts(look(ledger.path).entries)["done"]) == (0, 0)
+        assert ledger.checks() == {}
 
 
 def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -> None:

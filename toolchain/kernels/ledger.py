@@ -135,8 +135,8 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 class Ledger:
     """The entries of a campaign in an SQLite file. Only the thread that opens a ledger may use it.
 
-    Opening a ledger of another format deletes its entries. If the file cannot be used or is not a ledger, a ConfigError
-    is raised.
+    Opening a ledger of another format deletes its entries and the results of its checks. If the file cannot be used or
+    is not a ledger, a ConfigError is raised.
     """
 
     def __init__(self, path: Path) -> None:
@@ -160,6 +160,7 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or rolls back after an error
                 self._db.execute("DELETE FROM entry")
+                self._db.execute("DELETE FROM numbers")
                 self._db.execute("DELETE FROM about")
                 self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
 
