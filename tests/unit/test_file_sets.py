@@ -109,6 +109,7 @@ def test_a_module_that_may_read_anything_sees_the_tree_without_compiled_modules(
     seen = shown(folder)
     assert seen.keys() == naming.content(naming.files(rule_of("pack/k.py", "pack"))).keys()
     assert seen["link"] == "/etc/hostname"
+    assert (folder / "link").lstat().st_mtime == 0
     assert "sitecustomize.py" in seen, "it is a part of the name"
     assert not [name for name in seen if "__pycache__" in name or ".git" in name]
 

@@ -60,6 +60,7 @@ def _copy(top: Path, path: str, target: Path, digest: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and digest == link_digest(source):
         target.symlink_to(source.readlink())
+        os.utime(target, (_TIME, _TIME), follow_symlinks=False)
         return
     content = read_regular(source, _LARGEST_FILE, within=top)
     if sha256_bytes(content) != digest:

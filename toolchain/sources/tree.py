@@ -124,7 +124,7 @@ class Source:
         # fmt: off
         return FetchedSource(
             name=self.name, kind=self.kind, where=self.where, version=self.version, digest=self.digest, path=path,
-            locked=self.locked, license=self.license, tag=self.tag,
+            locked=self.locked, license=self.license, tag=self.tag, commit=self.commit,
         )
         # fmt: on
 
