@@ -96,6 +96,7 @@ def test_from_a_folder_over_registries_to_a_folder(
     down = copy(second.image(published.name), LayoutRef(tmp_path / "down"), tmp_path)
     assert up.attached == across.attached == down.attached > 4
     assert set(up.refs) >= {str(first.image(published.name))}
+    assert down.pushed_bytes == sum(blob.stat().st_size for blob in (tmp_path / "down/blobs/sha256").iterdir())
     there, here = Layout(tmp_path / "down"), Layout(published.folder)
     assert {name: ref.digest for name, ref in there.refs().items()} == {
         name: ref.digest for name, ref in here.refs().items()

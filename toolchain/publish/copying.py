@@ -200,7 +200,7 @@ def _bring(found: _Everything, dest: Target) -> Copied:
         pushed = done.pushed_bytes
         for subject, artifacts in found.artifacts.items():
             for artifact in artifacts:
-                there.put(layout, artifact, ())
+                pushed += there.put(layout, artifact, ()).pushed_bytes
             pushed += there.attach(layout, subject, artifacts).pushed_bytes
         pushed += there.attach_layers(layout, found.tagged)
         _require_complete(there, found)
