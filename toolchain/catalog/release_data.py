@@ -183,7 +183,9 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
     lacking = " and ".join(names[field] for field in missing)
     why = row.source if "llvm" in missing or not isinstance(row, AotritonRelease) else row.tag_source
-    fix = "give the source: " + " ".join(f"--source {options[field]}=PATH|URL@COMMIT" for field in missing)
+    fix = "give the source to `plan` and `build`: " + " ".join(
+        f"--source {options[field]}=PATH|URL@COMMIT" for field in missing
+    )
     if isinstance(row, TritonRelease) and (major := row.llvm_version.partition(".")[0]):
         fix += f"; or use the nearest release in your distribution: --source llvm=distro:llvm-toolchain-{major}"
     raise PinError(
