@@ -39,12 +39,12 @@ class Item:
     """An entry of the cache.
 
     Args:
-        bytes: the size on disk. For an image, it is the size of the image's own layer; for an image without a record,
-            the size of all its blobs; and for an image whose record cannot be read, 0.
+        bytes: the size on disk. For an image, it is the size of the stage's own layer; for an image without a record,
+            the size of all its blobs, or 0 if its manifest cannot be read; for an image whose record cannot be read, 0.
         used: the Unix time of the last use; 0 for an entry that can no longer be used.
         paths: the files and folders to remove, in this order.
-        tag: the image's name in the cache's layout; empty if the entry is not an image.
-        unfinished: whether the entry is unfinished work, which a later build or campaign may continue.
+        tag: the tag of the image in the cache's layout; empty if the entry has none.
+        unfinished: whether the entry is unfinished work, such as a partial download or the tree of a failed build.
     """
 
     name: str
@@ -73,7 +73,10 @@ class Pruned:
 
 
 def survey(cache: Cache) -> list[Item]:
-    """Return all entries of the cache that can be removed, the most recently used first."""
+    """Return the entries of the cache that can be removed, the most recently used first.
+
+    The images in the engine's storage are not included.
+    """
     logs = (_entry(log) for log in _children(cache.logs))
     items = [*_images(cache), *_sources(cache), *_compiler_caches(cache), *_unfinished(cache), *logs]
     return sorted(items, key=lambda entry: (-entry.used, entry.name))
@@ -90,9 +93,10 @@ def prune(
 ) -> Pruned:
     """Remove entries that were not used for `unused_for` seconds, and files that killed invocations left behind.
 
-    The caller must make sure that no other invocation is running. Images in the engine's storage that match no finished
-    image are removed too. ConfigError is raised if the cache folder is not marked as this tool's, or if other images
-    are built on one of `images`.
+    Images in the engine's storage that match no finished image are removed too. Blobs that no image contains are
+    removed if they are a day old or if `images` is not empty. The caller must make sure that no other invocation is
+    running. ConfigError is raised if the cache folder is not marked as this tool's, or if other images are built on one
+    of `images`.
 
     Args:
         now: the Unix time from which `unused_for` counts back; None for the current time.
@@ -124,7 +128,7 @@ def prune(
             failed.append((entry.name, error.strerror or "the system refused it"))
     if (cache.images / "index.json").is_file():
         # The manifest of every finished image is kept, even if its tag was lost. A blob that no kept image contains is
-        # removed if it is a day old. If the user named images, it is removed at once, to free its space.
+        # removed if it is a day old, or at any age if the user named images, because their space must become free.
         kept = [record.manifest for record in records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
@@ -172,7 +176,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
         yield Item(name=name, paths=(path,), tag=tag, bytes=0, used=0.0)
     for tag, manifest in left.items():
-        # A base that a bundle brought without a record is kept, because it could not be built again.
+        # A base from a bundle without a record is kept, because a build may not be able to make the same base again.
         if not tag.endswith(f".{BROUGHT}"):
             size, used = 0, 0.0
             with contextlib.suppress(ToolchainError, OSError):  # an image whose blobs are missing can still be removed
@@ -189,7 +193,8 @@ def _last_use(record: Path) -> float:
 def _sources(cache: Cache) -> Iterator[Item]:
     """Yield the entries of the store: files, unpacked trees and partial downloads.
 
-    When a finished image is used, the sources and wheels that it was built from are regarded as used too.
+    The last use of a finished image is also a use of the sources that the image was built from and of the wheels that
+    its stage built.
     """
     if cache.store.is_symlink():  # the cache of a reproduction links to the store of another cache
         return

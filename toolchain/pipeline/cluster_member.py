@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 
 def serve_kernels(request: Request, stage: str, address: str, *, name: str = "", reuse: Reuse | None = None) -> None:
-    """Compile kernels for the campaigns of a Dask scheduler until interrupted.
+    """Compile kernels for the campaigns of a Dask scheduler until the user interrupts this function.
 
-    The image in which the kernels are compiled is built first if it is not finished here.
+    The image in which the kernels are compiled is built first if it is not finished here. The errors of
+    `cluster_worker.serve` are raised.
 
     Args:
         stage: the stage whose kernels are compiled: `kernels`, `aotriton` or `triton-cache`.
-        name: the name by which the scheduler knows this worker; if it is empty, this machine's host name.
+        address: the address of the scheduler.
+        name: the name of this worker at the scheduler; if it is empty, this machine's host name.
         reuse: see `run.build`.
     """
     under = triton_cache.stands_on(request)[-1] if stage == "triton-cache" else "triton"
@@ -48,7 +50,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     )
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
-        in_use(request.cache, make=True),  # if the build above created the cache, nothing holds its lock yet
+        in_use(request.cache, make=True),  # this process holds no lock yet if the build above created the cache
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         kept(Path(scratch)),
     ):

@@ -1,8 +1,8 @@
-"""Keep a compiler cache for each set of sources, so that a build never reads what a build of other sources wrote.
+"""Keep a compiler cache for each set of sources, so that no build reads a cache that a build of other sources wrote.
 
 The code of a source can write anything into the compiler cache of its build. So the key of a cache is made from the
 digests and the patches of the sources, from whether these digests were known before the download, and from the stages
-below. Only builds with the same key share a cache.
+below (see `key_of`). Only builds with the same key share a cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolchain.stages.inputs import source_inputs
 from toolchain.stages.stage import Built, Planned
 
 LIMIT = 20_000_000_000
-"""The largest total size of all compiler caches in bytes. containerfiles/ccache.conf limits each cache to this size."""
+"""The total size in bytes above which caches are removed, and the limit of each cache in containerfiles/ccache.conf."""
 NONE = "none"
 """The key that records and provenance contain for a build without a compiler cache."""
 
@@ -86,7 +86,7 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
 
 
 def remove_unused(cache: Cache, key: str) -> bool:
-    """Remove a compiler cache unless a build is using it or the key is `none`; return whether it was removed."""
+    """Remove a compiler cache and return True; return False if a build is using it, or if the key is `none`."""
     from toolchain.engine.storage import cache_mounts, ccache_mount, discard  # noqa: PLC0415 - a plan starts no engine
 
     if key == NONE:

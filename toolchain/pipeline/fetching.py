@@ -29,7 +29,7 @@ from toolchain.stages.triton_edits import check_edits
 
 
 def fetch_for(request: Request, source: Source, *, patched: bool = False, verify: bool = False) -> FetchedSource:
-    """Fetch a source into the store as the request's options say, and return it; see `fetch_source`.
+    """Fetch a source into the store with the options of the request, and return it; see `fetch_source`.
 
     Args:
         patched: whether to apply the request's patches.
@@ -74,19 +74,19 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
 
 
 LOG = logging.getLogger(__name__)
-# The errors of a fetch that end the build at once, because another fetch of the same source would fail too.
+# The errors of a fetch that end the build early, because another fetch of the same source would fail too.
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
-# The errors that end the build at once for the user's own file or folder. Other errors do not, because the file or
-# folder may be missing or incomplete for a while, and is read again before its stage is built.
+# The errors that end the build early for the user's own file or folder. Other errors do not, because the file or folder
+# may be missing or incomplete for a while, and is read again before its stage is built.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 
 
 class Prefetch:
     """Fetches sources one after another in a thread.
 
-    The first error after which another fetch would fail too is kept, and `check` raises it. Other errors are only
-    logged, because the stage that needs the source fetches it again and then raises its own error. The thread ends with
-    the process, and the programs that the thread started end with the thread.
+    The first error after which another fetch would fail too is kept, and `check` raises it. After another error, the
+    stage that needs the source fetches it again, and raises the error of its own fetch. The thread ends with the
+    process, and the programs that the thread started end with the thread.
     """
 
     def __init__(self, request: Request, sources: Sequence[Source]) -> None:
@@ -100,7 +100,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             self._fetch_all()
-        finally:  # after an unexpected error, a stage that waits must go on: its own fetch raises the error
+        finally:  # after an unexpected error, a waiting stage must continue, because its own fetch raises the error
             for event in self._done.values():
                 event.set()
 
@@ -123,7 +123,7 @@ class Prefetch:
     def check(self) -> None:
         """Raise the error that the thread has kept, if there is one.
 
-        The build then ends early, although the stage that needs the source may be hours away.
+        The build of an earlier stage calls this method for each line of output, so that it ends early.
         """
         if self._failed is not None:
             raise self._failed
@@ -132,4 +132,4 @@ class Prefetch:
         """Wait until the thread has tried to fetch this source; return at once if the thread does not fetch it."""
         event = self._done.get(name)
         while event is not None and not event.wait(0.2):
-            pass  # the waits are short, so that the process can handle signals
+            pass  # the waits are short, because a signal that another thread receives does not interrupt a wait

@@ -57,12 +57,12 @@ class Publication:
 
 
 def full_name(record: Record) -> str:
-    """Return the name of an image with 12 digits of its input digest, such as `llvm-triton-22.1.8.0123456789ab`."""
+    """Return an image's name and the first 12 digits of its input digest: `llvm-triton-22.1.8.0123456789ab`."""
     return image_tag(record.image, record.input_digest)
 
 
 def finished_images(cache: Cache) -> list[Record]:
-    """Return the records of the finished images whose manifest and layers are all in the cache, newest first."""
+    """Return the records of the finished images whose manifest and layers are in the cache, last written first."""
     layout = Layout(cache.images)
     return [
         record
@@ -74,8 +74,8 @@ def finished_images(cache: Cache) -> list[Record]:
 def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
     """Return the records of the finished images that the user names, each once, in the order of the names.
 
-    A name is an image's name, an input digest, or `NAME.DIGITS`, which combines both. A prefix is enough; a prefix of a
-    digest needs at least four digits. A name may stand for several images if each is for another architecture.
+    A name is an image's name, an input digest, or `NAME.DIGITS`, which combines both. A prefix is enough; a digest
+    without a name needs at least four digits. A name may match several images if each is for another architecture.
     SourceError is raised if a name matches no image, and ConfigError if it matches images with different names, or
     several images for one architecture.
     """
@@ -87,9 +87,9 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 
 
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
-    """Return the record of the finished image that a name stands for.
+    """Return the record of the finished image that a name matches.
 
-    Raise the errors of `named_images`, and ConfigError if the name stands for several images and `arch` does not select
+    Raise the errors of `named_images`, and ConfigError if the name matches several images and `arch` does not select
     one of them.
     """
     matching = named_images(cache, [text])
@@ -146,7 +146,7 @@ def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
     why = "\n".join(_lines(matching))
     return ConfigError(
         "image-ambiguous",
-        f"{text!r} stands for {len(matching)} images",
+        f"{text!r} matches {len(matching)} images",
         why=why,
         fix="give the full name of one of them",
     )
@@ -252,7 +252,7 @@ def checked(request: Request, built: Built) -> Built:
     """Check kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
     The stage is returned unchanged if the request asks for no check, or if enough of its kernels were checked before.
-    NumbersError is raised, and nothing is recorded, if a kernel computes wrong numbers.
+    NumbersError is raised, and nothing is recorded, if a kernel computes wrong results.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built

@@ -27,7 +27,7 @@ class ResultKey:
 
     Args:
         public: the public half, which verifies signatures.
-        signer: the private half, which makes signatures; None if the key file contains none that can be used.
+        signer: the private half, which makes signatures; None if the key file contains only the public half.
     """
 
     public: PublicKey
@@ -81,7 +81,7 @@ def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any]
 
 
 def check_stores(request: Request) -> None:
-    """Raise an error if a named folder cannot be a kernel store, or if a shard's folder does not contain one."""
+    """Raise ConfigError if a named folder cannot be a kernel store, or if a shard's folder does not contain one."""
     if request.kernel_store is not None:
         KernelStore(request.kernel_store)
     for place in request.shards:

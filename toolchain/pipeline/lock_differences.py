@@ -1,4 +1,4 @@
-"""Compare a lock with a lock of the current inputs."""
+"""Compare a lock with a lock of the current inputs or of a bundle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ _LISTED = 20  # the largest number of differing packages that are listed by name
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
-    """Return a line for display about each difference between a lock and a lock of the current inputs.
+    """Return a line for display about each difference between two locks; of many packages, only the first are listed.
+
+    The packages of a base that is open in `locked`, and the tags of sources, are not compared.
 
     Args:
-        whole: whether the two locks must be the same. Otherwise only the inputs in `now` are compared, so that `locked`
-            may be for another request and contain more inputs, and licenses are not compared. The packages of a base
-            are then compared only if both locks contain them.
+        now: the lock of the current inputs or of a bundle.
+        whole: whether to compare the requests and licenses too, and to report the inputs that only `locked` contains.
+            Otherwise only the inputs in `now` are compared, because `locked` may be for another request and contain
+            more inputs. The packages of a base are then compared only if both locks contain them.
     """
     request = _request(locked, now) if whole else ()
     return [*_tool(locked, now), *request, *_bases(locked, now, whole), *_sources(locked, now, whole)]
@@ -33,7 +36,7 @@ def _request(locked: Lock, now: Lock) -> Iterator[str]:
     for key in sorted(locked.request.keys() | now.request.keys()):
         was, is_now = (json.dumps(lock.request.get(key), sort_keys=True) for lock in (locked, now))
         if was != is_now:
-            yield f"--{key}: the lock has {was}, the request has {is_now}"
+            yield f"--{key}: the lock contains {was}, the request contains {is_now}"
 
 
 def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:

@@ -53,7 +53,7 @@ class LockedSource:
     """A source or a wheel. `sources.tree.Source` explains the fields that are not listed here.
 
     Args:
-        file: the name of the fetched file; empty if the source is not a single file, or if the name is unknown.
+        file: the name of the source's file; empty for a git repository or a folder, or if the name is unknown.
         parts: the part of the tree that the build uses, as in `Part.taken`; empty for the whole tree.
         tree: the digest of the unpacked tree; empty if the source stays a single file or was not fetched yet.
         tag: the tag in the request that was resolved to the commit; empty if the request names no tag.
@@ -111,7 +111,7 @@ class LockedBase:
     Args:
         stage: `base` for the system in which builds run; otherwise the stage that unpacks the packages.
         state: `resolved` if the lock contains the package list; `image` for a local image, which the lock names by
-            digest; `unresolved` if the base was not built yet; `open` if the user lets the mirrors decide the packages.
+            digest; `unresolved` if the base was not built yet; `open` if `--open-base` omitted the packages.
         recipe: the digest of the recipe, which names the requested packages; empty for a local image.
         suite: the suite of the distribution; empty if the distribution has no suites.
         start: the image that the recipe starts from, with its digest; empty if it starts from packages only.
@@ -155,8 +155,8 @@ class Lock:
 
     Args:
         toolchain: the version of the tool that made the lock.
-        epoch: the Unix time of all files in the layers that this version writes (`digest.EPOCH`).
-        format: the format of the layers that this version writes (`digest.FORMAT`).
+        epoch: the Unix time of all files in the layers that this version of the tool writes (`digest.EPOCH`).
+        format: the format of the layers that this version of the tool writes (`digest.FORMAT`).
         request: the requested stage, and the values of the options with which the lock was made, by name.
     """
 
@@ -247,7 +247,7 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     """
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
-    # `read` refuses a lock with other keys, so in a lock that was read every key is the name of an option.
+    # `parse` refuses a lock with other keys, so every key of a parsed lock is the name of an option.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 

@@ -44,9 +44,10 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
     the store, except for a user's folder that is used as a whole.
 
     Args:
-        planned: the stages of `target`, lowest first.
-        open_base: whether to leave the packages of the base and of the stages `sysroot`, `python` and `torch` open, so
-            that a build takes the versions that the mirrors have at that time.
+        planned: the plans of the stages whose inputs the lock lists.
+        target: the requested stage, for the request in the lock; empty if the requests are not compared.
+        open_base: whether to omit the packages of the base and of the stages `sysroot`, `python` and `torch`, so that a
+            build with this lock may use any versions of them. A local image is locked by its digest in both cases.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(
@@ -78,7 +79,8 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
 def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
     """Fetch the missing sources, write the lock of a plan to `path`, and return the lock.
 
-    Raise ConfigError if the file cannot be written, and SourceError if the digest of a source is still unknown.
+    Raise ConfigError if the file cannot be written, and SourceError if a source has no digest in the plan, because the
+    digest was unknown before the fetch.
     """
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # checked before any fetch
@@ -103,7 +105,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Return the lock in a file; raise LockedError if it is not the lock of a plan's current inputs."""
+    """Return the lock in a file; raise LockedError if it differs from the lock of a plan (see `differences`)."""
     locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
@@ -131,7 +133,7 @@ def lock_of(request: Request) -> Lock | None:
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """With `--locked`, raise LockedError if an input of a plan is not the one in the lock."""
+    """With `--locked`, raise LockedError if the inputs of a plan differ from those in the lock (see `differences`)."""
     if (lock := lock_of(request)) is None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
@@ -140,7 +142,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def check_tree(request: Request, source: Source) -> None:
-    """With `--locked`, raise LockedError if a source, or its tree in the store, is not the one in the lock."""
+    """With `--locked`, raise LockedError if a source, its tree in the store or its patches differ from the lock."""
     if (lock := lock_of(request)) is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
@@ -156,12 +158,12 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
         "lock-differs",
         what,
         why="\n".join([*differing[:_LISTED], *more]),
-        fix="if you want the change, make the lock again: toolchain lock, with the same options",
+        fix="if the change is intended, make the lock again: toolchain lock, with the same options",
     )
 
 
 def locked_source(request: Request, source: Source) -> LockedSource:
-    """Return the row of a lock for a source and its patches; the digest is empty if it is unknown before a fetch."""
+    """Return the row of a lock for a source and its patches; the row's digest is empty if the source has none yet."""
     part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
@@ -194,8 +196,8 @@ def _file(source: Source, request: Request) -> str:
         if row is not None:
             return row.file
         held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
-        # Only the distribution's index contains the name of the file, and only a fetch reads the index. So the name in
-        # the lock is used if the digest is the same.
+        # Neither data/distro.toml nor an earlier fetch gives the name of the file, and only a fetch reads the
+        # distribution's index. So the name in the lock is used if the digest is the same.
         return held.file if held is not None and held.digest == source.digest else ""
     name = ""
     if source.kind == "archive":
@@ -266,7 +268,10 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
-    """Return the packages in a package list that `stages.base.read_packages` returned."""
+    """Return the packages in a package list of the form that `stages.base.read_packages` returns.
+
+    Raise SourceError if a row cannot be read.
+    """
     return tuple(_package(row) for row in resolved["packages"])
 
 
@@ -293,7 +298,8 @@ def _package(row: Any) -> LockedPackage:
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     if spec.kind not in {"local", "stored"}:
         return str(spec)
-    # A lock contains no path of this machine. `source` is None if the plan reads only the pin in the folder.
+    # `PATH` replaces the path, because a lock contains no path of this machine. `source` is None if the plan reads only
+    # the pin in the folder.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 

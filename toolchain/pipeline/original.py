@@ -36,7 +36,7 @@ class Original:
         name: the name or the reference of the image.
         parameters: the request, in the form of the external parameters in provenance.
         patches: the digests of the user's patches for each source, in the order in which they were applied.
-        expected: the digests to compare with; see `reproduce.reproduce`.
+        expected: the image to compare with, in the form that `reproduce.reproduce` takes; empty for no comparison.
     """
 
     name: str
@@ -59,9 +59,9 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """Return the request for the first image that a name stands for, extended to the architectures of all these images.
+    """Return the request for the first image that a name matches, extended to the architectures of all these images.
 
-    The result contains no digests to compare with.
+    `expected` of the result is empty.
     """
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})

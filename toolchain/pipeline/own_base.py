@@ -106,9 +106,9 @@ def needs() -> tuple[Need, ...]:
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
-    The first check of an image also raises UntrustedError if the image does not match its digests, and UnsupportedError
-    if the image has no shell. The result of data/probe-base.sh is cached by the digest of the image, the script and the
-    arguments of the script.
+    The result of data/probe-base.sh is cached by the digest of the image, the script and the arguments of the script.
+    If it is not cached yet, UntrustedError is raised if the image does not match its digests, and UnsupportedError if
+    the image cannot run a shell.
     """
     users = users_of(planned)
     if not users:
@@ -145,9 +145,9 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 
 def needs_of(request: Request, users: Collection[str]) -> list[Need]:
-    """Return what `users`, which are names as in `Need.users`, need in a base.
+    """Return the needs of `users`, which are names as in `Need.users`.
 
-    For `triton` this includes the Pythons that `--python` names, unless the wheel is portable. It also includes the
+    The needs of `triton` include the Pythons that `--python` names, unless the wheel is portable. They also include the
     files of the base that replace prebuilt files of Triton, unless an option allows or drops the prebuilt file.
     """
     needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]

@@ -79,8 +79,8 @@ class PlanRow:
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
     """Return a row for each stage that `build` needs: one architecture after another, each with its lowest stage first.
 
-    This function starts no engine and uses no network. With `--locked`, LockedError is raised if an input is not the
-    one in the lock.
+    This function starts no engine and uses no network. With `--locked`, LockedError is raised if the inputs differ from
+    those in the lock.
 
     Args:
         proved: see `find`.
@@ -112,10 +112,11 @@ def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[P
     """Find the unknown commits of tags and the unknown repositories of commits, and return the plan after that.
 
     With `--offline` the network is not used: no repository is searched for, and UnreachableError is raised if the
-    commit of a tag is unknown, or if only a tree that is not in the store names Triton's LLVM.
+    commit of a tag is unknown, or if only a tree that is not in the store names Triton's LLVM. See `read_pins` for the
+    PinError.
 
     Args:
-        ask: whether to ask again for the known commits of tags, because tags can move, and to fetch Triton's tree even
+        ask: whether to look up the known commits of tags again, because tags can move, and to fetch Triton's tree even
             if no input digest depends on its content. It has no effect with `--offline`.
     """
     rows = plan(request, target)
@@ -154,9 +155,9 @@ def with_tree(
 
 
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Resolve the tags in a plan whose commits are unknown; with `ask`, ask again for the known commits of tags.
+    """Resolve the tags in a plan whose commits are unknown; with `ask`, look up the known commits of tags again.
 
-    Return whether there was such a tag. If so, the caller must plan again.
+    Return whether the plan contains such a tag. If so, the caller must plan again.
     """
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
@@ -170,8 +171,8 @@ def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) ->
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
     """Return the finished result of a planned stage, and mark it as used.
 
-    Return None if the input digest of the stage is unknown, if its record is missing or damaged, or if a blob of the
-    image is missing.
+    Return None if the input digest of the stage is unknown, if its record is missing or damaged, or if the manifest or
+    a layer of the image is missing.
 
     Args:
         proved: whether to return None also for a result that was built with --no-contract although the stage has a
@@ -247,8 +248,8 @@ def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: boo
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
     """Return the names of Triton's prebuilt files that a build would refuse.
 
-    No option allows or drops these files, and no file of the base replaces them. The list is empty if Triton need not
-    be built from source.
+    No option allows or drops these files, and no file of the base replaces them. If Triton's tree is not here, rare
+    files are left out (see `undecided`). The list is empty if Triton need not be built from source.
     """
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []

@@ -176,7 +176,7 @@ def digests_below(inputs: Mapping[str, Any]) -> list[str]:
 
 
 def unread_records(cache: Cache) -> list[Path]:
-    """Return the record files that this version cannot read, because they are damaged or have another format."""
+    """Return the record files that this version cannot read, for example because they are damaged, sorted by path."""
     read = {path for path, _ in finished(cache)}
     return sorted(path for path in cache.records.glob("*.json") if path not in read)
 
@@ -191,7 +191,8 @@ def tell_unread(cache: Cache) -> None:
 def used_mark(record: Path) -> Path:
     """Return the path of the file whose modification time is the last use of a finished stage.
 
-    The modification time of the record cannot be used, because it says when the record was written.
+    The file is missing if the stage was not used after its record was written. A use does not change the modification
+    time of the record, because `finished` sorts the records by it.
     """
     return record.with_suffix(".used")
 
@@ -202,17 +203,20 @@ def published_mark(record: Path) -> Path:
 
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
-    """Yield the file and the record of each finished stage, oldest first; records that cannot be read are skipped."""
+    """Yield the file and the record of each finished stage, in the order in which the records were written.
+
+    Records that cannot be read are skipped.
+    """
     for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())
 
 
 def records(cache: Cache) -> list[Record]:
-    """Return the records of all finished stages, oldest first; records that cannot be read are skipped."""
+    """Return the records of all finished stages in the order of `finished`; unreadable records are skipped."""
     return [record for _, record in finished(cache)]
 
 
 def find_image(cache: Cache, name: str) -> list[Record]:
-    """Return the records of all finished images called `name`, newest first."""
+    """Return the records of all finished images called `name`, the last written record first."""
     return [record for record in reversed(records(cache)) if record.image == name]

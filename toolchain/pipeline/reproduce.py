@@ -65,7 +65,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     """Build the topmost stage of `target` again, in a separate cache folder, and compare it with the first build.
 
     Sources and the finished stages below are reused, because each stage is reproduced separately. The separate cache
-    folder contains no compiler cache, and no unfinished trees other than those of an interrupted reproduction.
+    folder contains no compiler caches and no unfinished trees except those of an interrupted reproduction.
 
     SourceError is raised if a stage below is not finished here, and UnsupportedError if the request is for several
     architectures or has another input digest than the first build.
@@ -96,7 +96,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
         raise UnsupportedError(
             "other-inputs",
             f"these options build {top.planned.image} from other inputs than the image was built from",
-            why=f"the input digest is {digest}, but the image says {expected['input_digest']}",
+            why=f"the input digest is {digest}, and that of the image is {expected['input_digest']}",
             fix="use the options, the sources and the version of the tool that built it",
         )
     seed = request.variation.seed if request.variation is not None else None
@@ -162,7 +162,8 @@ def clean_cache(
     """Yield a cache folder with only the sources, the lists of packages and the finished stages of `dependencies`.
 
     The folder is removed at the end of the block. If the block raises an error or is interrupted, the folder remains,
-    and the next reproduction of the same inputs continues there, because a build of LLVM takes hours.
+    and the next reproduction of the same inputs with the same seed continues there, because a build of LLVM takes
+    hours. The folder then also contains the work of the interrupted reproduction.
 
     Args:
         digest: the input digest of the stage to reproduce.
@@ -193,7 +194,7 @@ def clean_cache(
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:
-    """Copy a finished stage into another cache folder: its blobs first, and its record last."""
+    """Link or copy the blobs of a finished stage into another cache folder, and write the stage's record last."""
     old, new = Layout(cache.images), Layout(fresh.images).ensure()
     manifest = old.resolve(built.manifest)
     for part in (*old.children(manifest), manifest):

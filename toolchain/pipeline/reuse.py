@@ -56,7 +56,7 @@ class Reuse:
 
 
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
-    """Return the place and the key that the options name.
+    """Return the registry or layout and the key that the options name.
 
     Raise ConfigError if `where` or the key is invalid, if `key` is None, or if `--offline` forbids access to the
     registry.
@@ -69,7 +69,7 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
         raise ConfigError(
             "reuse-needs-key",
             "--reuse-from needs --public-key",
-            why="a label or a tag says nothing about who made an image; only a signature does",
+            why="a label or a tag does not prove who made an image; only a signature does",
             fix="give the publisher's public key: --public-key FILE",
         )
     place = parse_place(where, "--reuse-from")
@@ -102,7 +102,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     before the image is added to the cache's images. An image compressed with gzip is preferred to one with zstd.
 
     Return None if the stage must be built: for the user's own base image, for a stage whose input digest is unknown,
-    and, after a note that says why, if the image cannot be fetched or does not verify. With `reuse.only`, an error is
+    and, after a note with the reason, if the image cannot be fetched or does not verify. With `reuse.only`, an error is
     raised in all these cases except the first.
     """
     if planned.name == "base" and request.base.image is not None:
@@ -202,8 +202,8 @@ def _as_proved(
 ) -> Record:
     """Return a record with the facts in the signed provenance, because another machine built the image.
 
-    Raise UntrustedError if the provenance is malformed, is about another stage, contains no build report, or says that
-    the image was built without a contract check that the request demands. `layer` is the stage's own layer.
+    Raise UntrustedError if the provenance is malformed, is about another stage or image, contains no build report, or
+    shows that the image was built without a contract check that the request demands. `layer` is the stage's own layer.
     """
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]

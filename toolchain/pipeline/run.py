@@ -66,12 +66,12 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
             why="prebuilt files are refused by default, so the build would fail after hours of compiling LLVM",
             fix=f"remove it: --drop-binary {names[0]}; or accept it: --allow-binary {names[0]}",
         )
-    # With `reuse` a stage may come from a registry and then needs no sources, so none are fetched in advance.
+    # With `reuse` a stage may come from a registry or layout and then needs no sources, so none are fetched in advance.
     building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
     sources = [source for planned in building if reuse is None for source in planned.sources]
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     results: dict[str, Built] = {}
-    # If everything is finished, the cache is not written to, because it may belong to another user.
+    # If everything is finished, no patches are copied into the cache, because it may belong to another user.
     with patches_as_they_are(request) if building else nullcontext(request) as kept:
         run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, request=request, rows=rows)
         for of_arch in by_arch(kept):
@@ -104,7 +104,7 @@ class _Run:
         """Raise an error if this machine cannot build the remaining stages; see `_ready`.
 
         With `reuse`, the check is made once, when the first stage must be built, because it is not needed if all stages
-        come from a registry. Without `reuse`, the function `build` has already made the check.
+        come from a registry or layout. Without `reuse`, the function `build` has already made the check.
         """
         if self.reuse is not None and not self.checked:
             self.checked = True
@@ -115,9 +115,9 @@ class _Run:
 def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
     stages = stages_of(target, request)
     before: dict[str, Built] = {}
-    # If the request has no patches, local sources or own base image, the first plan of a stage is used as long as every
-    # stage before it was built exactly as planned. Otherwise the stage is planned again, because the stages below may
-    # have other digests now, or the user may have changed these files.
+    # If the request has no patches, local sources or own base image, the first plan of a stage is used as long as the
+    # result of every stage before it has exactly that stage's first plan. Otherwise the stage is planned again, because
+    # the stages below may have other digests now, or the user may have changed these files.
     of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
     stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):
@@ -158,9 +158,9 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _again(request: Request, planned: Planned) -> bool:
-    """Return whether a stage is run even if it is finished: a campaign with `--shard`.
+    """Return whether a stage is run even if it is finished, which is the case for a campaign with `--shard`.
 
-    The kernel store may lack the results of the finished campaign.
+    The campaign is run again because the kernel store may lack the results of the finished campaign.
     """
     return request.shard is not None and planned.name in CAMPAIGNS
 
@@ -182,8 +182,8 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     """Raise an error if the stages to build need something that is missing; do nothing if all stages are finished.
 
-    The network, the disk space, the engine, the runner, the emulator, the tools in the user's own base and the plugin
-    for `--check` are checked, as far as the stages need them.
+    The network, the cache folder, the disk space, the engine, the runner, the emulator, the tools in the user's own
+    base and the plugin for `--check` are checked, as far as the stages need them.
     """
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
@@ -254,8 +254,8 @@ def _build_stage(
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
     from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
-    # A stage without an input digest is named after its image, because two bases may be built at the same time and must
-    # not share a folder.
+    # The folder of a stage without an input digest is named after its image, because two bases may be built at the same
+    # time and must not share a folder.
     name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
     log = request.cache.logs / f"{stage.name}-{name}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ def _build_stage(
             else error
         )
         looked = isinstance(failure, BuildError) and planned.engine
-        look = [f"look around: toolchain shell {stage.name}, with the options of this build"] if looked else []
+        look = [f"open a shell: toolchain shell {stage.name}, with the options of this build"] if looked else []
         failure.further = (f"full log: {log}", *look, f"run again: {console.command()}")
         if failure is error:
             raise

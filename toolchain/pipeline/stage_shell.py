@@ -76,7 +76,8 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     """Run a shell or a command in the container of a stage instead of the stage's own step, and return its exit code.
 
     Raise the errors of `plan`; ConfigError if the request is for several architectures, if a stage below is not
-    finished here, or if a shell has no terminal; and UnsupportedError if the stage is made without a container.
+    finished here, or if a shell has no terminal; and UnsupportedError if the stage is made without a container, or if
+    its input digest is unknown.
 
     Args:
         argv: the command; empty for a shell.
@@ -88,7 +89,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
             "a shell can be opened for only one architecture",
             fix=f"name one: --arch {request.arch[0]}",
         )
-    from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - as the engine itself
+    from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - most verbs start no engine
 
     require_terminal(argv)
     rows = {row.planned.name: row for row in plan(request, target)}

@@ -20,7 +20,7 @@ _Value = TypeVar("_Value")
 def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     """Return the stages that `target` needs for the request's one architecture, lowest first.
 
-    LLVM for another machine is built in this machine's base, against the other machine's system.
+    Stages for another machine are built in this machine's base, against the sysroot of the other machine.
 
     The target `all` stands for Triton; for AOTriton if the request names a release or a source of it, and otherwise for
     the FlashAttention kernels; for the wheels if the request names any; and for LLVM if Triton is built on it, or if
@@ -46,8 +46,8 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
             raise UnsupportedError(
                 "stage-not-for-architecture",
                 f"{target} is not built for {arch}",
-                why="kernels and AOTriton are built only for amd64, on amd64; Triton from source, on a portable LLVM,"
-                " also for arm64; for other architectures only LLVM is built",
+                why="LLVM is built for every architecture, and Triton from source on a portable LLVM also for arm64;"
+                " kernels, AOTriton and wheels are built only for amd64, on amd64",
                 fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(row.machines)}",
             )
     made: dict[str, Stage] = {}

@@ -38,7 +38,7 @@ class Choice:
             `resolve_triton` it is a version, a commit or None.
         aotriton: the release that `--aotriton` names; None if it is not given.
         sources: the values of `--source`, by the name of the source.
-        notes: a line about each decision that was made for the user.
+        notes: lines for display: the decisions that no option made, and the warnings about a pin file's LLVM.
     """
 
     target: str
@@ -55,9 +55,10 @@ class Choice:
 def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
     """Return the choice with `triton` as a version, a commit or None.
 
-    A folder that `--triton` names becomes Triton's source, and a pin file becomes LLVM's source. PinError is raised if
-    `--triton` names no Triton, if the Triton of `--source aotriton` is unknown, or if two options contradict each
-    other. ConfigError is raised if the lock names no valid Triton.
+    A folder that `--triton` names becomes Triton's source, and a pin file becomes LLVM's source unless `--source llvm`
+    is given. PinError is raised if `--triton` names no Triton, if the Triton of `--source aotriton` is unknown, or if
+    two options contradict each other. UnsupportedError is raised for an unknown release, and ConfigError if the lock
+    names no valid Triton.
 
     Args:
         lock: the lock whose Triton is used if no option names one; None without a lock.
@@ -158,7 +159,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
         )
     commit = gitlink_of(tree, AOTRITON_SUBMODULE) if tree is not None else ""
     if tree is None or not commit:
-        why = f"{AOTRITON_SUBMODULE} is empty, and git does not tell its commit" if tree else "its tree is not here yet"
+        why = f"{AOTRITON_SUBMODULE} is empty, and git lists no commit for it" if tree else "its tree is not here yet"
         raise PinError(
             "aotriton-triton-unknown",
             f"the Triton of --source aotriton={spec} is unknown",
@@ -193,7 +194,7 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
 
 
 def _is_checkout(folder: Path) -> bool:
-    """Return whether a folder contains files of Triton other than a pin file."""
+    """Return whether a folder contains a file or folder in `_MARKS`, which lists parts of a checkout of Triton."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 
@@ -345,7 +346,7 @@ def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-# The end of the advice for a user who wants to build a release of AOTriton with another Triton.
+# The end of the advice on building a release of AOTriton with another Triton.
 _ANOTHER = "; for the release with another Triton, --source triton="
 
 

@@ -1,4 +1,4 @@
-"""Find out from the logs how much of a stage's unfinished build is done."""
+"""Find out from the logs how many steps of a stage's unfinished build are finished."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
-    """With `--locked`, raise LockedError if an input of the planned stages or a fetched source is not in the lock."""
+    """With `--locked`, raise LockedError if the inputs of planned stages or a fetched source differ from the lock."""
     if request.lock is not None:
         from toolchain.pipeline import locking  # noqa: PLC0415 - most calls have no lock
 
@@ -119,8 +119,8 @@ class BuildWorkspace:
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
-            # An earlier invocation ended after the build and before the layer was finished. Its output is removed,
-            # because a new build in the same build tree is quick.
+            # An earlier build of this stage wrote the output. The output is removed and made again, because a new build
+            # in the same build tree is quick.
             shutil.rmtree(out)
         try:
             with contextlib.ExitStack() as stack:
@@ -227,7 +227,7 @@ class BuildWorkspace:
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
         manifest = self._write(layout, planned, (*lower, top), replace(image, labels=labels), arch=self.request.arch[0])
         digest = planned.input_digest
-        assert digest is not None  # noqa: S101 - a base sets it after it has resolved its packages
+        assert digest is not None  # noqa: S101 - a stage of packages sets it after it has resolved them
         self.progress.step("done")
         measured = LayerFacts(
             unpacked_bytes=layer.size,
@@ -259,7 +259,7 @@ class BuildWorkspace:
         raw = self.work() / "layer.tar"
         if content.tar is not None:
             return normalise_tar(content.tar, raw)
-        assert content.tree is not None  # noqa: S101 - one of the two
+        assert content.tree is not None  # noqa: S101 - either `tar` or `tree` is set
         # A tree whose owners are kept comes from a container. Its files belong to the ids outside the container, where
         # the container's root is `first_id`.
         first = 0 if content.normalise else self.engine.first_id
