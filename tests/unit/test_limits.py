@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.core.errors import ConfigError
 from toolchain.engine import container_limits
+from toolchain.engine.docker_watch import watched
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "isolation.md"
 
@@ -45,3 +48,13 @@ def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: 
     with pytest.raises(ConfigError) as caught:
         container_limits.values()
     assert text in caught.value.what
+
+
+def test_a_container_whose_limits_cannot_be_checked_is_ended(tmp_path: Path) -> None:
+    """A thread that only stopped would leave the container without limits."""
+    place, ended = tmp_path / "place", threading.Event()
+    place.mkdir()
+    limits = container_limits.limits_for(tmp_path / "log", [place])
+    with refused("limits-unchecked"), watched(limits, processes=lambda: 1, kill=ended.set):
+        place.rmdir()
+        assert ended.wait(30)

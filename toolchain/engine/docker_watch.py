@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from toolchain.core.errors import EngineError
 from toolchain.engine.limit_watch import Limits, Usage
 
 _EVERY = 0.5  # seconds between two checks of the disk, the log and the running time
@@ -16,14 +17,22 @@ _COUNT_EVERY = 5.0  # minimum seconds between two counts of processes; each coun
 
 @dataclass
 class Watched:
-    """The result of watching a container: the name of the limit that it reached; empty if it reached none."""
+    """The result of watching a container.
+
+    Attributes:
+        reached: the name of the limit that the container reached; empty if it reached none.
+        failed: the error for which the limits could not be checked; None if there was none.
+    """
 
     reached: str = ""
+    failed: OSError | None = None
 
 
 @contextlib.contextmanager
 def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
     """End a container if it reaches a limit during the block, and yield a result in which the limit is then recorded.
+
+    If the limits cannot be checked, the container is ended too, and an EngineError is raised after the block.
 
     Args:
         processes: a function that counts the container's processes and threads.
@@ -34,7 +43,12 @@ def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], 
     def watch() -> None:
         counted = time.monotonic()
         while not stop.wait(_EVERY):
-            found.reached = usage.reached()
+            try:
+                found.reached = usage.reached()
+            except OSError as error:
+                found.failed = error
+                kill()
+                return
             if not found.reached and time.monotonic() - counted > _COUNT_EVERY:
                 counted = time.monotonic()
                 found.reached = "processes" if processes() > limits["processes"] else ""
@@ -49,3 +63,10 @@ def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], 
     finally:
         stop.set()
         thread.join(_COUNT_EVERY)
+    if found.failed is not None:
+        raise EngineError(
+            "limits-unchecked",
+            "a container was ended, because its limits could not be checked",
+            why=f"{found.failed.filename}: {found.failed.strerror}",
+            fix="check that nothing removes the folders of the cache, and run the command again",
+        ) from found.failed
