@@ -120,3 +120,15 @@ def test_a_build_at_a_limit_of_the_disk_removes_its_own_unless_another_uses_it(
         with pytest.raises(LimitError):
             workspace.build(Recipe(name="llvm", containerfile="containerfiles/llvm/Containerfile", base="b"))
         assert folder.exists() == stays
+
+
+def test_a_cache_that_cannot_be_removed_is_not_called_removed(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = request_.cache
+    with using(cache, "own", [SOURCE]):
+        pass
+    (cache.mounts / "buildah-cache" / "toolchain-ccache-own").mkdir(parents=True)
+    monkeypatch.setattr("toolchain.engine.storage.discard", lambda _: False)
+    assert not remove_unused(cache, "own")
+    assert [known.key for known in compiler_caches(cache)] == ["own"]

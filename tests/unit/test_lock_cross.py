@@ -192,6 +192,8 @@ def test_rows_that_are_others_than_their_digest() -> None:
     assert differences(lock(request={"stage": "llvm"}), lock(request={"stage": "base"}), whole=False) == []
     (asked,) = differences(lock(request={"gpu": ["a"]}), lock(request={"gpu": ["b"]}), whole=True)
     assert asked.startswith("--gpu: ")
+    (asked,) = differences(lock(request={"stage": "llvm"}), lock(request={"stage": "base"}), whole=True)
+    assert asked.startswith("the stage: "), "it is an argument"
 
 
 def test_an_image_that_is_forgotten_is_not_locked(cache: Cache, tmp_path: Path) -> None:

@@ -126,8 +126,8 @@ class Record:
         layers: the descriptors of the layers as in the manifest, lowest first.
         compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`.
         facts: facts about the build and its result, such as durations, sizes and the diff id of the stage's layer.
-        started, finished: the Unix times when the build began and ended; None for the user's own image, which was not
-            built here.
+        started, finished: the Unix times when the build began and ended; for the user's own image, which was not built
+            here, the time when this record was made; None if unknown.
         tool: the keys `version` and `builder`, and `run` if a workflow built the stage.
         isolation: the result of the engine's isolation probe during the build; None if unknown.
         binaries: the names of the prebuilt parts, as in `--allow-binary`.

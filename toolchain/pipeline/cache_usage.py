@@ -306,8 +306,9 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     removed = []
     for image in strict_json.read(storage.call("images", "--json").stdout or "null") or []:
         names = image.get("names") or []
-        if not any(name.rpartition(":")[2] in kept for name in names):
-            storage.call("rmi", "--force", image["id"], check=False)
+        if any(name.rpartition(":")[2] in kept for name in names):
+            continue
+        if storage.call("rmi", "--force", image["id"], check=False).returncode == 0:
             removed.append(next(iter(names), image["id"][:12]))
     if not removed:
         return []

@@ -86,17 +86,19 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
 
 
 def remove_unused(cache: Cache, key: str) -> bool:
-    """Remove a compiler cache and return True; return False if a build is using it, or if the key is `none`."""
+    """Remove a compiler cache and return True.
+
+    Return False if a build is using it, if a part of it cannot be removed, or if the key is `none`.
+    """
     from toolchain.engine.storage import cache_mounts, ccache_mount, discard  # noqa: PLC0415 - a plan starts no engine
 
     if key == NONE:
         return False
     with free(_lock(cache, key)) as unused:
-        if unused:
-            for place in cache_mounts(cache, ccache_mount(key)):
-                discard(place)
+        gone = unused and all(discard(place) for place in cache_mounts(cache, ccache_mount(key)))
+        if gone:
             _note(cache, key).unlink(missing_ok=True)
-        return unused
+        return gone
 
 
 def _note(cache: Cache, key: str) -> Path:
@@ -131,7 +133,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
         if remove_unused(cache, known.key):
             gone.append(known)
     if gone:
-        console.note(f"removed {len(gone)} compiler caches; the limit for all of them is {console.size(limit)}")
+        console.note(f"compiler caches removed: {len(gone)}; the limit for all of them is {console.size(limit)}")
     return gone
 
 

@@ -36,7 +36,8 @@ def _request(locked: Lock, now: Lock) -> Iterator[str]:
     for key in sorted(locked.request.keys() | now.request.keys()):
         was, is_now = (json.dumps(lock.request.get(key), sort_keys=True) for lock in (locked, now))
         if was != is_now:
-            yield f"--{key}: the lock contains {was}, the request contains {is_now}"
+            option = "the stage" if key == "stage" else f"--{key}"
+            yield f"{option}: the lock contains {was}, the request contains {is_now}"
 
 
 def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:

@@ -103,8 +103,14 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
             f"{name} has no container yet: {rows[missing[0]].planned.image} is not finished here",
             fix=f"toolchain build {missing[0]}; or, if that fails, toolchain shell {missing[0]}",
         )
-    if not planned.engine or planned.input_digest is None:
+    if not planned.engine:
         raise UnsupportedError("stage-not-in-container", f"{name} is made without a container", fix="read its log")
+    if planned.input_digest is None:
+        raise ConfigError(
+            "shell-not-built",
+            f"{name} has no container yet: the digests of its inputs are not known",
+            fix=f"toolchain build {name}, which finds them out",
+        )
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a refused request needs none of it
 
     own = request_of(last, request)
