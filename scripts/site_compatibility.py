@@ -294,7 +294,7 @@ def _aotritons() -> str:
 
 
 def _architectures() -> str:
-    from toolchain.cli.build_options import make_request  # noqa: PLC0415 - reads the environment
+    from toolchain.cli.build_options import make_request  # noqa: PLC0415 - only this table needs the command line
 
     cross = cross_machines(make_request())
     rows = []

@@ -158,7 +158,7 @@ def _check_kernel_store(request: Request) -> None:
     A note is printed if a kernel store is used without a key.
     """
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
-        from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - it imports cryptography
+        from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - most builds have no store
 
         result_key(request.kernel_key)
         check_stores(request)

@@ -83,7 +83,7 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
-    from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - it imports cryptography
+    from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - `--help` does not need it
 
     if is_image_name(text):
         layout = Layout(cache.images)

@@ -58,7 +58,7 @@ def publish(
     IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either. REF is a published
     image: it is copied with all platforms and everything that is attached to it, and verified before and after.
     """
-    from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - it imports cryptography
+    from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - `--help` does not need it
     from toolchain.publish.images import deliver  # noqa: PLC0415 - it imports the registry client
     from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415

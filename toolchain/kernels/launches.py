@@ -54,7 +54,7 @@ def _stem(archive: str, member: str) -> str:
 
 class _File:
     def __init__(self) -> None:
-        self._functions: dict[tuple[Any, ...], int] = {}  # the values are positions in the file's list
+        self._functions: dict[tuple[Any, ...], int] = {}  # the values are positions in the list `functions` of the file
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._kernels: dict[str, list[Any]] = {}
 

@@ -63,7 +63,7 @@ class Entry:
     Args:
         status: `done`, `failed` or `timeout`.
         over_memory: whether the worker was ended because it used too much memory.
-        refused: whether the compiled project raised the error because it does not support the GPU or the arguments.
+        refused: whether the kernel's project refused the GPU or the arguments, so that there is no object to compile.
         exit_code: the exit code of a worker that died, or the negative number of the signal that ended it; None for
             every other outcome.
         seconds: the wall time of the last attempt.

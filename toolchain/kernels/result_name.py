@@ -16,7 +16,7 @@ FORMAT = 1
 
 
 class Naming:
-    """Names the results of one campaign.
+    """The inputs of one campaign from which the names of its results are computed.
 
     Args:
         triton: the diff_ids of the Triton image, lowest first. Names do not depend on the image's labels, because

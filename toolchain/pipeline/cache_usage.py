@@ -176,7 +176,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
         yield Item(name=name, paths=(path,), tag=tag, bytes=0, used=0.0)
     for tag, manifest in left.items():
-        # A base from a bundle without a record is kept, because a build may not be able to make the same base again.
+        # A base without a record, which a bundle brought, is kept, because a build may not be able to make it again.
         if not tag.endswith(f".{BROUGHT}"):
             size, used = 0, 0.0
             with contextlib.suppress(ToolchainError, OSError):  # an image whose blobs are missing can still be removed

@@ -106,7 +106,7 @@ def _note(cache: Cache, key: str) -> Path:
 
 
 def _lock(cache: Cache, key: str) -> Path:
-    """Create the file that builds lock while they use a compiler cache, and return its path."""
+    """Create the lock file of the builds that use a compiler cache, and return its path."""
     path = cache.locks / f"compiler-cache-{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

@@ -192,7 +192,10 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def check(text: str, flag: str = "--check") -> int:
-    """Parse `--check`: return a positive number of kernels, or 0 for `all`; raise a ConfigError for any other text."""
+    """Parse `--check`: return a positive number of kernels, or 0 for `all`.
+
+    Raise a ConfigError for any other text, and for a number of more than 9 digits.
+    """
     if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{,8}", text):
         raise ConfigError(
             "not-a-number", f"{flag} {text!r} is not a number of kernels", fix=f"use {flag} 300 or {flag} all"

@@ -29,7 +29,7 @@ _PIECE = 1 << 16  # bytes read at once; a broken connection loses at most this m
 def archive_name(url: str) -> str:
     """Return the last part of a URL's path as a valid file name, or `file` if the URL has none.
 
-    For a URL of the forms `…/tar.gz/REF` and `…/tarball/REF`, the name ends with `.tar.gz`.
+    For a URL of the form `…/tar.gz/REF` or `…/tarball/REF`, the name ends with `.tar.gz`.
     """
     path = PurePosixPath(unquote(urlsplit(url).path))
     name = re.sub(r"[\x00-\x1f\x7f]", "_", path.name)

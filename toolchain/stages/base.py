@@ -320,7 +320,7 @@ def local_image(request: Request) -> LocalImage:
     If the request gives neither a tag nor a digest, the layout must contain only one image. UnsupportedError is raised
     if the base is not a local image, or if there is no image for the architecture.
     """
-    from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
+    from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - most bases are recipes
 
     if request.base.image is None:
         raise UnsupportedError("base-not-local", f"{request.base} is not a local image", fix="name one: --base oci:DIR")

@@ -189,7 +189,7 @@ def _on_record(request: Request) -> tuple[CodegenPin, ...]:
 
 
 def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
-    """Raise PinError if the LLVMs for GPUs that a fetched tree of Triton pins are not the planned ones.
+    """Raise PinError if a fetched tree of Triton pins other LLVMs for GPUs than were planned.
 
     Args:
         planned: the planned revisions, `COMMIT-BUILD`, by target.

@@ -151,8 +151,8 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # While the Triton is unknown, all of components.toml is an input, because the version of the fetched tree
-            # determines which rows apply.
+            # While it is unknown which Triton this LLVM is for, all of components.toml is an input, because the version
+            # of the fetched tree determines which rows apply.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),

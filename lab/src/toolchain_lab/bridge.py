@@ -93,7 +93,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def read_metadata(path: Path) -> Metadata:
     """Read the JSON file next to a code object; see `metadata.read_metadata`."""
-    from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
+    from toolchain_lab.emulator import metadata  # noqa: PLC0415 - it imports numpy
 
     return metadata.read_metadata(path, _json)
 
@@ -105,7 +105,7 @@ def described(path: Path, code: CodeObject, signature: str = "") -> Metadata:
         path: the file that the user gave, which may be a bundle. The JSON file and Triton's IR are read from files next
             to it, if they exist.
     """
-    from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
+    from toolchain_lab.emulator import metadata  # noqa: PLC0415 - it imports numpy
 
     ir = ""
     with contextlib.suppress(OSError):

@@ -75,7 +75,7 @@ def audit(
     gpus = gpus_of(gpu)
     signer: Any = None
     if key is not None:
-        from toolchain.trust.keys import load_signer  # noqa: PLC0415 - cryptography
+        from toolchain.trust.keys import load_signer  # noqa: PLC0415 - it imports cryptography
 
         signer = load_signer(key)
     if (key is None) if statement is not None else (key is not None and (Path(what).exists() or is_image_name(what))):
@@ -126,7 +126,7 @@ def audit(
 
 
 def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:
-    from toolchain_lab.examine.statement import attach_audit, signed_audit  # noqa: PLC0415 - cryptography
+    from toolchain_lab.examine.statement import attach_audit, signed_audit  # noqa: PLC0415 - it imports cryptography
 
     if to is None:
         with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:

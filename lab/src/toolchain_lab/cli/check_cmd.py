@@ -77,7 +77,7 @@ def kernels_check(
     gpus = gpus_of(gpu)
     disassembler = decoder(objdump)
     from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
-    from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - numpy
+    from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - it imports numpy
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415
 
     planned = None

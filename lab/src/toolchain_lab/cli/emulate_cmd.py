@@ -259,7 +259,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple[dict[str, Parameter], dict[str, Any]]:
     """Return the parameters, with the element types that the arguments' texts name, and the values of the arguments."""
-    from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - numpy
+    from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - it imports numpy
 
     known = {parameter.name: parameter for parameter in metadata.parameters}
     if odd := sorted(texts.keys() - known.keys()):
@@ -300,7 +300,7 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
 
 
 def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: bool) -> None:
-    from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT, UNSUPPORTED, bound  # noqa: PLC0415 - numpy
+    from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT, UNSUPPORTED, bound  # noqa: PLC0415 - it imports numpy
     from toolchain_lab.emulator.program import Program, names  # noqa: PLC0415
 
     counts: Counter[str] = Counter()

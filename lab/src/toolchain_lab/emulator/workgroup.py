@@ -106,7 +106,7 @@ class Workgroup:
             self.waves.append(wave)
 
     def note(self, name: str, magnitude: float) -> None:
-        """Record the sum of magnitudes that the instruction `name` added; only its largest sum is kept."""
+        """Record an upper bound on the magnitudes that an execution of `name` added; keep the largest bound by name."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:

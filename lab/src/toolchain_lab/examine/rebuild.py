@@ -75,7 +75,7 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """Return the rules of a plan, by the path of their code object. The plan may have been written at another path."""
+    """Return the rules of a plan, by the path of the code object. The plan may have been written at another path."""
     try:
         with (plan / FLATZIP).open(encoding="utf-8") as stream:
             build = stream.readline().split(";")[3].partition("/aks2/")[0]

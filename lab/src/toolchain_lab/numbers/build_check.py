@@ -54,7 +54,7 @@ def check_files(
         count: the maximum size of the sample; 0 for all objects.
         label: the name of the image or the folder that contains the files, for error messages.
     """
-    from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - numpy
+    from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - it imports numpy
 
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
         folder = Path(scratch, "objects")
@@ -74,7 +74,7 @@ def _checked(
     progress: Callable[[int, int, str], None] | None,
     note: Callable[[str, Mapping[str, Any]], None] | None,
 ) -> dict[str, Any]:
-    from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - numpy
+    from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - it imports numpy
 
     report = check_contained(
         chosen, folder, disassembler(), cache, jobs=jobs, available=available,
