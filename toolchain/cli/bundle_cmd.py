@@ -38,7 +38,10 @@ OutOpt = Annotated[
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the stage and the recorded options of the image that the user names; None if the user names a stage."""
+    """Return the stage and the recorded options of the image that the user names; None if the user names a stage.
+
+    In `given`, the name of the image is replaced by its stage.
+    """
     if given["stage"] in stages.targets():
         return None
     from toolchain.pipeline.original import given_options, of_architectures  # noqa: PLC0415 - it imports cryptography

@@ -46,8 +46,8 @@ def kernels_cached(
 ) -> None:
     """Check a cache of compiled kernels, and whether Triton in an image would find them.
 
-    Exits with 4 if the image contains a different Triton, with 11 if Triton has a different path there, and with 3 if
-    an environment variable or the cache folder is different.
+    The exit code is 4 if the image contains a different Triton, 11 if Triton has a different path there, and 3 if an
+    environment variable or the cache folder is different.
     """
     from toolchain.kernels.cache_image import read_cache, require_hit  # noqa: PLC0415
 

@@ -137,7 +137,7 @@ def free(path: Path) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             nobody = False
-        except OSError:  # if the file system has no locks, assume that the path is unused
+        except OSError:  # without locks, as on some file systems, assume that the path is unused
             pass
         yield nobody
 

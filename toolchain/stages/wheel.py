@@ -266,7 +266,7 @@ def stands_on(request: Request) -> tuple[str, ...]:
 def wheel_names(request: Request) -> tuple[str, ...]:
     """Return the names of the wheels to build, in the order of data/wheels.toml.
 
-    They are the wheels that the request names. If it names none, they are all wheels in the file.
+    If the request names wheels, only these are returned; otherwise all wheels in the file are returned.
     """
     return tuple(row.name for row in wheel_rows() if row.name in request.wheels or not request.wheels)
 

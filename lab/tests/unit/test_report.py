@@ -26,7 +26,7 @@ from toolchain.kernels.ledger import Entry, Ledger
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.trust.keys import new_key
 from toolchain_lab.examine.diff import compare
-from toolchain_lab.report import page
+from toolchain_lab.report import builds, page
 from toolchain_lab.report.content import Column, Kind, Report, Section, Table, Tone
 from toolchain_lab.report.ninja import steps_of
 
@@ -240,3 +240,17 @@ def test_a_name_that_is_not_utf8(tmp_path: Path, cache: Cache) -> None:
     words = ["audit", str(place), "--key", str(tmp_path / "key"), "--statement", str(tmp_path / "out.json")]
     done = CliRunner().invoke(app, [*words, "--cache", str(cache.root)])
     assert (done.exit_code, "not UTF-8" in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("output", "group"),
+    [
+        ("lib/Support/CMakeFiles/LLVMSupport.dir/APInt.cpp.o", "lib/Support"),
+        ("tools/mlir/lib/Dialect/Arith/IR/CMakeFiles/x.dir/a.o", "tools/mlir/lib/Dialect"),
+        ("CMakeFiles/x.dir/a.o", "top"),
+        ("lib/libLLVMSupport.a", "lib"),
+        ("build.txt", "top"),
+    ],
+)
+def test_outputs_are_grouped_by_folder(output: str, group: str) -> None:
+    assert builds._folder(output) == group

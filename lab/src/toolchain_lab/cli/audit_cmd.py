@@ -68,7 +68,7 @@ def audit(
 ) -> None:
     """List what an image, prefix, archive, wheel or folder contains: GPUs, kernels, libraries, compilers.
 
-    Exits with 12 if a GPU or kernel is missing, empty or damaged, or if a recompiled kernel differs.
+    The exit code is 12 if a GPU or kernel is missing, empty or damaged, or if a recompiled kernel differs.
     """
     from toolchain_lab.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
 

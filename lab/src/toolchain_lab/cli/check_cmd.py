@@ -66,8 +66,8 @@ def kernels_check(
 ) -> None:
     """Run compiled attention kernels on the CPU and compare their results with float64.
 
-    Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support, and with
-    28 if there is no test case for a kernel. A check that is stopped shows the results so far.
+    The exit code is 24 if a result is wrong, 23 if a kernel uses something that the emulator does not support, and 28
+    if a kernel was not checked, unless --allow-skipped is given. A check that is stopped shows the results so far.
     """
     count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):

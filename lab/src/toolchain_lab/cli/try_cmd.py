@@ -47,7 +47,7 @@ def kernels_try(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Recompile one kernel and compare it with the original. Exits with 25 if it is worse, for `git bisect run`.
+    """Recompile one kernel and compare it with the original. The exit code is 25 if it is worse, as `git bisect run` needs.
 
     Triton and the kernel's source run isolated in namespaces, as in builds.
     """

@@ -27,9 +27,10 @@ class Interpreter:
     """A CPython interpreter that is installed on the host.
 
     Args:
+        named: the path or the name on `PATH` by which the user named it.
         file: the path of the program, with links resolved.
         prefix: the folder that contains `bin` and `lib`.
-        environment: the folder of the virtual environment that contains the given path; None if it is not in one.
+        environment: the folder of the virtual environment in which `named` was found; None if it was found elsewhere.
     """
 
     named: str

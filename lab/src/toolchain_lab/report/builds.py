@@ -122,9 +122,14 @@ def _timeline(steps: Sequence[Step]) -> Section:
 
 
 def _folder(output: str) -> str:
-    """Return an output's group: up to four parts of its path, ending before `CMakeFiles`, or `top` if in no folder."""
-    parts = output.split("/CMakeFiles/", maxsplit=1)[0].split("/")
-    return "/".join(parts[:4]) if len(parts) > 1 or "CMakeFiles" in output else "top"
+    """Return the group of an output: at most the first four folders of its path.
+
+    Folders from `CMakeFiles` on are left out. If there are no others, the group is `top`.
+    """
+    folders = output.split("/")[:-1]
+    if "CMakeFiles" in folders:
+        folders = folders[: folders.index("CMakeFiles")]
+    return "/".join(folders[:4]) or "top"
 
 
 def _files(layout: Layout, record: Record) -> Table:
