@@ -1,9 +1,10 @@
-"""The environment variables of programs that run on the host: a fixed list, each with a reason.
+"""The environment variables that programs on the host get.
 
-A program gets no other variables, so those that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
-`GIT_*`, `TAR_OPTIONS`) never reach it. Callers add the variables that a single program needs. `network_environment`
-returns those for programs that use the network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py`
-list those for pip, credential helpers and docker.
+The lists are fixed, and state a reason for each variable that a program inherits from the caller. So variables that
+make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`, `GIT_EXEC_PATH`, `TAR_OPTIONS`) never reach it.
+Callers add the variables that a single program needs. `network_environment` returns those for programs that use the
+network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py` list those for pip, credential helpers and
+docker.
 """
 
 from __future__ import annotations

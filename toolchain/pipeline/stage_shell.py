@@ -76,8 +76,8 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     """Run a shell or a command in the container of a stage instead of the stage's own step, and return its exit code.
 
     Raise the errors of `plan`; ConfigError if the request is for several architectures, if a stage below is not
-    finished here, or if a shell has no terminal; and UnsupportedError if the stage is made without a container, or if
-    its input digest is unknown.
+    finished here, if the stage's input digest is unknown, or if a shell has no terminal; and UnsupportedError if the
+    stage is made without a container.
 
     Args:
         argv: the command; empty for a shell.

@@ -28,7 +28,7 @@ _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
 _MAX_LINKS = 40  # the largest number of links that Linux follows in a path
-_REPOSITORIES = {"distro": "debian"}  # the origin in records, for kinds of sources whose origin has another name
+_REPOSITORIES = {"distro": "debian"}  # the origin in records, where it is not named like the kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,9 @@ def kernels_try(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Recompile one kernel and compare it with the original. The exit code is 25 if it is worse, as `git bisect run` needs.
+    """Recompile one kernel and compare it with the original.
 
+    The exit code is 25 if the new kernel is worse, so that `git bisect run` can call this verb.
     Triton and the kernel's source run isolated in namespaces, as in builds.
     """
     from toolchain_lab.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - for a verb that runs

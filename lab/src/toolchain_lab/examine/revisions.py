@@ -52,7 +52,7 @@ _WRITER_LENGTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """A revision that a file names.
+    """A revision in a text that a file contains.
 
     Args:
         kind: a key of `KINDS`.
@@ -60,7 +60,7 @@ class Revision:
         version: LLVM's version, such as `23.0.0git`; empty if the text contains none.
         repository: the repository of LLVM's source; empty if the text contains none.
         build: the build number, for a codegen library; otherwise None.
-        at: the offset of the digits in the file where they first appear.
+        at: the offset in the file at which the digits first appear.
     """
 
     kind: str
