@@ -19,8 +19,10 @@ _MOST = 1 << 30  # bytes; the limit for the size of the file
 def append(path: Path, row: Checked, decoder: str) -> None:
     """Append a result to the file; raise ConfigError if the file cannot be written."""
     try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"decoder": decoder, "row": row.as_json()}) + "\n")
+        # `read` refuses halves of surrogate pairs, which stand for the bytes of a name that are not UTF-8.
+        line = json.dumps({"decoder": decoder, "row": row.as_json()}, ensure_ascii=False).encode(errors="replace")
+        with path.open("ab") as stream:
+            stream.write(line + b"\n")
     except OSError as error:
         raise ConfigError(
             "output-unwritable",
