@@ -95,12 +95,12 @@ class Accesses:
         return bool(np.count_nonzero((writers != _NOBODY) & (writers != owners[inside])))
 
     def _is_there(self, store: Access, values: Array | None, shared: Array, low: int) -> bool:
-        """Return whether memory still holds the values of a store in the units that several waves wrote.
+        """Return whether memory still holds the values that a store wrote in the lanes that touch a shared unit.
 
         Args:
-            values: the stored values; None for an atomic access, for which the result is false if it touches one of
-                these units.
-            shared: a mask of the units that several waves wrote; its first element is for the unit `low`.
+            values: the stored values; None for an atomic access, for which the result is false if it touches a shared
+                unit.
+            shared: a mask of the shared units, which several waves wrote; its first element is for the unit `low`.
         """
         place, size, _ = store
         units, _ = _units([store])

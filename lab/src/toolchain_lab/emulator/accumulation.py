@@ -15,8 +15,9 @@ accumulator, and the sum is rounded to float32:
 - `aligned`, for CDNA3: the products are truncated at 24 bits below the largest exponent of the group, and added. The
   sum is rounded down at 32 bits, and the accumulator at 24 bits, below the larger of their two exponents. The total is
   rounded down to 32 significant bits before it is converted to float32.
-- `interleaved`, for fp8 and bf8 on CDNA3: like `aligned`, but the even and the odd products are truncated separately,
-  and the accumulator is ignored if its exponent is more than 25 below that of the products.
+- `interleaved`, for fp8 and bf8 on CDNA3: this rule differs from `aligned` in two ways. The even and the odd products
+  are truncated and added separately, and their two sums are rounded down at 24 bits below the larger exponent. The
+  accumulator is ignored if its exponent is more than 25 below that of the products.
 """
 
 from __future__ import annotations
@@ -175,7 +176,8 @@ def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
     top = left.top + right.top
     powers = np.ldexp(1.0, exponents)
     if left.scaled is not None and right.scaled is not None and top < 127:
-        # Here float32 is precise enough, and it is faster. The conversion to an integer truncates the products.
+        # Here float32 is precise enough, and it is faster than float64. The conversion to integers truncates the
+        # products.
         scale = np.ldexp(np.float32(1), np.minimum(np.int16(24 + top) - exponents, np.int16(120)))
         scaled = _outer(left.scaled, right.scaled, group)
         scaled *= scale

@@ -85,7 +85,7 @@ class Batch(Wave):
         self._lent = True
 
     def settle(self, registers: Registers) -> None:
-        """Remove the given registers that are the same in all waves from `varying`, and copy their values to `s`."""
+        """Remove from `varying` those of the given registers that are the same in all waves, and copy them to `s`."""
         for register in registers:
             column = self.rows[:, register]
             if (column == column[0]).all():

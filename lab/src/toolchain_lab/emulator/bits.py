@@ -1,4 +1,4 @@
-"""Functions on lane masks, bfloat16 numbers, exponents and 64-bit values that the other modules share."""
+"""Functions that other modules share: on bits, lane masks, bfloat16 numbers, exponents and magnitudes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from toolchain_lab.emulator.wave import Wave
 
 
 def _scratch(access: Access) -> Handler:
-    """Return the decoder for a scratch instruction. Scratch memory is `uint32[words, lanes]`: a column per lane."""
+    """Return the decoder for a scratch instruction. Scratch memory has the type `uint32[words, lanes]`."""
 
     def build(operands: Operands) -> Run:
         texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
@@ -122,9 +122,10 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # A mask of the fields that are checked in the last word of the descriptor, their values for a raw buffer, and
-        # a mask of the format; a buffer with the format 0 is disabled. The checked fields are the type, the mode of the
-        # bounds check, reserved bits, whether the lane's number is added, and the behaviour for unmapped pages.
+        # These numbers are a mask of the fields that are checked in the last word of the descriptor, their values for a
+        # raw buffer, and a mask of the format; a buffer with the format 0 is disabled. The checked fields are the type,
+        # the mode of the bounds check, reserved bits, whether the lane's number is added, and the behaviour for
+        # unmapped pages.
         self._fields, self._raw, self._format = (
             (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
         )
@@ -169,7 +170,7 @@ def _buffer(access: Access) -> Handler:
 
 
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
-    """Decode a buffer instruction that accesses scratch memory if the wave has any and the descriptor is swizzled.
+    """Decode a buffer instruction, which accesses scratch memory if the kernel has any and the descriptor is swizzled.
 
     The base address of such a descriptor must be the address of the wave's scratch memory. Its other fields are not
     checked.

@@ -42,7 +42,7 @@ class Descriptor:
 
     @property
     def user_sgprs(self) -> int:
-        """The number of user SGPRs, which precede the SGPRs that hold the workgroup's ids."""
+        """The number of user SGPRs, which precede the SGPRs that hold the workgroup's ids on gfx9 and gfx11."""
         return (self.rsrc2 >> 1) & 31
 
     @property
@@ -52,7 +52,7 @@ class Descriptor:
 
     @property
     def workgroup_ids(self) -> tuple[bool, bool, bool]:
-        """Which of the workgroup's ids x, y and z the kernel needs."""
+        """Whether the kernel needs each of the workgroup's ids x, y and z."""
         return bool(self.rsrc2 >> 7 & 1), bool(self.rsrc2 >> 8 & 1), bool(self.rsrc2 >> 9 & 1)
 
     @property
@@ -115,14 +115,14 @@ def load(
         gpu_of_flag: a function that returns LLVM's name for the GPU with an EF_AMDGPU_MACH value, or None if the value
             is unknown.
         kernel: the kernel's name; it can be omitted if the object contains only one kernel.
-        opened: a function that opens the file, and returns a stream. Reading from the stream may raise ValueError if a
-            malicious file causes too many reads.
+        opened: a function that returns a context manager for the open file. Reading from the file may raise ValueError
+            if a malicious file causes too many reads.
 
     Raises:
         CodeObjectError: the file cannot be read, is not a complete AMDGPU code object, or does not contain the kernel.
         NotEmulatedError: the object is for an unknown GPU, or it contains several kernels and `kernel` is None.
     """
-    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - imported when an object is read
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no code object
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
 
     try:

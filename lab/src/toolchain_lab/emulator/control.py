@@ -77,7 +77,7 @@ def ends_block(instruction: Instruction) -> bool:
 
 
 def branch(instruction: Instruction) -> Branch | None:
-    """Return the branch of an instruction; None if it is not a branch. Raise NotEmulatedError for an unknown one."""
+    """Return the branch of an instruction; None if it is not a branch. Raise NotEmulatedError for an unknown branch."""
     if instruction.name in _CONDITIONS:
         words = signed(instruction.line.words[0], 16)
         following = instruction.address + 4
@@ -92,6 +92,9 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
     """Return the counters that an instruction waits for, each with the number of accesses that may stay outstanding.
 
     The result is empty if the instruction does not wait for a counter.
+
+    Raises:
+        NotEmulatedError: the instruction is a wait of an unknown form.
     """
     name, text = instruction.name, " ".join(instruction.operands)
     counts: dict[str, int] | None = {}

@@ -58,11 +58,11 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     """Find llvm-objdump.
 
     The path `given` takes precedence over the one in the environment variable TOOLCHAIN_LLVM_OBJDUMP. Without both, the
-    newest version from 19 to 30 that is found as `llvm-objdump-VERSION` on PATH or in /usr/lib/llvm-VERSION/bin is
-    used, or `llvm-objdump` on PATH if there is none.
+    newest version from 19 to 30 that is found as `llvm-objdump-VERSION` on PATH or as
+    /usr/lib/llvm-VERSION/bin/llvm-objdump is used, or `llvm-objdump` on PATH if no such version is found.
 
     Raises:
-        DisassemblerError: llvm-objdump is missing or too old or does not run, or the named program is not llvm-objdump.
+        DisassemblerError: no program is found, or the program does not run, is not llvm-objdump or is too old.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:

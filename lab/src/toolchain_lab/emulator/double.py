@@ -39,7 +39,8 @@ def _by_fractions(a: float, b: float, c: float, power: int) -> float:
 def fma(a: Array, b: Array, c: Array) -> Array:
     """Compute a*b+c, rounded once, by the method of Boldo and Melquiond, "Emulation of a FMA", 2008.
 
-    Very large and very small numbers, for which that method could overflow or underflow, are computed with fractions.
+    For very large and very small arguments, with which that method could overflow or underflow, exact fractions are
+    used.
     """
     a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
     product = a * b

@@ -8,8 +8,8 @@ class EmulatorError(Exception):
 
     Args:
         id: a stable identifier for the situation, for use by programs.
-        what: what happened, as one sentence without a full stop.
-        why: the cause, if it is known.
+        what: a description of the problem, as one sentence without a full stop.
+        why: the cause; empty if it is unknown.
         fix: what the user can do; empty if the advice is the same for all errors of the class.
     """
 
@@ -30,7 +30,7 @@ class FaultyKernelError(EmulatorError):
 
 
 class OutsideError(FaultyKernelError):
-    """The kernel accesses memory outside of all buffers, because its launch or the kernel itself is wrong."""
+    """An access of the kernel is not completely inside a buffer, because the launch or the kernel is wrong."""
 
 
 class CodeObjectError(EmulatorError):
@@ -38,7 +38,7 @@ class CodeObjectError(EmulatorError):
 
 
 class LaunchError(EmulatorError):
-    """A launch has an invalid argument, grid or signature, or a file of expected values is invalid."""
+    """The arguments, the grid or the signature of a launch are invalid, or a file of expected values is invalid."""
 
 
 class DisassemblerError(EmulatorError):

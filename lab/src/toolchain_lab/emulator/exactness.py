@@ -30,7 +30,7 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
     """Return a description of the bound on an instruction's error, or an empty string if the instruction is exact.
 
     Args:
-        magnitude: the largest sum of magnitudes that was added in any execution of the instruction; None if none was
+        magnitude: an upper bound on the sum of magnitudes that any execution of the instruction added; None if none was
             recorded. For an instruction with a published rule, a positive value means that a result was infinite or
             NaN in a way that the rule does not specify.
     """

@@ -17,7 +17,7 @@ class Float8:
     Args:
         largest: the bits of the largest finite number.
         infinite: whether the type has infinities, as E5M2 does; the FNUZ types and E4M3FN have only NaN.
-        nan: the bits of NaN. In the FNUZ types they are 0x80, and there is no negative zero.
+        nan: the bits of the NaN that `encode` returns. In the FNUZ types they are 0x80, and there is no negative zero.
     """
 
     mantissa: int

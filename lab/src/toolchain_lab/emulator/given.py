@@ -32,7 +32,7 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return a parameter, with the element type that `text` or the file gives, and the value of its argument.
+    """Return a parameter, with the element type that `text` or the file named by it gives, and its argument's value.
 
     Args:
         seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
@@ -177,13 +177,15 @@ def read_expected(parameter: Parameter, path: str, buffer: Array) -> Array:
         buffer: the buffer before or after the launch; only its size and type are used.
 
     Raises:
-        LaunchError: the file cannot be read, or does not contain an array with as many numbers as the buffer.
+        LaunchError: the file cannot be read, or does not contain an array of a suitable type with as many elements as
+            the buffer.
     """
     expected = _load(parameter, path, option="--expect")
     if expected.size != buffer.size or expected.dtype.kind not in "biufV":
         why = f"the buffer has {buffer.size} numbers, and the file has {expected.size}"
         raise _wrong(parameter, path, why, option="--expect")
-    # `--out` writes such elements as integers, and numpy those of the package ml_dtypes as untyped bytes.
+    # `--out` writes bf16 numbers and 8-bit floats as integers, and numpy saves arrays with a type from the package
+    # ml_dtypes as untyped bytes.
     raw = expected.dtype.kind == "V" or (parameter.element in _AS_BITS and expected.dtype.kind in "iu")
     if raw and expected.dtype.itemsize != buffer.dtype.itemsize:
         why = f"the file contains elements of type {expected.dtype}"
@@ -194,7 +196,8 @@ def read_expected(parameter: Parameter, path: str, buffer: Array) -> Array:
 def compare_with(parameter: Parameter, expected: Array, buffer: Array, *, atol: float, rtol: float) -> Comparison:
     """Compare a buffer with the values from `read_expected`; NaN is equal to NaN.
 
-    An element differs unless |result - expected| <= atol + rtol * |expected|.
+    An element differs unless |result - expected| <= atol + rtol * |expected|, where the last term is 0 if the expected
+    value is infinite. Equal infinities do not differ.
     """
     result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)
     if result.dtype.kind in "iu" and expected.dtype.kind in "biu":

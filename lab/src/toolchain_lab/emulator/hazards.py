@@ -1,8 +1,8 @@
 """Hazards: distances between instructions that the hardware does not enforce, as in LLVM's GCNHazardRecognizer.
 
 On gfx9, a distance is a number of wait states: each instruction takes one wait state, and S_NOP N takes N + 1. On gfx11
-and gfx12, a distance is a number of vector instructions. Three kinds of hazards are not checked: those of wave64 on
-gfx11, those of scalar registers on gfx12, and those of DOT and float64 matrix instructions.
+and gfx12, a distance is a number of vector instructions. Some kinds of hazards are not checked, for example those of
+wave64 on gfx11, those of scalar registers on gfx12, and those of DOT and float64 matrix instructions.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _RDNA = (("transcendental", "valu source", 6), ("wmma result", "wmma factor", 1)
 _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
 _SLOW = r"(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_f\d+ "
 _MFMA, _WMMA = (rf"v_{name}_(scale_)?[fi]32_(32|16)x\d" for name in ("mfma", "wmma"))
-# For each name in the rules: the group of registers (see `Facts.part`), and a pattern for the instructions to which the
-# name applies. The pattern is matched against the mnemonic, a space and the form that `_form` returns.
+# Each row consists of a name in the rules, a group of registers (see `Facts.part`), and a pattern for the instructions
+# to which the name applies. The pattern is matched against the mnemonic, a space and the form that `_form` returns.
 _SETS = tuple(
     (name, group, re.compile(pattern))
     for name, group, pattern in (

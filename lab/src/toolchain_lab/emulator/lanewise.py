@@ -83,8 +83,8 @@ def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
     """Return the functions that read an instruction's sources, and the function that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
-    # On gfx11 and later, the text of V_CMPX names no destination. Here VCC takes its place, but the caller does not
-    # write to it.
+    # On gfx11 and later, the text of V_CMPX names no destination. The result is VCC instead, but the module `compare`
+    # does not write it.
     first = 1 if row.result != "b" or len(texts) > len(row.sources) else 0
     selected = instruction.modifiers.vector("op_sel", [0] * (len(row.sources) + 1)) if _has_halves(row) else []
     gets: list[Get] = []
@@ -193,7 +193,7 @@ def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
     """Raise NotEmulatedError if the value in an active lane is infinite while the mode FP16_OVFL is set.
 
     In that mode, the hardware replaces an overflow by the largest finite number, but keeps an infinity that comes from
-    a source. This function cannot tell the two apart, because it does not see the sources.
+    a source. This function cannot distinguish the two cases, because the sources are not among its arguments.
     """
     if wave.clamps_overflow and np.count_nonzero(np.isinf(value) & wave.mask):
         raise instruction.unknown("an infinite result in the mode FP16_OVFL")

@@ -16,7 +16,8 @@ from toolchain_lab.emulator.placement import ACROSS, Placement
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
-# The `struct` format of an argument, by Triton's name for its type. `_packed` makes negative integers unsigned.
+# The `struct` format of an argument, by the name of its type (see `Parameter.type`). `_packed` makes negative integers
+# unsigned.
 _FORMATS = {
     **{f"{letter}{8 * size}": form for letter in "iub" for size, form in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "i1": "B", "bf16": "H", "fp16": "e", "fp32": "f", "fp64": "d",
@@ -57,7 +58,11 @@ class Parameter:
 
     @property
     def format(self) -> str:
-        """The `struct` format of the argument."""
+        """The `struct` format of the argument.
+
+        Raises:
+            NotEmulatedError: the type is not supported.
+        """
         if self.pointer:
             return "Q"
         if self.type not in _FORMATS:
@@ -140,6 +145,10 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
     Args:
         values: the number for each parameter; for a pointer, its address.
         size: the size of the block in bytes; unused bytes are 0.
+
+    Raises:
+        LaunchError: a parameter has no value, or a value is not in the range of its type.
+        NotEmulatedError: a type is not supported, or the arguments need more than `size` bytes.
     """
     block = bytearray()
     for parameter in parameters:
@@ -231,8 +240,10 @@ def run(
 
     Args:
         reverse: whether the waves of a workgroup run in descending order if they run one after the other. The order
-            does not change the results of a correct kernel. Data races in LDS are only detected in ascending order.
-        seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers.
+            does not change the results of a correct kernel, unless they depend on the order of atomic accesses. Data
+            races in LDS are only detected in ascending order.
+        seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers, and for
+            hidden arguments whose value is unknown.
 
     Raises:
         LaunchError: an argument or the grid is invalid.

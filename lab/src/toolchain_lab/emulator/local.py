@@ -17,7 +17,11 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 
 
 def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
-    """Return the offset in LDS, in bytes, for each active lane, and the bitwise OR of all offsets."""
+    """Return the offset in LDS, in bytes, for each active lane, and the bitwise OR of these offsets.
+
+    Raises:
+        FaultyKernelError: an access extends beyond the end of the workgroup's LDS.
+    """
     place = active(wave, address).astype(np.int64)
     if offset:
         place += offset
@@ -159,7 +163,7 @@ def forward_permute(operands: Operands) -> Run:
 
 
 def swizzle(operands: Operands) -> Run:
-    """Decode DS_SWIZZLE_B32, which permutes lanes as the offset field of the instruction says."""
+    """Decode DS_SWIZZLE_B32, which permutes lanes by the pattern in the offset field of the instruction."""
     result, data = operands.instruction.operands
     operands.instruction.modifiers.text("offset")
     pattern = operands.instruction.line.words[0] & 0xFFFF

@@ -1,8 +1,8 @@
 """Matrix instructions on 16-bit and 32-bit floats: MFMA on CDNA, and WMMA on RDNA.
 
 Sums are rounded by the rule that is published for the GPU and the type; see `accumulation`. If no rule is published, or
-with `--fast`, products are summed in float64, and the sum is rounded to float32. In that case, the largest sum of
-magnitudes is recorded, from which `exactness` computes a bound on the error.
+with `--fast`, products are summed in float64, and the sum is rounded to float32. In that case, an upper bound on the
+sum of magnitudes is recorded, from which `exactness` computes a bound on the error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
-# The values of k, the number of products in a sum, for which instructions exist, by the number of rows and the type.
+# The values of k, the number of products in a sum, that are emulated, by the number of rows and the type.
 _DEPTHS = {
     (32, "f16"): {8, 16},
     (16, "f16"): {16, 32},
@@ -34,12 +34,12 @@ _DEPTHS = {
     (32, "xf32"): {4},
     (16, "xf32"): {8},
 }
-# The pairs (rows, k) for which the older bf16 instructions exist, which lack the suffix _1k.
+# The pairs (rows, k) of the emulated bf16 instructions that CDNA1 introduced, which lack the suffix _1k.
 _OLD_BF16 = {(32, 4), (16, 8)}
 
 
 def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
-    """Convert registers, `uint32[n, lanes]`, to the numbers that each lane holds, `float64[lanes, k]`.
+    """Convert registers, `uint32[n, lanes]`, to the numbers that each lane holds, `float64[lanes, numbers]`.
 
     Args:
         kind: the type of the elements: `f16`, `bf16`, `f32` or `xf32`.

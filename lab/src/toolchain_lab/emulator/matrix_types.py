@@ -27,7 +27,7 @@ _MFMA = re.compile(
     r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
 )
 _WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
-# The values of k, the number of products in a sum, for which instructions exist, by the number of rows and the type.
+# The values of k, the number of products in a sum, that are emulated, by the number of rows and the type.
 _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
@@ -42,7 +42,7 @@ _FP4 = np.concatenate([_FP4, -_FP4])
 # The result is cached, because most factors are used by several instructions.
 @lru_cache(maxsize=256)
 def _numbers(registers: bytes, count: int, kind: str, target: Target) -> Array:
-    """Convert registers, `uint32[count, lanes]`, to the numbers that each lane holds, `float64[lanes, k]`."""
+    """Convert registers, `uint32[count, lanes]`, to the numbers that each lane holds, `float64[lanes, numbers]`."""
     columns = np.ascontiguousarray(np.frombuffer(registers, np.uint32).reshape(count, -1).T)
     if kind == "f64":
         return columns.view(np.float64)
@@ -82,7 +82,7 @@ def _unpacked(registers: Array, size: int, parts: int) -> Array:
 
 
 def _added(product: Array, add: Array, out: str) -> Array:
-    """Return the bits of `product + add` in the type `out`, as `uint32[r, lanes]`; both are laid out as registers."""
+    """Return the bits of `product + add` in the type `out`, as `uint32[registers, lanes]`."""
     if out == "i32":
         return (product.astype(np.int64) + add.view(np.int32)).astype(np.int32).view(np.uint32)
     if out == "f32":

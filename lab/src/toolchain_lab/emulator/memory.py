@@ -31,7 +31,7 @@ class Views:
 
         Args:
             place: the byte offset of each lane.
-            bits: the bitwise OR of the offsets, if the caller has computed it.
+            bits: the bitwise OR of the offsets; None if the caller has not computed it.
         """
         if size == 1:
             return np.asarray(self.bytes.take(place).astype(np.uint32)[None])
@@ -77,8 +77,8 @@ class Lds(Views):
     def __init__(self, data: Array, *, watch: bool, limit: int | None = None) -> None:
         super().__init__(data)
         self.watch = watch
-        # Each view contains a number for each byte offset, so its numbers overlap. An index beyond the end raises
-        # IndexError.
+        # Each view contains a number for each byte offset, so numbers of 2 or 4 bytes overlap. An index beyond the end
+        # raises IndexError.
         size = len(data) if limit is None else limit
         self.numbers = {
             width: np.ndarray((max(size - width + 1, 0),), kind, data.data, strides=(1,))
@@ -115,9 +115,9 @@ class Lds(Views):
                 values that are already in LDS does not race with earlier accesses.
 
         Raises:
-            FaultyKernelError: two waves have accessed the same bytes since the last barrier, and at least one of the
-                two accesses writes to them. A race between a load and an earlier store is detected at the next store,
-                atomic access or barrier.
+            FaultyKernelError: two waves have accessed the same unit of 2 bytes since the last barrier, and at least one
+                of the two accesses writes to it. A race between a load and an earlier store is detected at the next
+                store, atomic access or barrier.
         """
         if not self.watch or size < 2 or not len(place):
             return
@@ -133,7 +133,11 @@ class Lds(Views):
         self._written[halves] |= self.wave
 
     def note_atomic(self, place: Array, size: int, pc: int) -> None:
-        """Record an atomic access, which races with other waves' loads and stores, but not with their atomics."""
+        """Record an atomic access, which races with other waves' loads and stores, but not with their atomics.
+
+        Raises:
+            FaultyKernelError: the access races with an earlier load or store.
+        """
         if not self.watch or not len(place):
             return
         self._note_loads()
@@ -158,7 +162,7 @@ class Lds(Views):
 
 
 def _halves(place: Array, size: int) -> Array:
-    """Return the indices of the 2-byte units that an access touches, lane by lane."""
+    """Return the indices of an access's 2-byte units, lane by lane, with odd offsets rounded down."""
     return place >> 1 if size == 2 else ((place >> 1)[:, None] + np.arange(size // 2)).ravel()
 
 
@@ -176,7 +180,7 @@ class Memory:
     Args:
         random: the generator for the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
-        names: the names of the buffers, for error messages; the last buffers may lack one.
+        names: the names of the buffers, for error messages, in which a buffer without one is the argument block.
 
     Attributes:
         addresses: the address of each buffer, as an unsigned number.
@@ -201,8 +205,8 @@ class Memory:
             self.views.bytes[start : start + buffer.nbytes] = np.frombuffer(buffer.tobytes(), np.uint8)
         self._places = places
         self.addresses = placement.buffers(len(buffers))
-        # For each buffer: the signed address of its first byte, the signed address after its last byte, and the number
-        # that must be added to an address to get an offset in `views`.
+        # For each buffer, these lists contain the signed address of its first byte, the signed address after its last
+        # byte, and the number that must be added to an address to get an offset in `views`.
         self._starts = [signed(address, 64) for address in self.addresses]
         self._ends = [start + buffer.nbytes for start, buffer in zip(self._starts, buffers, strict=True)]
         self._moves = [place - start for place, start in zip(places, self._starts, strict=True)]

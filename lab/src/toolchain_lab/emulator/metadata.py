@@ -95,7 +95,10 @@ def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def metadata_of(content: Any, where: str) -> Metadata:
-    """Return the metadata in the content of the JSON file `where`, which this tool wrote.
+    """Return the metadata in the content of a JSON file that this tool wrote.
+
+    Args:
+        where: the path of the file or a description of it, for error messages.
 
     Raises:
         NotEmulatedError: the content is malformed, or marks its kernel as known bad.

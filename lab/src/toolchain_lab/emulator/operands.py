@@ -19,16 +19,16 @@ Put = Callable[[Wave, Array], None]
 
 _NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
 _FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?$")
-_TWO_PI = 0.15915494309189532  # 1/(2*pi) in full precision; the disassembler prints fewer digits
+_TWO_PI = 0.15915494309189532  # 1/(2*pi) as float64; for narrower types, the disassembler prints fewer digits
 _NONE: frozenset[int] = frozenset()
 
 
 class Operands:
     """A factory for functions that read and write the operands of an instruction. It records the accessed registers.
 
-    The set `masks` contains the scalar registers that are read as lane masks, `half_reads` contains the halves of
-    registers that are read without the other half, and `reads` contains all other registers that are read. The sets
-    `half_writes` and `writes` contain the halves and the registers that are written.
+    The set `masks` contains the scalar registers that are read as lane masks. On gfx11 and later, `half_reads` contains
+    the halves of vector registers that 16-bit sources read. The set `reads` contains the registers that are read in any
+    other way. The sets `half_writes` and `writes` contain the halves and the registers that are written.
 
     Args:
         raw: functions that replace the sources that DPP or SDWA modifies, by the text of the source; they return

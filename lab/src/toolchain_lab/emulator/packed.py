@@ -195,7 +195,7 @@ def _dot4(first: bool, second: bool, *, chosen: bool = False) -> Handler:
 
     Args:
         first, second: whether the bytes of the first and of the second source are signed.
-        chosen: whether the modifier neg_lo says which sources are signed, instead of `first` and `second`.
+        chosen: whether the modifier neg_lo determines which sources are signed, instead of `first` and `second`.
     """
 
     def build(operands: Operands) -> Run:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The distance from one buffer to the next in units of 4 GiB. It is large, so that an access slightly beyond the end of
-# a buffer does not hit the next buffer.
+# The distance from one buffer to the next in units of 4 GiB, to which `Placement.step` is added. It is large, so that
+# an access slightly beyond the end of a buffer does not hit the next buffer.
 _STEP = 3
 
 
@@ -42,5 +42,5 @@ class Placement:
 ACROSS = Placement(page=0x7F10, low=-16, step=0, code=0, cleared=False)
 # The upper bits of buffer addresses are copies of bit 47, as in the addresses that Linux gives to graphics programs.
 # The base address in a buffer descriptor has only 48 bits, so a kernel must clear the upper bits. Scalar registers are
-# 0, so a descriptor whose size the kernel forgot to set describes an empty buffer.
+# initially 0, so a descriptor whose size the kernel forgot to set describes an empty buffer.
 UPPER = Placement(page=0xFFFF8010, low=64, step=64, code=1 << 16, cleared=True)

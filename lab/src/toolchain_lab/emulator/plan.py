@@ -1,9 +1,9 @@
 """Plans for running the instructions of a block for all waves of a batch.
 
 Most instructions run once if the scalar registers that they read, except for lane masks, have the same values in all
-waves. Otherwise, an instruction runs once for each wave, unless the module `rows` supports it. The plan for a block
-therefore depends only on which registers differ at the beginning of the block, and is made once for each set of such
-registers.
+waves. Otherwise, an instruction runs once for each wave, unless the module `rows` supports it. The plan for a part of a
+block therefore depends only on where the part begins and on which registers differ there, and is made once for each
+such combination.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class Program:
         """Disassemble a code object, and return its kernel as a program.
 
         Args:
-            exact: whether matrix instructions follow the published rounding rules for the GPU, which takes longer.
+            exact: whether matrix instructions follow the published rounding rules for the GPU, which takes longer than
+                sums in float64.
 
         Raises:
             NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
@@ -167,7 +168,7 @@ class Program:
 
         Args:
             executions: the number of executions of each block, by address.
-            magnitudes: the largest sum of magnitudes of each approximate instruction, by mnemonic.
+            magnitudes: the largest magnitude that `Workgroup.note` recorded for each instruction, by mnemonic.
         """
         for address, count in executions.items():
             self._blocks[address].executions += count

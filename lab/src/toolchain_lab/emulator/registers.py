@@ -28,7 +28,7 @@ class Register:
     Args:
         vector: whether these are vector registers. AGPRs are the vector registers from number 256.
         index: the number of the first register.
-        half: 0 or 1 if the text names only the lower or only the upper half of a register, as in `v1.h`; otherwise
+        half: 0 or 1 if the operand is only the lower or only the upper half of a register, as in `v1.h`; otherwise
             None.
     """
 

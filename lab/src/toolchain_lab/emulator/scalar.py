@@ -148,7 +148,7 @@ def _shift(compute: Callable[[int, int], int], width: int) -> Handler:
 
 
 def _bit_field(width: int, *, sign: bool) -> Handler:
-    """Return the decoder for S_BFE: the low bits of the second source give the offset, and bits 16 to 22 the width."""
+    """Return the decoder for S_BFE, whose second source holds the offset (low bits) and the width (bits 16 to 22)."""
 
     def build(operands: Operands) -> Run:
         result, first, second = operands.instruction.operands
@@ -181,7 +181,7 @@ def _compare(
         if short:
             value = int(second, 0)
             value = signed(value, 16) if sign else value & 0xFFFF
-            right = lambda _: value  # noqa: E731 - shorter than a function
+            right = lambda _: value  # noqa: E731 - a lambda is shorter than a function
         else:
             right = read(second)
         operands.writes.add(SCC)

@@ -90,7 +90,7 @@ class Scoreboard:
         return state.following.get(block.address) or self.after(state, block.address, block.operations)
 
     def after(self, state: State, address: int, operations: tuple[Operation, ...]) -> State:
-        """Compute the state after a block with the given address and instructions."""
+        """Compute the state after a block with the given address and instructions; raise errors as `behind` does."""
         accesses, recent = list(state.accesses), list(state.recent)
         states = valus = slow = 0
         for operation in operations:
@@ -136,8 +136,8 @@ def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> No
     """Raise FaultyKernelError if an instruction should have waited for one of the outstanding accesses."""
     if effects.barrier:
         for _, earlier, _, _ in accesses:
-            # A load may be outstanding at a barrier, because LDS processes accesses in order. A store to LDS may not,
-            # because LLVM always waits for it.
+            # A load may be outstanding at a barrier, because LDS processes accesses in order. A store to LDS may not be
+            # outstanding, because LLVM always waits for it.
             if LDS_STORE.match(earlier.names[0]):
                 raise _fault(operation, earlier, "a barrier does not wait for")
     reads, writes = operation.reads, operation.writes
@@ -162,7 +162,11 @@ def _apart(register: int, load: Operation, other: Operation) -> bool:
 
 @cache
 def _counters(name: str, generation: int, *, load: bool) -> tuple[str, ...]:
-    """Return the counters that an access increments; `load` says whether the access writes vector registers."""
+    """Return the counters that an access increments.
+
+    Args:
+        load: whether the access writes vector registers.
+    """
     new = generation == 12
     if name.startswith("s_"):
         return ("km",) if new else ("lgkm",)

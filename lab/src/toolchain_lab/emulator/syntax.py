@@ -20,7 +20,8 @@ _VALUES = (
 _FLAGS = "clamp|glc|slc|dlc|nt|sc0|sc1|offen|idxen|lds|gds|tfe|row_mirror|row_half_mirror"
 _MODIFIER = re.compile(rf"(?:^|\s)((?:{_VECTORS}):\[[^\]]*\]|offset:swizzle\([^)]*\)|(?:{_VALUES}):\S+|(?:{_FLAGS}))$")
 _COMMA = re.compile(r",(?![^\[(]*[\])])")
-# Modifiers for cache policies can be ignored, because they only affect when other waves see a value.
+# These modifiers can be ignored, because they select cache policies. For atomic instructions, some of them also
+# determine whether the old value is returned; the module `atomics` queries those.
 _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 
 
@@ -46,12 +47,12 @@ class Modifiers:
         return self._values.get(name, default)
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return the number of a modifier such as `offset:16`."""
+        """Return the number of a modifier such as `offset:16`; `default` if the instruction lacks the modifier."""
         text = self.text(name)
         return int(text, 0) if text else default
 
     def vector(self, name: str, default: Sequence[int]) -> list[int]:
-        """Return the numbers of a modifier such as `op_sel:[0,1]`."""
+        """Return the numbers of a modifier such as `op_sel:[0,1]`; `default` if the instruction lacks the modifier."""
         text = self.text(name)
         return [int(part) for part in text.strip("[]").split(",")] if text else list(default)
 

@@ -2,7 +2,7 @@
 
 The results are the same as if the waves ran one after the other, unless they depend on the order in which the waves
 access memory between two barriers. If they may depend on it, the workgroup is reset to its initial state, so that its
-waves can run one after the other. The same happens after an error, if a limit is exceeded, and if an instruction
+waves can run one after the other. It is also reset after an error, if a limit is exceeded, and if an instruction
 requires that the waves run one after the other.
 """
 
@@ -69,10 +69,11 @@ class _Together:
             raise ApartError
 
     def _to_barrier(self) -> None:
-        """Run all waves until each has reached a barrier or its end.
+        """Run all waves until each has ended or, unless they form a batch, has reached a barrier.
 
         While all waves run with the same program counter and mode, they form a batch, which continues past barriers.
-        Otherwise, the next block is that of the running wave with the lowest program counter, so that waves can meet.
+        Otherwise, the next block is that of the running wave with the lowest program counter, so that the waves can
+        reach the same program counter again.
         """
         running = [wave for wave in self.waves if not wave.done]
         while running:
@@ -134,7 +135,7 @@ class _Together:
     def _plan(self, block: Block, start: int) -> Plan:
         """Return the plan for a block from the instruction with the index `start`.
 
-        A plan is made only once for each set of differing registers that the block accesses.
+        A plan is made only once for each `start` and each set of differing registers that the block accesses.
         """
         relevant = self.batch.varying & block.touched
         planned = block.plans.get((start, relevant))

@@ -154,7 +154,7 @@ def div_scale(operands: Operands) -> Run:
 
 
 def _mixed(operands: Operands) -> list[Get]:
-    """Return the functions that read the three sources; `op_sel_hi` says which are float16 instead of float32."""
+    """Return the functions that read the three sources as float32; `op_sel_hi` selects those that are float16."""
     modifiers = operands.instruction.modifiers
     high, is_half = modifiers.vector("op_sel", [0, 0, 0]), modifiers.vector("op_sel_hi", [0, 0, 0])
     gets: list[Get] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VCC, NULL, EXEC = 106, 124, 126
 TTMP = 108
-# 256 VGPRs, followed by 256 AGPRs
+# The vector registers of a wave are 256 VGPRs, followed by 256 AGPRs.
 VECTORS = 512
 SCALARS = 128
 
@@ -37,12 +37,12 @@ class Target:
 
     @cached_property
     def generation(self) -> int:
-        """The major version of the ISA: 9 for CDNA, 11 for RDNA 3, 12 for RDNA 4."""
+        """The major version of the ISA: 9 for CDNA, 11 for RDNA 3 and RDNA 3.5, 12 for RDNA 4."""
         return int(self.gpu[3:-2])
 
     @cached_property
     def cdna3(self) -> bool:
-        """Whether the GPU has CDNA 3: gfx942, or gfx940 and gfx941, which LLVM removed in version 20."""
+        """Whether the GPU has CDNA 3: gfx942, or gfx940 or gfx941, which LLVM 22 does not support."""
         return self.gpu in {"gfx940", "gfx941", "gfx942"}
 
 
@@ -110,7 +110,7 @@ class Wave:
         """The numbers of the waves that this object represents, `uint8[waves]`."""
         return np.array([self.number], np.uint8)
 
-    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - used by Batch, a subclass
+    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - the subclass Batch uses it
         """Return the number of this wave, to which all lanes belong, as an array with one element."""
         return self.members
 
@@ -124,7 +124,7 @@ class Wave:
         return self.s.item(index) if self.target.lanes == 32 else self.quad(index)
 
     def lane_mask(self, index: int) -> Array:
-        """Return the lane mask in scalar registers as `bool[lanes]`."""
+        """Return the lane mask in the scalar registers from number `index` on, as `bool[lanes]`."""
         value = self.lane_bits(index)
         known = self._masks.get(index)
         if known is not None and known[0] == value:
@@ -134,7 +134,7 @@ class Wave:
         return mask
 
     def set_lane_bits(self, index: int, value: int) -> None:
-        """Write a lane mask that is given as a number to scalar registers."""
+        """Write a lane mask, given as a number, to the scalar registers from number `index` on."""
         self.s[index] = value & WORD
         if self.lanes == 64:
             self.s[index + 1] = value >> 32

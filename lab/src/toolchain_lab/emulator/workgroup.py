@@ -28,8 +28,8 @@ _UNKNOWN_SGPRS = {
     1 << 5: "the scratch memory's address",
     1 << 6: "the size of scratch memory",
 }
-# The address of scratch memory, its size in bytes for each wave, and the bits of its buffer descriptor that say that it
-# is swizzled with a stride of 4.
+# The address of scratch memory, its size in bytes for each wave, and the bits of its buffer descriptor that mark it as
+# swizzled with a stride of 4 bytes.
 _SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
 _SWIZZLED = 1 << 31 | 4 << 16
 Place = tuple[int, int, int]
@@ -85,8 +85,9 @@ class Workgroup:
         self.magnitudes: dict[str, float] = {}
         # The accesses of waves that run together; None while the waves run one after the other.
         self.accesses: GroupAccesses | None = None
-        # Registers and scratch memory start with random contents, so that using an uninitialized value gives wrong
-        # results. All waves share these arrays: a wave has a row of `scalars`, and columns of the other two.
+        # Registers and scratch memory start with random contents, so that a kernel that uses an uninitialized value
+        # usually gives wrong results. All waves share these arrays: a wave has a row of `scalars`, and columns
+        # of the other two.
         lanes = program.target.lanes
         self.vectors: Array = np.empty((VECTORS, waves * lanes), np.uint32)
         self.scalars: Array = np.empty((waves, SCALARS), np.uint32)
@@ -106,7 +107,7 @@ class Workgroup:
             self.waves.append(wave)
 
     def note(self, name: str, magnitude: float) -> None:
-        """Record an upper bound on the magnitudes that an execution of `name` added; keep the largest bound by name."""
+        """Record a bound on the sum of magnitudes that an execution of `name` added, unless a larger one is known."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:
@@ -164,7 +165,7 @@ class Workgroup:
 
 
 def refuse(code: CodeObject) -> None:
-    """Raise NotEmulatedError if the kernel descriptor asks for a feature that is not emulated."""
+    """Raise NotEmulatedError if the kernel descriptor requires a feature that is not emulated."""
     descriptor = code.descriptor
     why = ""
     if descriptor.float_mode != _FLOAT_MODE:
