@@ -64,8 +64,8 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# Two files in a pack: LEDGER lists the kernels of the pack. PARTIAL describes what the pack lacks; a complete pack does
-# not contain this file.
+# The names of two files in a pack. LEDGER lists the kernels of the pack. PARTIAL describes the kernels and GPUs that
+# the pack lacks; a complete pack does not contain this file.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
 # The signature file that upstream's packing tool writes into each pack. The tool of AOTriton 0.10b does not write one.
 SIGNATURE = "__signature__"
@@ -138,7 +138,7 @@ class AotritonStage:
         with held(tree_of, what="the build of this AOTriton library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # A library without kernels is checked before they are compiled, because compiling them takes hours.
+        # A library that contains no kernels is checked before the kernels are compiled, because compiling takes hours.
         linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
@@ -247,7 +247,10 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
 
 
 def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
-    """Return the number of kernels in `bad` for each pack; packs without such kernels are not listed."""
+    """Return the number of kernels in `bad` for each pack, or for each GPU if the library contains its kernels.
+
+    Packs and GPUs without such kernels are not listed.
+    """
     return dict(sorted(Counter(entry.cluster.partition("/")[0] for entry in bad).items()))
 
 
@@ -286,10 +289,10 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
 def assemble(
     tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
 ) -> None:
-    """Copy the library and the image packs to a new `tree`, and write lists of the kernels.
+    """Empty `tree`, copy the library and the image packs to it, and write lists of the kernels.
 
-    The list in each pack says which kernels compiled and which did not. If the library contains its kernels, there are
-    no packs, and `lay_ledger` writes one list.
+    The list in each pack contains the result of each kernel. If the library contains its kernels, there are no packs,
+    and `lay_ledger` writes one list.
 
     Args:
         installed: the root of the files that the library's build installed.
@@ -307,13 +310,13 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # A library looks for this folder next to itself. All libraries share one copy by this link.
+        # A library looks for this folder next to itself. All libraries share one copy through this link.
         require_no_link(folder, tree)
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
-        # Only the archives that were checked are copied, because a build of another selection may have left others.
+        # Only checked archives are copied, because earlier builds may have left archives that this build did not pack.
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)

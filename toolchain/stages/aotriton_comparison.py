@@ -23,7 +23,7 @@ class Answer:
         status: `compile_status` in the JSON that the script wrote; empty if it wrote none.
         sha256: the SHA-256 of the object as 64 hex digits; empty if there is no object.
         size: the size of the object in bytes.
-        error: the first line of the exception that ended the script; empty if there was none.
+        error: the first line of the last exception in the script's output; empty if there was none.
         reason: the last lines that the script printed.
     """
 
@@ -66,12 +66,12 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
         bad: entries of rules that did not compile. Their failures are compared.
 
     Returns:
-        `{"sampled", "equal", "failures", "alike"}`: the number of entries in `chosen` and of those with equal objects,
-        and the number of entries in `bad` and of those that failed alike.
+        `{"sampled", "equal", "failures", "alike"}`: the number of entries in `chosen` and of those whose objects equal
+        upstream's, and the number of entries in `bad` and of those that failed in the same way in upstream's script.
 
     Raises:
-        ContractError: an object differs, a rule failed here but not in the same way in upstream's script, or there is
-            no answer about a rule.
+        ContractError: an object differs from upstream's, a rule failed here but not in the same way in upstream's
+            script, or there is no answer about a rule.
     """
     if missing := [entry.out for entry in (*chosen, *bad) if entry.id not in answers]:
         raise _malformed(f"the script printed no answer about {missing[0]}")

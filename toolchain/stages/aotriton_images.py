@@ -45,7 +45,7 @@ from toolchain.stages.kernel_workers import (
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
-# The paths of the plan and of the source tree while the recipe runs. Upstream's generator writes them into the plan.
+# The paths of the plan and of the source tree in containers. Upstream's generator writes both paths into the plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
 # Upstream sets this environment variable when it compiles kernels.
@@ -83,13 +83,13 @@ class MadeImages:
 
 @dataclass(frozen=True)
 class KernelImages:
-    """Compiles, compares and packs the kernels of one AOTriton.
+    """The compilation, comparison and packing of the kernels of one AOTriton.
 
     Args:
         build: the folder for the generator's plan, the objects and the archives. The ledger is next to this folder.
         image: the runner's name for the Triton image.
         layers: the result of `layer_digests`.
-        generation: describes how the tree plans and packs its kernels.
+        generation: the description of how the tree plans and packs its kernels.
     """
 
     build: Path
@@ -102,11 +102,11 @@ class KernelImages:
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile the requested kernels, pack them, and check the packs.
 
-        Unless --no-contract is given, a sample of the kernels and the failures are compared with the results of
-        upstream's script. If the library contains its kernels, they are not packed but laid out for its build.
+        Unless --no-contract is given, `against_upstream` compares results with those of upstream's script. If the
+        library contains its kernels, they are not packed but laid out for its build.
 
         Args:
-            built: the output of the recipe, which contains the generator's plan and modules.
+            built: the output of the library's recipe, which contains the generator's plan and modules.
             sha1: the result of `aotriton_library.commit_of`, which upstream's packers record.
         """
         request = self.workspace.request
@@ -179,8 +179,8 @@ class KernelImages:
         """
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # A ledger without this file cannot be used, because its campaign was killed before the workers reported
-            # their facts.
+            # A ledger without this file cannot be used, because its campaign ended before the workers reported their
+            # facts.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
@@ -217,7 +217,7 @@ class KernelImages:
         """Pack complete clusters of kernels with upstream's own modules; return the sorted names of the packs.
 
         Args:
-            python: the folder with upstream's modules and everything that they import.
+            python: the folder with upstream's modules and the packages that they import.
         """
         archives = packed(plan, clusters)
         job = {

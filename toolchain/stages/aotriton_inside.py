@@ -1,6 +1,6 @@
 """Lay out compiled kernels for upstream's build or packers, and load built libraries.
 
-The library of an AOTriton release before 0.8 contains the kernels; later releases have image packs.
+The library of an AOTriton release before 0.8 contains the kernels; releases since 0.8 have image packs.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """Return the inputs that only a portable library has. If `glibc` is empty, the library has no such inputs."""
+    """Return the inputs that only a portable library has; an empty dictionary if `glibc` is empty."""
     if not glibc:
         return {}
     return {
@@ -206,10 +206,10 @@ def library_facts(
 
     Returns:
         `hip`: the version of HIP's CMake package, or for portable libraries the versions of the headers. `redirected`:
-        by operator and GPU, how many of upstream's tuned choices name a kernel of AMD's library aiter and are replaced
-        by a choice of a Triton kernel. `rocm`, only for portable libraries: for each ROCm the result of `check_linked`,
-        the version of its headers, the library's SHA-256, and in `holds` the glibc of each known floor on which the
-        library can run.
+        by operator and GPU, how many of upstream's tuned choices named a kernel of AMD's library aiter and were
+        replaced by the operator's first backend without aiter. `rocm`, only for portable libraries: for each ROCm the
+        result of `check_linked`, the version of its headers, the library's SHA-256 as 64 hex digits, and in `holds` the
+        glibc of each known floor on which the library can run.
     """
     facts: dict[str, Any] = {"redirected": read_built_json(built, "redirected.json", dict[str, Any])}
     if what is None or not what.rocm:
@@ -235,7 +235,7 @@ def library_facts(
 
 
 def require_no_link(path: Path, tree: Path) -> None:
-    """Raise HostileInputError if a path in a built tree leads out of the tree through a link."""
+    """Raise HostileInputError if links in the parent folders of a path lead out of the built tree `tree`."""
     if not is_inside(path, tree):
         raise HostileInputError(
             "aotriton-library-link",
@@ -261,8 +261,8 @@ def library_in(prefix: Path, major: str) -> Path:
 def aotriton_source(request: Request) -> Source:
     """Return the source of the request's AOTriton, without using the network.
 
-    An error is raised if the library would be linked with the base's HIP but the base has no suitable HIP, or if the
-    request names no AOTriton or a release whose commit is unknown.
+    An error is raised if the library would be linked with the base's HIP but the base's recipe lacks a suitable HIP, if
+    the request names no AOTriton, or if it names a release whose commit is unknown.
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - used only if a base is named
 
@@ -328,7 +328,7 @@ _NEEDED = {
 }
 
 
-# Folders of which each release of AOTriton contains one, in the order in which upstream introduced them.
+# Folders of which each release of AOTriton contains at least one, in the order in which upstream introduced them.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 

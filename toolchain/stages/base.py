@@ -1,6 +1,6 @@
 """Make the base: the image of an operating system with compilers.
 
-The request decides how: mmdebstrap installs packages from a mirror, a Containerfile extends the distribution's own
+Depending on the request, mmdebstrap installs packages from a mirror, a Containerfile extends the distribution's own
 image, or the user's local image is copied.
 """
 
@@ -70,10 +70,10 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class BaseStage:
-    """Makes the base from packages, a Containerfile or a local image.
+    """The stage that makes the base from packages, a Containerfile or a local image.
 
-    The packages of a base that is made from a recipe are inputs, so its input digest is unknown until the packages are
-    resolved.
+    The packages of a base that is made from a recipe are inputs, so the base's input digest is unknown until the
+    packages are resolved.
     """
 
     name: str = "base"
@@ -125,7 +125,7 @@ class BaseStage:
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
     """Read the resolved packages of a recipe: `{"recipe": digest, "packages": rows}`.
 
-    Return None if the file is missing or malformed, or if it was written for a recipe with another digest.
+    Return None if the file is missing or malformed, or if the digest in it is not `recipe`.
     """
     try:
         lock = strict_json.read(path.read_bytes(), path.name)
@@ -205,12 +205,15 @@ def run_mmdebstrap(
     what: str,
     options: Sequence[str],
 ) -> None:
-    """Make a tar archive of a root file system, from the mirror that the build machine's apt is configured to use.
+    """Make a tar archive of a root file system, from the first mirror in the configuration of the machine's apt.
+
+    UnreachableError is raised if --offline is given or a host is unreachable, SourceError if apt has no mirror,
+    EngineError if mmdebstrap is not installed, and BuildError if mmdebstrap fails for any other reason.
 
     Args:
         what: a description of the root file system, for messages.
     """
-    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - a plan must not run apt
+    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - plans need no mirrors
 
     if workspace.request.offline:
         raise UnreachableError(
@@ -227,12 +230,12 @@ def run_mmdebstrap(
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
-    # apt cannot handle a root whose path contains quotes, so a temporary folder is used if the path contains unusual
+    # apt fails if the path of the root contains quotes, so a temporary folder is used if the path contains unusual
     # characters. The tar archive may have any path.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a root file system behind. It can be deleted: the caller holds the stage's lock, so no other
-    # process uses this folder, and builds of other bases use folders of their own.
+    # A killed run leaves a root file system in this folder. The file system can be deleted, because the caller
+    # holds the stage's lock, so no other process uses the folder.
     emptied(place)
     # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
     mirror = place / "sources.list"
@@ -317,8 +320,9 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 def local_image(request: Request) -> LocalImage:
     """Return the local base image that the request names, for the architecture of the request.
 
-    If the request gives neither a tag nor a digest, the layout must contain only one image. UnsupportedError is raised
-    if the base is not a local image, or if there is no image for the architecture.
+    RegistryError is raised if the layout lacks the named image, or if the request gives neither a tag nor a digest and
+    the layout contains several images. UnsupportedError is raised if the base is not a local image, or if there is no
+    image for the architecture.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - most bases are recipes
 
@@ -374,7 +378,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
     """Return the image on which a recipe's Containerfile is run; pull the image if it is not complete in the cache."""
     ref = parse(recipe.image)
-    assert ref.digest is not None  # noqa: S101 - bases.py accepts no other form
+    assert ref.digest is not None  # noqa: S101 - each image in bases.toml has a digest
     layout = Layout(workspace.cache.images).ensure()
     tag = f"start-{recipe.name}-{recipe.arch}.{ref.digest.removeprefix('sha256:')[:12]}"
     manifest = layout.refs().get(tag)

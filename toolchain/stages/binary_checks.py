@@ -29,8 +29,8 @@ _SHOWN = 10
 def check_stub(path: Path, stub: Stub) -> None:
     """Raise ContractError unless a stub library matches its rows in data/hip.toml.
 
-    It must have the soname of the rows, export their functions and no others, each with its version node, and need no
-    other library.
+    The stub library must have the soname of the rows, export exactly their functions, each with its version node, and
+    need no libraries.
     """
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]

@@ -46,7 +46,7 @@ print("answers", answer().decode())
 
 @dataclass(frozen=True)
 class CodegenLibraryStage:
-    """Builds the library that a Triton loads to generate code for GPUs of one vendor."""
+    """The stage that builds the library that a Triton loads to generate code for GPUs of one vendor."""
 
     rule: Codegen
 
@@ -61,8 +61,7 @@ class CodegenLibraryStage:
         patches = [sha256_file(path) for path in request.patches.get("triton", ())]
         files = None
         if tree is not None:
-            # The patches are not applied to this tree. The digests of the patches are inputs too, so that another patch
-            # gives another input digest.
+            # The patches are not applied to this tree, so the digests of the patches are inputs too.
             files = {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))}
         more = {
             **({"patches": patches} if patches else {}),
@@ -230,7 +229,7 @@ def library_recipe(
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
     """Copy the files that `read_files` returns into the folder `into`, and return this folder.
 
-    The build gets only this folder, so it cannot read other files of Triton.
+    The build gets no other folder of Triton, so it cannot read Triton's other files.
     """
     emptied(into)
     for name in read_files(tree, rule):

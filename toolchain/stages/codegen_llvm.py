@@ -53,7 +53,7 @@ class CodegenLlvmDetails:
 
 @dataclass(frozen=True)
 class CodegenLlvmStage:
-    """Builds the LLVM with which a Triton generates code for GPUs of one vendor."""
+    """The stage that builds the LLVM with which a Triton generates code for GPUs of one vendor."""
 
     rule: Codegen
 
@@ -254,7 +254,8 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
         source = request.locate(name, spec)
-        # Without a commit, the short id is a version or begins with `tree`, so it cannot be mistaken for a commit.
+        # Without a commit, the short id is a version, begins with `distro` if the version is unknown, or begins with
+        # `tree`, so it cannot be mistaken for a commit.
         commit = source.version if source.kind == "git" else source.commit
         return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)

@@ -1,4 +1,4 @@
-"""Run the contract check, which proves in a container that an LLVM layer contains everything that its Triton needs.
+"""Run the contract check, which tests in a container whether an LLVM layer contains everything that its Triton needs.
 
 The check itself is the script `llvm-config/contract/check.sh`, which also runs without the tool.
 """

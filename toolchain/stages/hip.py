@@ -1,9 +1,9 @@
 """Make an image with HIP's headers and stub libraries, so that programs can be linked where no ROCm is installed.
 
-There is a stub library for each ROCm; `catalog.rocm` contains the data for it. Below `PLACE`, the image contains a
+There is a stub library of HIP for each ROCm, which is described in data/hip.toml. Below `PLACE`, the image contains a
 folder such as `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds
-HIP. The folder `liblzma` contains the headers and a stub of that library, because the image of the stage
-`sysroot` does not contain it.
+HIP. The folder `liblzma` contains the headers and a stub of liblzma, because the image of the stage `sysroot` does not
+contain liblzma.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HipDetails:
 
 @dataclass(frozen=True)
 class HipStage:
-    """Makes the image with HIP's headers and stub libraries."""
+    """The stage that makes the image with HIP's headers and stub libraries."""
 
     name: str = "hip"
 
@@ -245,8 +245,8 @@ def version_in(folder: Path) -> str:
 def cmake_version(major: str, version: str) -> str:
     """Return the version of HIP's CMake package for a major version of ROCm.
 
-    It is the version of the headers if it has the same major number, and otherwise the first version with this number,
-    such as `6.0.0` for ROCm 6.
+    It is the version of the headers if that version has the major number of ROCm, and otherwise the first version with
+    this number, such as `6.0.0` for ROCm 6.
     """
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 

@@ -33,7 +33,7 @@ class KernelCheck(Protocol):
     """
 
     def require_check(self) -> None:
-        """Raise an error if a program that a check needs is not installed. This is called before a build starts."""
+        """Raise an error if a program that a check needs is not installed; called before the stages are built."""
 
     def check_objects(
         self,

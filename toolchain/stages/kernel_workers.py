@@ -216,7 +216,7 @@ class Workers:
 
 @contextlib.contextmanager
 def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Iterator[Workers]:
-    """Yield workers for a campaign: those of the request's scheduler, or workers on this machine if it names none."""
+    """Yield the workers of the request's scheduler, or workers on this machine if the request names no scheduler."""
     request = workspace.request
     if request.scheduler is None:
         yield workers_here(setup, workspace, shared)

@@ -52,7 +52,7 @@ PROJECT = KernelProject(
 
 @dataclass(frozen=True)
 class KernelsStage:
-    """Compiles AMD's FlashAttention Triton kernels from the flash-attn sdist."""
+    """The stage that compiles AMD's FlashAttention Triton kernels from the flash-attn sdist."""
 
     name: str = "kernels"
 

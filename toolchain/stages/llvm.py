@@ -115,7 +115,10 @@ def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails
 
 @dataclass(frozen=True)
 class LlvmStage:
-    """Builds LLVM, or a part of it, for a base or, as a portable layer, for an old system and all newer ones."""
+    """The stage that builds LLVM or a part of it.
+
+    A portable layer is for an old system and all newer ones. Any other layer is for a base.
+    """
 
     name: str = "llvm"
 
@@ -250,7 +253,7 @@ def build_llvm(
     request, arch = workspace.request, workspace.request.arch[0]
     for file in unknown_to_edits(source.path):
         console.note(
-            f"{source.ref}: llvm-config/edits.cmake does not know this version of {file}, so it is not edited, and "
+            f"{source.ref}: llvm-config/edits.cmake finds no text to edit in {file}, so the file is not edited, and "
             "the layer's bytes may depend on the machine (`toolchain reproduce IMAGE --vary` shows whether they do)"
         )
     planned, intake_facts = take_in_llvm(source.path, request, planned)
@@ -295,7 +298,7 @@ def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Return the labels of a portable layer, which tell users the oldest supported system and how to build Triton.
+    """Return the labels of a portable layer, which name the oldest supported system and describe how to build Triton.
 
     If `glibc` is empty, the layer is not portable and has no such labels.
     """
@@ -325,9 +328,10 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 
 
 def unknown_to_edits(tree: Path) -> list[str]:
-    """Return the files in a tree that llvm-config/edits.cmake edits, but whose content it does not know.
+    """Return the files in a tree that llvm-config/edits.cmake names, but in which it finds no text to edit.
 
-    They contain none of the texts to edit and none of the edited texts. Files that the tree lacks are not returned.
+    Files that contain an edited text are not returned, because they need no edit. Files that the tree lacks are not
+    returned either.
     """
     known: dict[str, list[str]] = {}
     for file, *texts in _EDIT.findall((recipe_root() / _EDITS).read_text(encoding="utf-8")):

@@ -22,7 +22,7 @@ def llvm_source(request: Request) -> Source:
     """Return the source of the request's LLVM, without using the network.
 
     The commit may be unknown, because the tree of Triton is not fetched yet or names the commit only by its first
-    digits. If the lock does not contain the commit either, `pending` of the source says which file names it.
+    digits. If the lock does not contain the commit either, `pending` of the source describes the file that names it.
     """
     spec = request.sources.get("llvm")
     if spec is None and (names := _pending(request)):
@@ -98,7 +98,7 @@ def triton_of(request: Request) -> str | None:
 
 
 def _pending(request: Request) -> str:
-    """Return which file names the LLVM commit, if the full commit cannot be read yet; otherwise an empty string."""
+    """Return where the LLVM commit is named, if the full commit cannot be read yet; otherwise an empty string."""
     tree = local_triton(request)
     if tree is None:
         unknown = unknown_commit(request)

@@ -47,7 +47,7 @@ class LlvmSubset:
         libraries: the libraries of the part `support`, which its contract check tests; empty for other parts.
         headers: the files and folders below include/ that are installed although no component contains them.
         native: the programs that a build for another machine first builds for this machine, and then runs.
-        disk: the bytes of the tree, the ccache and the installed copy, measured with LLVM 22.1.8.
+        disk: the bytes of the build tree, the ccache and the installed copy, measured with LLVM 22.1.8.
         recipe: the folder of the Containerfile and other recipe files; empty if the part uses those of the whole LLVM.
     """
 

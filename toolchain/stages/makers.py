@@ -56,7 +56,7 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the architectures for which a stage with limited `machines` can be cross-compiled; () for other stages."""
+    """Return the architectures for which a stage with `cross` in its row can be cross-compiled; () for other stages."""
     if not row.cross:
         return ()
     from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - most plans have no such stage

@@ -233,10 +233,10 @@ class Workspace(Protocol):
         """Return the bytes of memory that are available to new processes."""
 
     def shared_results(self, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
-        """Return the kernel stores of the request; None if it names none.
+        """Return the kernel stores of the request; None if the request names none.
 
         Args:
-            about: the facts that the workers of an earlier run reported.
+            about: the facts that the workers of an earlier run reported; None if there are none.
         """
 
     def step(self, name: str) -> None:
@@ -246,7 +246,7 @@ class Workspace(Protocol):
         """Report the progress of the current step."""
 
     def on_line(self, line: str) -> None:
-        """Handle a line of a container's output, which may report progress."""
+        """Display the progress that a line of a container's output may report."""
 
     def finish(
         self,
@@ -271,7 +271,7 @@ class Stage(Protocol):
         """The name of the stage."""
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """Decide what `build` would build. This method only reads files, and uses neither network nor engine."""
+        """Decide what `build` would build, without using the network or the container engine."""
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """Build the planned stage, and make the decisions that need a fetched tree."""

@@ -78,7 +78,7 @@ class TritonCacheDetails:
 
 @dataclass(frozen=True)
 class TritonCacheStage:
-    """Compiles the kernels of a wheel's calls into a Triton cache.
+    """The stage that compiles the kernels of a wheel's calls into a Triton cache.
 
     The image consists of one layer, which contains the cache and the manifest from which MCV reads its entries.
     """
@@ -134,8 +134,9 @@ class TritonCacheStage:
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # The calls are repeated in several orders. A shard does not repeat them, because it contains only some
-                # of the calls. `kernels merge` repeats the calls of all shards.
+                # The calls are repeated in several orders, because a kernel's key may depend on earlier kernels. A
+                # shard does not repeat them, because it contains only some of the calls. `kernels merge` repeats the
+                # calls of all shards.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
@@ -329,8 +330,8 @@ def _check_hits(
 ) -> Callable[[str], Mapping[str, Any]]:
     """Return a contract check that repeats the calls that compiled, for each GPU in a fresh container with the cache.
 
-    The check raises ContractError if Triton compiles a kernel again, if fewer kernels are used than before, or if a
-    call fails.
+    The check raises ContractError if Triton compiles a kernel again, if the calls use fewer kernels than the campaign
+    compiled for them, or if a call fails.
     """
 
     def check(image: str) -> Mapping[str, Any]:

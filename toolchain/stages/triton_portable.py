@@ -41,7 +41,7 @@ RECIPE = "triton-portable"
 
 @dataclass(frozen=True)
 class TritonPortableStage:
-    """Builds Triton's wheels for the requested Pythons on the portable LLVM."""
+    """The stage that builds Triton's wheels for the requested Pythons on the portable LLVM."""
 
     name: str = "triton"
 

@@ -48,7 +48,7 @@ _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
 @dataclass(frozen=True)
 class TritonSourceStage:
-    """Builds Triton for a base's C library and Python."""
+    """The stage that builds Triton for a base's C library and Python."""
 
     name: str = "triton"
 
@@ -254,8 +254,9 @@ def finish(
     Args:
         out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
-        with_base: whether the image contains the base's layers. This is false for wheels for another machine, because
-            the base is for the build machine. The recipe does not run upstream's lit tests for them either.
+        with_base: whether the image contains the base's layers; False for wheels for another machine, because the base
+            is for the build machine. If it is False, a missing report of upstream's lit tests is not an error, because
+            the recipe does not run these tests for another machine.
     """
     request = workspace.request
     known = {

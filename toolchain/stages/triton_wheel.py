@@ -26,7 +26,7 @@ SITE = "/usr/lib/toolchain/triton"
 
 @dataclass(frozen=True)
 class TritonWheelStage:
-    """Unpacks Triton's wheel, which comes from the package index and is verified by its SHA-256."""
+    """The stage that unpacks Triton's wheel from the package index. The wheel is verified by its SHA-256."""
 
     name: str = "triton"
 

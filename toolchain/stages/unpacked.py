@@ -99,7 +99,7 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class UnpackedStage:
-    """Unpacks the packages of `sysroot`, `python` or `torch`."""
+    """The stage that unpacks the packages of `sysroot`, `python` or `torch`."""
 
     name: str
 
@@ -261,7 +261,7 @@ def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tupl
 
 
 def make_links_relative(tree: Path) -> None:
-    """Make absolute links relative, so that they lead to the same file below `tree` on the build machine."""
+    """Make absolute links relative, so that on the build machine they lead to files below `tree`."""
     for folder, names, files in os.walk(tree):
         for path in (Path(folder, name) for name in (*names, *files)):
             if path.is_symlink() and (target := path.readlink()).is_absolute():

@@ -34,7 +34,7 @@ LISTING = "usr/share/toolchain/wheels.json"
 _ALWAYS = ("packaging", "setuptools", "wheel")
 _DISK = 3_000_000_000
 _WEIGHTS = {"configure": 20.0, "compile": 20.0}
-# The error class and the advice, by the kind of failure that build.py reports.
+# The error class and the advice, by the kind of failure that containerfiles/wheel/build.py reports.
 _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
     "triton": (ContractError, "build Triton again: its wheel contains the dist-info"),
     "torch": (ContractError, "check that the packages of torch in data/wheels.toml fit the base"),
@@ -46,7 +46,7 @@ _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
 
 @dataclass(frozen=True)
 class _Result:
-    """The file result.json; build.py describes the fields."""
+    """The content of result.json; containerfiles/wheel/build.py writes this file and describes the fields."""
 
     torch: str
     triton: Mapping[str, Any]
@@ -56,7 +56,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class WheelStage:
-    """Builds the wheel of a project that uses Triton."""
+    """The stage that builds the wheel of a project that uses Triton."""
 
     name: str
 
@@ -169,7 +169,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """Makes an image with Triton, PyTorch and the wheels whose names `wheel_names` returns."""
+    """The stage that makes an image with Triton, PyTorch and the wheels whose names `wheel_names` returns."""
 
     name: str = "wheels"
 

@@ -17,7 +17,8 @@ from toolchain.sources.tree import Source
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned, Workspace
 
-# An input of the stages that make wheels. It must be changed when `trust.wheel_sbom` starts to write other bytes.
+# An input of the stages that make wheels. The number must be changed when `trust.wheel_sbom` begins to write different
+# bytes for the same contents.
 SBOM_WRITER = 1
 # The projects that are needed to build Triton, and to tag and test its wheels.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
@@ -29,7 +30,7 @@ AOTRITON = (
 
 
 def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
-    """Return the wheel that data/pypi.toml lists for each of `projects` as a source, without using the network."""
+    """Return a source for each of `projects`: its wheel in data/pypi.toml; the network is not used."""
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
@@ -43,7 +44,7 @@ def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
 
 
 def place(file: Path, target: Path) -> None:
-    """Make a hard link to a file at `target`, or copy the file if it cannot be linked."""
+    """Make `target` a hard link to a file, or a copy of the file if it cannot be linked."""
     try:
         os.link(file, target)
     except OSError:
@@ -54,7 +55,7 @@ def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], works
     """Return copies of the wheels that a recipe left in `out/wheel`, sorted, with an SBOM inside each.
 
     Args:
-        inside: the stages below whose code the wheels contain.
+        inside: the lower stages that built code in the wheels.
     """
     from toolchain.trust.wheel_sbom import Contents, add_sbom  # noqa: PLC0415 - plans make no wheel
 
@@ -83,5 +84,5 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:
-    """Return the path of a file in the store by its digest; None if the file is missing or damaged."""
+    """Return the path of the file with a digest in the store; None if the file is missing or damaged."""
     return Store(cache.store).file(digest, verify=True)
