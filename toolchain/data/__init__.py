@@ -25,7 +25,8 @@ def read_toml(
 ) -> dict[str, Any]:
     """Return the content of a data file.
 
-    A process parses a file again only after the file has changed, so callers share the result and must not modify it.
+    A process parses a file again only if its size or modification time has changed. So callers share the result and
+    must not modify it.
 
     Args:
         error: the class of the error for a file that is unreadable or malformed.
@@ -52,7 +53,7 @@ def typed_row(
     Args:
         name: the name of the table in messages.
         source: the path of the file in messages.
-        error: the class of the error for an unknown key, a missing value, or a value of another type.
+        error: the class of the error for an unknown key, a missing value, or a value of the wrong type.
     """
     try:
         return typed(kind, content, name)

@@ -26,7 +26,7 @@ _ENTRY = struct.Struct("<IIIII")  # shared memory, threads per block, offset, si
 _LARGEST = 4 << 30
 _LARGEST_DIRECTORY = 64 << 20
 _LONGEST_NAME = 4096
-_DICTIONARY = 80 << 20  # bytes of memory that LZMA may use; its highest preset needs 65 MiB
+_DICTIONARY = 80 << 20  # bytes of memory that LZMA may use; a stream made with its highest preset needs 65 MiB
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
 _AGAIN = "get the file again, or build it again"
@@ -47,7 +47,10 @@ class Kernel:
     _unpacked: BinaryIO = field(repr=False, compare=False)
 
     def read(self) -> bytes:
-        """Return the bytes of the code object. The archive must still be open."""
+        """Return the bytes of the code object; raise HostileInputError if it has more than `LARGEST_OBJECT` bytes.
+
+        The archive must still be open.
+        """
         if self.size > LARGEST_OBJECT:
             raise too_large(self.name, self.size, LARGEST_OBJECT)
         self._unpacked.seek(self._start)
@@ -56,15 +59,15 @@ class Kernel:
 
 @contextmanager
 def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -> Iterator[tuple[Kernel, ...]]:
-    """Open an .aks2 file of `size` bytes, and yield its entries in file order.
+    """Open an .aks2 file of `size` bytes, and yield its entries in the order of its directory.
 
-    The code objects are read on demand from a temporary file.
+    The code objects can be read until the context manager exits.
 
     Args:
         budget: the limit on unpacked bytes that several files share; by default, the file has a limit of its own.
 
     Raises:
-        KernelError: the file is not an .aks2 file, or is damaged.
+        KernelError: the file is not an .aks2 file, is damaged, or needs too much memory for unpacking.
         HostileInputError: the unpacked file or its directory would be too large, or two entries overlap.
     """
     head = stream.read(_HEADER.size)
@@ -152,7 +155,7 @@ def _name(raw: bytes) -> str:
 
 
 def _require_apart(kernels: Sequence[Kernel]) -> None:
-    """Refuse entries that overlap, because a small file could then contain many large objects."""
+    """Raise HostileInputError if entries overlap, because a small file could then contain many large objects."""
     end = 0
     for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
         if kernel._start < end:
@@ -169,8 +172,9 @@ def _damaged(how: str, why: str) -> KernelError:
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     """Yield the name and the entries of each .aks2 file in a .zip file, or of a single .aks2 file.
 
-    A compressed .zip is refused, because AOTriton's loader cannot read it. The code objects of an .aks2 file can be
-    read only until the iterator moves on to the next file.
+    The code objects of an .aks2 file can be read only until the iterator moves on to the next file. A KernelError is
+    raised for a compressed .zip, because AOTriton's loader cannot read it. The errors of `open_zip` and `open_aks2` are
+    raised too.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

@@ -3,7 +3,7 @@
 `Bare.compile` has a line for each code object, with these fields separated by `;`: the venv, the Python, the object,
 the source, the kernel, the warps, the stages, the waves per EU, the GPU and the signature. Before AOTriton 0.11.1 the
 first two fields are missing. `Bare.cluster` has a line for each .aks2 file, and `Bare.flatzip` has a line for each
-.zip. A manifest (`.nsv`) beside each .aks2 and each .zip lists the names of the files that it contains. Before 0.13 the
+.zip. A manifest (`.nsv`) beside each .aks2 and each .zip lists the files in that archive. Before 0.13 the
 .aks2 files are in no .zip and have no manifests. In 0.6 and 0.7 there is only `Bare.compile`, because AOTriton's shared
 library contains the kernels. The files contain absolute paths from the build that wrote them.
 """
@@ -32,7 +32,8 @@ _WAVES = 1  # Triton's default number of waves per EU, at least up to Triton 3.1
 _REPORT = (
     f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report the error"
 )
-# The (argument, type) pairs in the kernel's order, and the sorted (argument, value) pairs of the constants.
+# A signature consists of the (argument, type) pairs in the order of the arguments, and of the sorted
+# (argument, value) pairs of the constants.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 
 
@@ -43,7 +44,8 @@ class Cluster:
     Args:
         path: the path of the .aks2 below the build folder.
         manifest: the path of its .nsv below the build folder; empty if the release has no manifests.
-        objects: pairs of a code object's path below the build folder and its name in the .aks2, in order.
+        objects: pairs of a code object's path below the build folder and its name in the .aks2, in the order of the
+            plan.
     """
 
     path: str
@@ -60,7 +62,10 @@ class Cluster:
 class Archive:
     """The .zip of .aks2 files for a GPU pack and a kernel, or a single .aks2 file that is in no .zip.
 
-    `members` are pairs of an .aks2 file's path below the build folder and its name in the .zip.
+    Args:
+        path: the path of the .zip or .aks2 below the build folder.
+        manifest: the path of the .zip's .nsv below the build folder; empty for an .aks2 file.
+        members: pairs of an .aks2 file's path below the build folder and its name in the .zip.
     """
 
     path: str
@@ -73,8 +78,8 @@ class BarePlan:
     """The rules, the clusters and the archives that AOTriton's generator plans.
 
     Args:
-        copies: for the `out` of a rule, the other outputs that get the same object. They differ from the rule only in
-            values that the compiler of the AOTriton release ignores.
+        copies: for the `out` of a rule, the other outputs that get the same object. The rules of these outputs differ
+            only in values that the compiler of the AOTriton release ignores.
     """
 
     rules: tuple[Rule, ...]
@@ -90,7 +95,7 @@ class BarePlan:
         )
 
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
-        """Return the clusters for which `rules` and their copies make every object."""
+        """Return the clusters whose objects are all outputs of `rules` or copies of these outputs."""
         there = {rule.out for rule in self.with_copies(rules.rules)}
         return tuple(cluster for cluster in self.clusters if all(path in there for path, _ in cluster.objects))
 
@@ -136,7 +141,10 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read only the clusters and archives of a plan from AOTriton 0.13 or later. `folder` may have been moved."""
+    """Return the clusters and archives of a plan from AOTriton 0.13 or later, without reading its rules.
+
+    `folder` may have been moved since the generator ran. A SourceError is raised if a file is missing or malformed.
+    """
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -144,7 +152,7 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """Yield the fields of each line in a file of the generator. Each line must have at least `least` fields."""
+    """Yield the fields of each line in a file of the generator; raise SourceError if a line has fewer than `least`."""
     # The file is read line by line, because the file for all GPUs is several hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
@@ -169,7 +177,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
 
 
 def _below(path: str, top: str) -> str:
-    """Return `path` relative to `top`; refuse a path outside of `top`, because the result is used to open a file."""
+    """Return `path` relative to `top`; raise SourceError if it does not name a file below `top`."""
     folder, slash, name = path.rpartition("/")
     try:
         if name in ("", ".", ".."):
@@ -184,7 +192,10 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """Return `folder` relative to `top`, or `""` for `top`. Results are cached, because many files share a folder."""
+    """Return `folder` relative to `top`, or `""` for `top`; raise ValueError if it is outside of `top`.
+
+    Results are cached, because many files share a folder.
+    """
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -192,10 +203,10 @@ def _folder_below(folder: str, top: str) -> str:
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the path and the name in each row of a manifest.
+    """Return the path below the build folder, and the name, of each file that a manifest lists.
 
-    Rows that do not match the plan are refused, because kernels would be missing. Two files with the same name are
-    refused, because AOTriton's loader would find only the first.
+    SourceError is raised if these files are not those in `listed`, because kernels would be missing. It is also raised
+    if two files have the same name, because AOTriton's loader would find only the first.
     """
     try:
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
@@ -231,7 +242,10 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Check that each kernel is in a cluster and each cluster is in one archive, so that no kernel is lost silently."""
+    """Raise SourceError unless the files of a plan list the same kernels and clusters, and each cluster in one archive.
+
+    A kernel that is in no cluster, or a cluster that is in no archive, would be lost silently.
+    """
     inside = {path for cluster in clusters for path, _ in cluster.objects}
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
@@ -252,7 +266,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
-    """Return the group of each code object by its path. Clusters that share an object form one group."""
+    """Return the name of the group of the code object at each path. Clusters that share an object form one group."""
     parent: dict[str, str] = {}
 
     def top(name: str) -> str:
@@ -272,10 +286,10 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
 
 
 class _Rules:
-    """Makes rules from the lines of `Bare.compile`.
+    """A converter from lines of `Bare.compile` to rules.
 
-    Two thirds of the lines have the same signature as the previous line. So each signature is parsed once, and the
-    rules with this signature share the result, which saves most of the time and memory.
+    Many lines have the same signature. So each signature is parsed once, and the rules with this signature share the
+    result, which saves time and memory.
     """
 
     def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str], of: Generation) -> None:
@@ -334,9 +348,13 @@ def parse_signature(
     """Return the (argument, type) pairs of a positional signature in order, and its sorted (argument, constant) pairs.
 
     A number, True or False is a constant. Anything else is a type, followed by `:16` or `:8` if the value is a multiple
-    of this number. A type with `:1` stands for the constant 1.
+    of this number. A type with `:1` stands for the constant 1. The type of a constant is `constexpr`. SourceError is
+    raised if the number of arguments or a hint after `:` is wrong.
 
     Args:
+        text: the signature, with a comma between two arguments.
+        names: the names of the kernel's arguments, in order.
+        where: the name of the code object in messages.
         known: a cache of parsed arguments, by name and text.
     """
     parts = text.split(",")
@@ -359,7 +377,7 @@ def parse_signature(
 
 
 def _argument(name: str, part: str, where: str) -> Signature:
-    """Return the type of an argument, and its value if it is a constant."""
+    """Return the signature of a single argument; raise SourceError if the hint after its type is unknown."""
     value = _constant(part)
     kind, mark, hint = part.partition(":")
     if value is None and mark:
@@ -404,9 +422,9 @@ def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return one rule for each id, sorted by output, and the outputs of the other rules with the same id.
+    """Return the first rule for each id, sorted by output, and the outputs of the other rules, by that rule's output.
 
-    Other rules with the same id are an error unless `alike` is set.
+    KernelError is raised if several rules have the same id, unless `alike` is set.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

@@ -25,7 +25,7 @@ _PROC = Path("/proc")
 
 
 def patience(timeout: float | None) -> float:
-    """Return the seconds that a kernel may take: `timeout`, or `RUNAWAY_SECONDS` if there is none."""
+    """Return the seconds that a kernel may take: `timeout`, or `RUNAWAY_SECONDS` if it is None or 0."""
     return timeout or RUNAWAY_SECONDS
 
 
@@ -54,7 +54,7 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """Return the bounds for a machine with `available` bytes of memory. Part of it is left to other programs."""
+        """Return bounds for a machine with `available` bytes of memory, of which a part is left to other programs."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
@@ -105,7 +105,10 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 
 
 class Turns:
-    """Lets either all workers compile at the same time, or one worker alone."""
+    """A lock that either several workers hold at the same time, or one worker holds alone.
+
+    After `stopping` is set, no thread starts to wait, and `wake` ends the waits of other threads.
+    """
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -120,9 +123,9 @@ class Turns:
 
     @contextlib.contextmanager
     def beside(self, *, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Work at the same time as other workers, but wait for those that want to work alone.
+        """Let other workers work during the block, but first wait while a worker works alone or waits to work alone.
 
-        Before such a wait, `before_waiting` is called.
+        `before_waiting` is called before such a wait.
         """
         with self._change:
             if self._wanted:
@@ -149,7 +152,7 @@ class Turns:
             self._leave()
 
     def wake(self) -> None:
-        """Wake all waiting threads, which do not wait any longer if `stopping` is set."""
+        """Wake all waiting threads; they stop waiting if `stopping` is set."""
         with self._change:
             self._change.notify_all()
 
@@ -165,7 +168,10 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Return the same as `resident`, but divide shared pages among the processes that use them if Linux reports PSS."""
+    """Return the bytes of memory of a process and its descendants, with shared pages divided among their users.
+
+    For a process whose proportional set size (PSS) cannot be read, the resident bytes are added.
+    """
     return sum(_proportional(process) for process in processes(pid))
 
 

@@ -1,9 +1,9 @@
 """Read and write entries of Triton's cache, and lay them out for an image that Model Cache Vault (MCV) can read.
 
 An entry is a folder whose name is the base32 of its kernel's hash. It contains the kernel's files and
-`__grp__NAME.json`, which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json`
-contains the values that are needed to launch the kernel without Triton; Triton and MCV ignore this file.
-docs/tasks/wheels.md describes MCV's format "compat", which these images have.
+`__grp__NAME.json`, where NAME is the kernel's name. This file lists the kernel's files by absolute paths, so a cache
+works only at one path. `NAME.launch.json` contains the values that are needed to launch the kernel without Triton;
+Triton and MCV ignore this file. docs/tasks/wheels.md describes MCV's format "compat", which the images have.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from toolchain.kernels.codeobject import check_object
 from toolchain.oci.labels import CACHE_MCV_KEY
 
 FOLDER = "io.triton.cache"
-LAUNCHES = "launches"  # containerfiles/triton-cache/calls.py makes this folder beside the entries
-PACKED = ".tar"  # suffix of a file with the entries of a call
+LAUNCHES = "launches"  # the folder beside the entries to which containerfiles/triton-cache/calls.py writes
+PACKED = ".tar"  # the suffix of a tar with the cache entries of a call
 MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
@@ -59,6 +59,9 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
         kernels: (GPU, function, hash) of each kernel.
         tree: the file tree of the layer. The entries are copied to its folder `FOLDER`.
         mount: the path at which Triton will find the cache.
+
+    Raises:
+        KernelError: an entry is incomplete or damaged, or has no code object of its kernel for its GPU.
     """
     entries = []
     for gpu, name, hash_ in sorted(set(kernels), key=lambda row: row[2]):
@@ -104,7 +107,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
 def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str, Any]]:
     """Return the function and the hash of each kernel in a worker's tar, and the worker's facts about Triton.
 
-    Both are read from the JSON file beside the tar `path`.
+    Both are read from the JSON file beside the tar `path`. KernelError is raised if this file cannot be used.
     """
     try:
         beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
@@ -125,8 +128,12 @@ def unpack(path: Path, made: Path) -> None:
     """Unpack a worker's tar into Triton's cache, without replacing files that exist.
 
     Args:
-        path: the tar, which may be hostile. A tar with files that do not belong to its kernels is refused.
-        made: the cache. A link that leads out of it is refused, because containers could write to it.
+        path: the tar, which may be hostile.
+        made: the cache. Containers could write to it, so it may contain links that lead out of it.
+
+    Raises:
+        KernelError: the tar is damaged or contains a file that does not belong to its kernels, or a link leads out of
+            the cache.
     """
     kernels, _ = packed_kernels(path)
     folders = {entry_folder(hash_) for _, hash_ in kernels}
@@ -139,7 +146,7 @@ def unpack(path: Path, made: Path) -> None:
                 if not member.isreg() or member.size > _LARGEST or not (ours or member.name in notes):
                     raise ValueError(f"{member.name!r} is too large, or not a file of its kernels")
                 target, content = made / folder / name, tar.extractfile(member)
-                assert content is not None  # noqa: S101 - a regular file
+                assert content is not None  # noqa: S101 - a regular file has content
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not is_inside(target, made):
                     raise ValueError(f"a link leads out of {made}")
@@ -153,7 +160,7 @@ def unpack(path: Path, made: Path) -> None:
 
 
 def check_packed(path: Path, gpu: str) -> None:
-    """Check that a worker's tar contains complete entries for `gpu`, by unpacking it to a temporary folder."""
+    """Unpack a worker's tar to a temporary folder; raise KernelError unless it contains complete entries for `gpu`."""
     kernels, _ = packed_kernels(path)
     with tempfile.TemporaryDirectory(prefix="toolchain-calls-") as scratch:
         made = Path(scratch, "made")
@@ -163,7 +170,11 @@ def check_packed(path: Path, gpu: str) -> None:
 
 
 def check_made(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is the code object of `kernel` for `gpu`, or a tar of complete cache entries for `gpu`."""
+    """Raise KernelError unless a file is valid for `gpu`.
+
+    A file with the suffix `PACKED` must be a tar of complete cache entries, and any other file must be the code object
+    of `kernel`.
+    """
     if path.suffix == PACKED:
         check_packed(path, gpu)
     else:
@@ -197,13 +208,13 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
         "dummy_source_content",
         f"{target['backend']}-{target['arch']}-{target['warp_size']}",
         json.dumps(options, sort_keys=True, separators=(",", ":")),
-        "{}",  # the values of environment variables; this tool sets none of them
+        "{}",  # the environment variables that are part of Triton's keys; this tool sets none of them
     )
     return _hex("-".join([key, *map(_hex, parts)]))
 
 
 def key_label(key: str) -> dict[str, str]:
-    """Return the image label that contains Triton's key, or no label for `NO_KEY`. `dummy_key` describes the key."""
+    """Return the image label that contains Triton's key, or an empty dict for `NO_KEY`; see `dummy_key`."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
 
 

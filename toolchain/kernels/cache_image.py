@@ -39,6 +39,8 @@ class TritonCache:
     Args:
         entries: the number of kernels.
         size: the size of all files in the cache, in bytes.
+        targets: LLVM's names for the GPUs of the kernels, sorted.
+        labels: all labels of the image.
         calls: the calls whose kernels the cache contains, each with the GPU as the argument `gpu`; empty if the image
             does not list them.
     """
@@ -62,7 +64,7 @@ class TritonCache:
 
 
 def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
-    """Return the Triton cache in an image; raise ContractError if it contains none, or breaks one of MCV's rules."""
+    """Return the Triton cache in an image; raise ContractError if there is none, or if it breaks one of MCV's rules."""
     config, *layers = layout.children(image)
     image_labels = labels_of(layout.read_json(config))
     if ENTRIES not in image_labels:
@@ -127,7 +129,10 @@ class _File:
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
-    """Return the files of a layer by name; refuse too much content, links, and files that MCV would silently omit."""
+    """Return the files of a layer by name.
+
+    ContractError is raised for too much content, for links, and for files that MCV would silently omit.
+    """
     files: dict[str, _File] = {}
     left = _LARGEST
     require()
@@ -162,7 +167,10 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the items of `_KEPT` in each kernel's JSON; refuse a kernel that is not in the folder for its hash."""
+    """Return the values with a key in `_KEPT` from each kernel's JSON.
+
+    ContractError is raised if a kernel is not in the folder for its hash, or if a JSON file is malformed.
+    """
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -186,7 +194,7 @@ def _reason(error: Exception) -> str:
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """Return the row for a kernel in MCV's manifest. Options that are 0 are omitted, because MCV omits them."""
+    """Return the row for a kernel in MCV's manifest. Options that are 0 or false are omitted, as in MCV."""
     target = row["target"]
     key = dummy_key(row, triton_key)
     kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}
@@ -194,7 +202,10 @@ def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
 
 
 def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
-    """Check that each group file names the other files of its folder, by paths below `mount` if that is given."""
+    """Raise ContractError unless each group file names the other files of its folder.
+
+    The paths must be those of a cache at `mount`, unless `mount` is None or empty.
+    """
     folders: dict[str, set[str]] = {}
     for name in cached:
         folder, _, last = name.rpartition("/")
@@ -237,10 +248,10 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
         here: the JSON object in the first line that containerfiles/triton-cache/calls.py prints with that Triton.
 
     Raises:
-        PinError: the cache was made with another Triton.
-        ContractError: Triton is at another path.
-        ConfigError: Triton looks for its cache in another folder, or environment variables are set that are part of the
-            names of entries.
+        PinError: the cache was made with a Triton whose key differs from the key in `here`.
+        ContractError: Triton is not at the path that it had when the cache was made.
+        ConfigError: Triton does not look for its cache where this cache must be mounted, or environment variables are
+            set that are part of the keys of kernels.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):

@@ -21,7 +21,7 @@ from toolchain.kernels.ledger import DONE, Entry
 from toolchain.kernels.rules import Rule
 
 _FILE = FOLDER / "calls.toml"
-_MOST = 10_000  # the maximum number of calls in a user's list
+_MOST = 10_000  # the maximum number of calls in a user's list; a call for several GPUs is counted once
 _LARGEST = 1 << 24  # the largest whole number that a user may give for an argument
 
 
@@ -112,7 +112,10 @@ def calls_of(wheel: str) -> WheelCalls:
 
 
 def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
-    """Return the calls for `gpus`, grouped by GPU; if `gpus` is empty, for all GPUs of the table."""
+    """Return the calls for `gpus`, grouped by GPU; if `gpus` is empty, for all GPUs of the table.
+
+    UnsupportedError is raised if a GPU is unknown or has no calls.
+    """
     calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
         check_gpu(gpu)
@@ -143,6 +146,10 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
         text: a JSON list of rows like those of `WheelCalls.call`.
         gpus: the GPUs of the returned table, for which calls without a GPU are made. If it is empty, they are the GPUs
             that the calls name, and also the GPUs of `table` if a call names none.
+
+    Raises:
+        ConfigError: a call is invalid, or the list is empty or too long.
+        UnsupportedError: a call names an unknown GPU.
     """
     rows: list[dict[str, Any]] = []
     count = 0
@@ -241,6 +248,9 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
     The first repeats them in order, and the second in reverse order. If a kernel has called a function, Triton adds the
     function's global constants to the keys of later kernels. So a kernel's key depends on the kernels before it, and a
     kernel may have several keys.
+
+    Args:
+        outcomes: the outcomes of the calls, grouped by GPU.
     """
     calls = []
     for gpu, group in itertools.groupby(
@@ -252,7 +262,7 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
 
 
 def local_memory(gpu: str) -> int:
-    """Return how many bytes of LDS a workgroup can have on a GPU."""
+    """Return how many bytes of LDS a workgroup can have on a GPU; raise UnsupportedError if the size is unknown."""
     limits = limits_of(gpu)
     if limits is None:
         raise UnsupportedError(
@@ -281,7 +291,10 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each GPU, with the numbers of calls, kernels and cache entries, and the seconds of the calls."""
+    """Yield a row for each GPU, with the numbers of calls, kernels and cache entries, and the seconds of the calls.
+
+    `outcomes` must be grouped by GPU.
+    """
     for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]

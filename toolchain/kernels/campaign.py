@@ -41,8 +41,8 @@ from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
-# The `compile_status` in the JSON beside an empty object, by which AOTriton's loader and packers recognize a kernel
-# that does not compile.
+# The `compile_status` in the JSON beside an empty object, by which AOTriton's packers recognize a kernel that does not
+# compile.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
 
@@ -76,7 +76,7 @@ class CampaignResult:
 
     @property
     def objects(self) -> dict[str, str]:
-        """The SHA-256 of each object, by its path below the output folder."""
+        """The SHA-256 of the object of each compiled rule, by the object's path below the output folder."""
         return {entry.out: entry.sha256 for entry in self.done}
 
     def counts(self) -> dict[str, int]:
@@ -107,12 +107,13 @@ class CampaignResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """How a campaign reports its progress and its end.
+    """The functions by which a campaign reports its progress and its end, and a command for the reports.
 
     Args:
-        on_count: called with the number of finished rules, the number of all rules, and text about the latest rule,
-            which is empty at first.
-        on_end: called with the lines of a summary when every rule has an entry, before an error is raised for failures.
+        on_count: a function that is called with the number of finished rules, the number of all rules, and text about
+            the latest rule. The text is empty at first.
+        on_end: a function that is called with the lines of a summary when every rule has an entry, before an error is
+            raised for failures.
         command: the command line that continues the campaign.
     """
 
@@ -137,21 +138,26 @@ def run_campaign(
     shared: SharedResults | None = None,
     scope: str = "",
 ) -> CampaignResult:
-    """Compile the rules that have no object, check every object, and write the report.
+    """Compile the rules without a valid object in `out` or in a store, check every object, and write the report.
 
-    A failed rule does not stop the others. `status.json` beside the ledger shows the progress.
+    The failure of a kernel does not stop the campaign. `status.json` beside the ledger shows the progress.
 
     Args:
         out: the folder of the objects and of `report.json`.
         worker_tree: the path at which the workers see the source tree.
         keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
         bounds: the bounds on the memory of the executor's workers, for the status.
-        scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to a store.
+        shared: the kernel stores; None if the campaign uses none.
+        scope: the value of `Naming.scope`. Objects are not added to a store if an earlier run with a different scope
+            may have compiled them.
 
     Raises:
         KernelError: rules failed and `keep_going` is not set, or the campaign cannot continue, for example because no
             worker started, or because nothing may be compiled and the stores lack results.
-        ResourceError: the machine was at fault, not a kernel. The next run tries the kernel again.
+        ResourceError: a kernel failed because of the machine that compiled it, workers were lost, or a file cannot be
+            written. The next run continues.
+        ConfigError: the ledger cannot be read.
+        UnreachableError: the executor's scheduler was lost.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
@@ -271,7 +277,7 @@ class _Run:
     def take(self, shared: SharedResults) -> None:
         """Take results from the stores.
 
-        If nothing may be compiled, also record the known failures, and raise an error if results are missing.
+        If nothing may be compiled, also record the known failures, and raise KernelError if results are missing.
         """
         for entry in shared.take(tuple(self.todo.values()), self.out):
             self.record(entry, " (from the store)", reused=True)
@@ -317,7 +323,7 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
     """Return the paths of an object and its JSON, after removing both files if `unlink` is set.
 
-    A link, or a path that leads out of `out`, is refused.
+    KernelError is raised if the object is a link, or if its path leads out of `out`.
     """
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
@@ -335,7 +341,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
 
 
 def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
-    """Write the object that another machine compiled for a rule, and its JSON."""
+    """Write the object that a Dask worker compiled for a rule, and its JSON."""
     path, beside = _objects(out, rule)
     try:
         write_unflushed(beside, outcome["json"])

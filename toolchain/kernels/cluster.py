@@ -33,7 +33,7 @@ def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:
     """Return the names of the Dask resources that a worker must have for a campaign.
 
     Each name contains a digest of a property that must be the same for the worker and the campaign, such as the
-    sources. The keys are the names of these properties.
+    sources. The keys of the result are the names of these properties.
     """
     parts = {**setup.naming.shared, "sources": setup.naming.tree, "limits": asdict(limits), "version": __version__}
     return {name: f"toolchain-{name}-{sha256_json(value)[7:23]}" for name, value in parts.items()}
@@ -44,6 +44,11 @@ class ClusterExecutor:
 
     Dask gives the tasks of a lost worker to other workers. After a restart of the scheduler this class submits the
     unfinished tasks again. Only workers that have all resources in `needs` (see `requirements`) get tasks.
+
+    Raises:
+        ConfigError: there are no usable certificates for a scheduler with TLS, or, when the context is entered, the
+            version of Dask differs between the scheduler and this machine.
+        UnreachableError: the scheduler does not answer.
     """
 
     def __init__(self, address: str, needs: Mapping[str, str]) -> None:
@@ -79,9 +84,14 @@ class ClusterExecutor:
         """Compile rules, and yield their outcomes.
 
         The outcome of a compiled rule contains the object as `code` and its JSON as `json`.
+
+        Raises:
+            KernelError: no worker fits this campaign for `PATIENCE` seconds.
+            ResourceError: a task was given up because its workers were lost.
+            UnreachableError: the scheduler was lost.
         """
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
-        # A task contains rules of only one source file, because another file may need another compile process.
+        # A task contains rules of only one source file, because two source files may need different compile processes.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):
             while share := list(itertools.islice(alike, LARGEST)):
                 waiting.append(share)
@@ -116,7 +126,10 @@ class ClusterExecutor:
                 time.sleep(_POLL)
 
     def _count_slots(self) -> int:
-        """Return how many tasks the workers that fit this campaign can run at the same time."""
+        """Return how many tasks the workers that fit this campaign can run at the same time.
+
+        UnreachableError is raised if the scheduler was lost.
+        """
         if self._client.status not in ("running", "connecting"):
             raise UnreachableError(
                 "scheduler-lost",

@@ -1,4 +1,4 @@
-"""Run a worker for a Dask scheduler. Processes in containers compile its tasks, as in a local campaign."""
+"""Run a worker for a Dask scheduler. Processes in containers compile the rules, as in a local campaign."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         )  # fmt: skip
         self._pool.start(0)
 
-    def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
+    def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask passes the worker
         """End the processes. Dask calls this when the worker closes, and takes no results afterwards."""
         self._closed.set()
         self._pool.stop()
@@ -61,9 +61,9 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
         """Compile rules one after the other, and return their outcomes under the key `answers`.
 
-        `worker` is the name of this worker, and `about` contains the facts that its processes reported. The outcome of
-        a compiled rule also contains the bytes of its object as `code`, and the bytes of its JSON as `json`. If this
-        machine cannot compile, the worker is closed and the error is raised.
+        The key `worker` contains the name of this worker, and `about` the facts that its processes reported. The
+        outcome of a compiled rule also contains the bytes of its object as `code`, and the bytes of its JSON as `json`.
+        If this machine cannot compile, the worker is closed and the error is raised.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
@@ -72,7 +72,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         except ToolchainError as error:
             self.error = error
             self._worker.loop.add_callback(self._worker.close, reason=str(error))
-            self._closed.wait()  # without a result of this task, Dask gives it to another worker
+            self._closed.wait()  # Dask gives a task without a result to another worker
             raise
 
     def _compiled(self, rule: Rule, path: Path, slot: Slot) -> Outcome:
@@ -92,14 +92,16 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
 
 
 async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:
-    """Work for a scheduler until cancelled; if the scheduler is lost, wait for it for at most `PATIENCE` seconds.
+    """Work for a scheduler until this coroutine is cancelled. Wait at most `PATIENCE` seconds for a lost scheduler.
 
     Args:
+        name: the name of this worker at the scheduler.
         provides: the values of `cluster.requirements`.
         scratch: a folder for Dask's temporary files.
 
     Raises:
-        ConfigError: the scheduler runs another version of Dask, or there are no usable certificates.
+        ConfigError: the version of Dask differs between the scheduler and this machine, or there are no usable
+            certificates.
         UnreachableError: the scheduler does not answer, or refuses this worker.
         ToolchainError: this machine cannot compile.
     """

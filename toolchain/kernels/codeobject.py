@@ -30,7 +30,7 @@ _LARGEST_NAMES = 16 << 20
 
 
 class ElfTables:
-    """The tables of an AMDGPU ELF file. A ValueError is raised for any other file, and for damaged tables.
+    """The tables of an AMDGPU ELF file. ValueError is raised for any other file, and for damaged or too large tables.
 
     Attributes:
         mach: EF_AMDGPU_MACH, the low byte of the ELF flags, which stands for the GPU.
@@ -78,7 +78,7 @@ class ElfTables:
         return symbols
 
     def loaded(self, address: int, size: int) -> memoryview:
-        """Return the `size` bytes of the file that are loaded at an address."""
+        """Return the `size` bytes that are loaded at an address; raise ValueError if no segment contains them."""
         for kind, _, offset, start, _, inside, _, _ in self._segments:
             if kind == _LOAD and start <= address and address + size <= start + inside:
                 return self._cut(offset + address - start, size)
@@ -95,7 +95,7 @@ class ElfTables:
 
 
 def check_object(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is an AMDGPU ELF for `gpu` that contains the symbol and the descriptor of `kernel`."""
+    """Raise KernelError unless a file is an AMDGPU ELF for `gpu` with the symbol and the descriptor of `kernel`."""
     check_gpu(gpu)
     try:
         elf = ElfTables(read_regular(path, _LARGEST))

@@ -14,7 +14,9 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import Job, MakeWorker, groups
 
 SHARES = 4
-"""Rules are handed out in about this many parts or more for each worker, so that no worker is busy alone for long."""
+"""Rules are handed out in parts of at most an equal share for each worker, divided by this number and rounded up.
+
+So no worker is busy alone for long."""
 
 
 class Executor(Protocol):
@@ -41,23 +43,26 @@ class Executor(Protocol):
     def workers(self) -> list[dict[str, Any]]:
         """Return a row for each live worker: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
-        Memory is in bytes, and `compiled` counts kernels. The last four values are empty or 0 for a worker that waits.
+        The list is empty for the workers of a Dask scheduler. Memory is in bytes, and `compiled` is the number of
+        kernels that the worker has compiled or failed to compile. The last four values are empty or 0 for a worker
+        that waits.
         """
         ...
 
 
 class LocalExecutor:
-    """Compiles rules with long-lived workers on this machine.
+    """An `Executor` that compiles with long-lived workers on this machine.
 
     If a worker dies during a rule, a second worker tries that rule again. If a rule exceeds the timeout or the memory
     limit of a kernel, its worker is ended, and the rule is not tried again. If all workers together use too much
-    memory, the largest worker is ended, and its rule is tried again while the others wait.
+    memory, the largest worker that compiles is ended. If there are others, its rule is tried again while they wait.
 
     Args:
         make_worker: returns a context manager that starts a worker and yields its process, which has text pipes and is
             the leader of a session.
         workers: the number of workers that run at the same time; it is lowered to the number of rules.
         timeout: the seconds that one rule may take; None for no limit.
+        bounds: the limits on the memory of the workers; None for no limits.
         files: returns the set of source files that a rule's worker sees (see `Naming.files`); by default all rules have
             the same set.
         seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
@@ -93,7 +98,10 @@ class LocalExecutor:
         return dict(self._about)
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules, and yield their outcomes in the order in which the rules are finished."""
+        """Compile rules, and yield their outcomes in the order in which the rules are finished.
+
+        KernelError is raised if a worker does not start.
+        """
         if not rules:
             return
         workers = min(self._workers, len(rules))
@@ -116,7 +124,7 @@ class LocalExecutor:
 
 
 class _Shares:
-    """Hands out the rules of a campaign in parts of at most `most` rules.
+    """The rules of a campaign that are still to be handed out, in parts of at most `most` rules.
 
     A worker must restart for a new set of source files. So it gets rules of its own set while there are some, and then
     rules of the set with the fewest workers.
@@ -137,7 +145,7 @@ class _Shares:
     def take(self, files: str | None) -> list[Job]:
         """Return the next jobs for a worker that sees the set `files`, or an empty list if none are left.
 
-        None stands for a new worker, which sees no set yet.
+        For a new worker, `files` is None.
         """
         if files is not None:
             if part := next(self._left.get(files, iter(())), None):

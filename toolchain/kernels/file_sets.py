@@ -20,10 +20,10 @@ _TIME = 0
 
 
 class FileSets:
-    """Fills a folder, which is emptied first, with copies of the files that compile processes of a campaign see.
+    """A folder with copies of the files that compile processes of a campaign see. The folder is emptied first.
 
-    A copy has the content that was hashed into the names of results. If a file has changed since then, a SourceError is
-    raised. The modes and times of files are not copied. Threads may share an object of this class.
+    A copy has the content that was hashed into the names of results. If a file has changed since then, SourceError is
+    raised when it is copied. The modes and times of files are not copied. Threads may share an object of this class.
     """
 
     def __init__(self, naming: Naming, folder: Path) -> None:
@@ -55,7 +55,7 @@ class FileSets:
 
 
 def _copy(top: Path, path: str, target: Path, digest: str) -> None:
-    """Copy a file or a link; raise SourceError if its content does not match `digest` (see `Reach.digests`)."""
+    """Copy a file or a link; raise SourceError if its content does not match `digest` (see `Reach.whole`)."""
     source = top / path
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and digest == link_digest(source):

@@ -27,10 +27,11 @@ def launch_files(
     archives: Iterable[Archive],
     scratch: Callable[[str], int | None],
 ) -> dict[str, bytes]:
-    """Return the content of the file for each pack, by the pack's name, such as `amd-gfx942`.
+    """Return the content of the file `NAME` for each pack with compiled kernels, by a name such as `amd-gfx942`.
 
     Args:
-        scratch: returns how many bytes of Triton's own scratch memory a code object needs; None if it did not compile.
+        scratch: a function that returns how many bytes of Triton's own scratch memory the code object at a path
+            needs; None if the object did not compile.
     """
     by_out, by_path = {rule.out: rule for rule in rules}, {cluster.path: cluster for cluster in clusters}
     files: dict[str, _File] = {}
@@ -47,7 +48,7 @@ def launch_files(
 
 
 def _stem(archive: str, member: str) -> str:
-    """Return the name of a cluster, which begins with the name of the .zip if the cluster is in one."""
+    """Return the name of a cluster. The name begins with that of the .zip if the cluster is in one."""
     own = member.removesuffix(".aks2")
     return f"{archive.removesuffix('.zip')}/{own}" if archive.endswith(".zip") else archive.removesuffix(".aks2")
 
@@ -76,7 +77,14 @@ class _File:
 
 
 class Launches:
-    """The launch values of the kernels in a pack."""
+    """The launch values of the kernels in a pack.
+
+    ValueError is raised for a file of another format than `FORMAT`, and ValueError, LookupError, TypeError or
+    AttributeError for a malformed file.
+
+    Args:
+        content: the parsed content of the file.
+    """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         if content.get("format") != FORMAT:
@@ -87,7 +95,7 @@ class Launches:
             self.metadata(key, 0)  # raises an error if a row is malformed
 
     def metadata(self, key: str, shared: int) -> dict[str, Any]:
-        """Return the launch values of a kernel, with `shared` bytes of LDS, in the form of Triton's JSON."""
+        """Return the launch values of a kernel that needs `shared` bytes of LDS, by the keys in aotriton/worker.py."""
         signature, gpu, warps, scratch = self.kernels[key]
         function, parts = self._signatures[signature]
         source, kernel, names = self._functions[function]
@@ -101,7 +109,10 @@ class Launches:
 
 
 def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
-    """Return the launch values of a rule. The size of the scratch memory is 0, because a rule does not state it."""
+    """Return the launch values of a rule whose object needs `shared` bytes of LDS.
+
+    The size of the scratch memory is 0, because a rule does not state it.
+    """
     file = _File()
     file.add("", rule, 0)
     return Launches(strict_json.read(file.content())).metadata("", shared)

@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 
 
 class Maker(Enum):
-    """Who compiled an object: this machine, a worker on another machine, or another campaign with the same store."""
+    """The origin of an object: this machine, a Dask worker, or a campaign that added the object to a store."""
 
     HERE = auto()
     WORKER = auto()
@@ -52,7 +52,7 @@ class Maker(Enum):
 
 
 def of_worker(name: str) -> str:
-    """Return the `origin` of the objects from a worker on another machine."""
+    """Return the `origin` of the objects from the Dask worker with this name."""
     return _WORKER + name
 
 
@@ -64,15 +64,16 @@ class Entry:
         status: `done`, `failed` or `timeout`.
         over_memory: whether the worker was ended because it used too much memory.
         refused: whether the kernel's project refused the GPU or the arguments, so that there is no object to compile.
-        exit_code: the exit code of a worker that died, or the negative number of the signal that ended it; None for
-            every other outcome.
+        exit_code: the exit code of a worker that died, or the negative number of the signal that ended it; None if the
+            worker only closed its output, and for every other outcome.
         seconds: the wall time of the last attempt.
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.
         size: the size of the object in bytes.
         attempt: the number of the last attempt; above 1 if a worker died or was ended because of its memory.
         bitcode: the names of the bitcode libraries whose code is in the object.
-        origin: the store that the object comes from, or the result of `of_worker`; empty if it was compiled here.
+        origin: the path of the store that the object comes from, or the result of `of_worker`; empty for an object that
+            was compiled here.
         signer: the id of the key that verified a result from a store; empty for every other result.
     """
 
@@ -119,7 +120,7 @@ _KEYS: Keys = dict.fromkeys(part.name for part in fields(Entry))
 
 
 def counts(entries: Iterable[Entry]) -> dict[str, int]:
-    """Return the number of entries by status."""
+    """Return the numbers of entries under the keys `done`, `failed` and `timed_out`."""
     by_status = Counter(entry.status for entry in entries)
     return {name: by_status[status] for name, status in _STATES}
 
@@ -135,8 +136,8 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 class Ledger:
     """The entries of a campaign in an SQLite file. Only the thread that opens a ledger may use it.
 
-    Opening a ledger of another format deletes its entries and the results of its checks. If the file cannot be used or
-    is not a ledger, a ConfigError is raised.
+    Opening a ledger that does not have the format `FORMAT` deletes its content. If the file cannot be used or is not a
+    ledger, ConfigError is raised.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,7 +175,10 @@ class Ledger:
         self._db.close()
 
     def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
-        """Record an entry, and the progress if it is given. Both are on disk when this method returns."""
+        """Record an entry, and the progress if it is given. Both are on disk when this method returns.
+
+        ResourceError is raised if the file cannot be written.
+        """
         rows = [] if progress is None else [_progress_row(*progress)]
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
@@ -184,7 +188,7 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:
                 for table, key, value in rows:
-                    self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - ours
+                    self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - tables are constants
         except sqlite3.Error as error:
             raise ResourceError(
                 "ledger-unwritable",
@@ -194,7 +198,7 @@ class Ledger:
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
-        """Return the entry of the rule with this id; None if there is none."""
+        """Return the entry of the rule with this id; None if the rule has no entry."""
         with _reading(self.path):
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         return None if row is None else _entry(self.path, row[0])
@@ -224,7 +228,7 @@ class Ledger:
         return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
     def progress(self, count: int, total: int) -> None:
-        """Record how many kernels of the latest request are finished."""
+        """Record how many kernels of the latest request are finished, and how many there are."""
         self._write(_progress_row(count, total))
 
 
@@ -234,7 +238,7 @@ class Standing:
 
     Args:
         count, total: how many kernels of the latest request are finished, and how many there are; 0 if unknown.
-        counted: the number of entries by status, see `counts`.
+        counted: the numbers that `counts` returns for the entries.
         entries: the entries sorted by id; empty if only their counts were read.
         numbers: how many of the checked kernels are `right`, `wrong`, `skipped` and `refused`.
     """
@@ -249,8 +253,11 @@ class Standing:
 def look(path: Path, *, entries: bool = True) -> Standing:
     """Return the state of a campaign from a ledger, which the campaign may be writing to. No entry is changed.
 
-    A ledger of another format gives the default `Standing`. Reading the `entries` of a whole AOTriton release takes
-    half a second.
+    A ledger that does not have the format `FORMAT` gives the default `Standing`. ConfigError is raised if the file
+    cannot be used or is not a ledger.
+
+    Args:
+        entries: whether to read the entries, which takes half a second for a whole AOTriton release.
     """
     # With mode=ro, SQLite could not roll back the transaction of a killed campaign. With mode=rw, it can also read
     # files that this user may not write.
@@ -276,7 +283,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite, and errors from malformed values, into a ConfigError."""
+    """Turn errors of SQLite, and errors from malformed values except DocumentError, into a ConfigError."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -290,8 +297,8 @@ def _reading(path: Path) -> Iterator[None]:
 def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
     """Limit the cost of reading a ledger of unknown origin, and return the names of its tables.
 
-    A ledger that is too large is refused. A ledger that defines views or triggers is refused too, because reading a
-    view could take forever.
+    ConfigError is raised if the ledger is too large. It is also raised if the ledger defines views or triggers, because
+    reading a view could take forever.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
     db.execute("PRAGMA trusted_schema=OFF")

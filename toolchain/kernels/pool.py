@@ -45,12 +45,12 @@ _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup:
-    """Describes how the kernels of a project are compiled.
+    """A description of how the kernels of a project are compiled.
 
     Args:
-        start: starts a compile process, which sees one set of source files.
-        naming: computes the names of the results, and the sets of source files that processes see.
-        out: the folder for the objects, which no compile process sees.
+        start: a function that starts a compile process, which sees one set of source files.
+        naming: the `Naming`, which computes the names of the results, and the sets of source files that processes see.
+        out: the folder for the objects. No compile process sees the objects in it.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.
     """
@@ -65,7 +65,13 @@ class CompileSetup:
 
 @dataclass(eq=False)
 class Slot:
-    """A thread's current worker, the thread's next jobs, and the set of files that its latest job needed."""
+    """The state of a thread that compiles.
+
+    Args:
+        worker: the current worker; None before one is started.
+        jobs: the next jobs.
+        files: the set of source files of the jobs that the thread took last; None before it took any.
+    """
 
     worker: Worker | None = None
     jobs: deque[Job] = field(default_factory=deque)
@@ -73,11 +79,12 @@ class Slot:
 
 
 class WorkerPool:
-    """The threads of one run, each with its own worker.
+    """The workers of one run, each of which only one thread uses at a time.
 
     Args:
-        take: returns the next jobs for a worker that sees a set of files, or an empty list if no jobs are left. Only
-            one thread calls it at a time.
+        make: see `LocalExecutor`.
+        take: a function that returns the next jobs for a worker that sees a set of files (None for a new worker), or an
+            empty list if no jobs are left. Only one thread calls it at a time.
         folder: the parent of the folders that workers write to.
         timeout, bounds, seen: see `LocalExecutor`.
     """
@@ -110,7 +117,7 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
-        """Start `count` threads that compile, and a thread that watches the memory of their workers."""
+        """Start `count` threads that compile, and a thread that watches the memory of all workers."""
         # Each thread starts its own workers and outlives them, because PDEATHSIG ends a child when the thread that
         # forked it ends.
         workers = [threading.Thread(target=self._work, name="kernel-worker", daemon=True) for _ in range(count)]
@@ -143,7 +150,7 @@ class WorkerPool:
         return sorted((worker.as_json() for worker in self.live()), key=lambda row: int(row["pid"]))
 
     def stop(self) -> None:
-        """End all workers at once."""
+        """End all workers at once, and wait up to 30 seconds for each thread."""
         self._stopping.set()
         self._turns.wake()
         for worker in self.live():
@@ -194,7 +201,10 @@ class WorkerPool:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
     def compile_job(self, slot: Slot, job: Job) -> Outcome:
-        """Compile a job's rule, in several attempts if necessary, and return the outcome."""
+        """Compile a job's rule, in several attempts if necessary, and return the outcome.
+
+        KernelError is raised if a worker does not start, and StoppedError if the run is being stopped.
+        """
         attempt, alone = 1, False
         while True:
             if slot.worker is not None and (slot.worker.files != job.files or slot.worker.served >= RECYCLE):
@@ -232,7 +242,7 @@ class WorkerPool:
             self._end(worker, patience=patience)
 
     def _begin(self, files: str) -> Worker:
-        """Start a worker. If it ends at once, try once more, because buildah may fail to start on a busy machine."""
+        """Start a worker. If it ends before it is ready, try once more, because buildah may fail on a busy machine."""
         try:
             try:
                 return self._ready(files)
@@ -269,7 +279,13 @@ class WorkerPool:
         worker.stop(patience=patience)
 
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
-        """Make one attempt. Return its outcome (None to try again), and whether the worker can be used again."""
+        """Make one attempt. Return its outcome (None to try again), and whether the worker can be used again.
+
+        OverMemoryError is raised if the worker was ended because it used too much memory.
+
+        Args:
+            last: whether the outcome is final even if the worker dies.
+        """
         started, task = time.monotonic(), job.task
         try:
             answer = worker.ask(job, self._timeout)

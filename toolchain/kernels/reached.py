@@ -56,12 +56,12 @@ class _Scanned:
 
 
 class Reach:
-    """Finds the files of one source tree that kernels reach.
+    """A scan for the files of one source tree that kernels reach.
 
     The scan includes imports inside functions and behind conditions. A compile process sees only the files that the
-    scan found, so a file that the scan misses makes a kernel fail, but never changes a kernel. Modules outside of the
-    tree are part of the Triton image. If a module may read files that it does not import, all files of the tree are
-    taken except `.git` and `__pycache__`. Links that lead out of the tree are not followed.
+    scan found, so no other file of the tree can affect a kernel. Modules outside of the tree are in the Triton image or
+    the recipe. If a module may read files that it does not import, all files of the tree are taken except those in
+    `.git` and `__pycache__`. Links that lead out of the tree are not followed.
 
     Args:
         search: folders of the tree that are on the worker's module path in addition to each rule's root.
@@ -76,7 +76,13 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """Return the digest of each file that the module `source` reaches, by path; `whole` if it may read any file."""
+        """Return the digest of each file that the module `source` reaches, by path; `whole` if it may read any file.
+
+        SourceError is raised if the tree has no such file.
+
+        Args:
+            root: the folder of the tree that is on the module path.
+        """
         key = (root, source)
         if key not in self._found:
             if not self._is_file(source):
@@ -108,7 +114,10 @@ class Reach:
         return None if self._is_opaque(files) else files
 
     def _is_opaque(self, files: Iterable[str]) -> bool:
-        """Return whether code that runs may read files that it does not import. Functions are matched only by name."""
+        """Return whether code in `files` that runs may read files that it does not import.
+
+        Functions are matched only by name.
+        """
         scans = [self._scan(file) for file in files if file.endswith(".py")]
         waiting = [scan.runs for scan in scans]
         functions: dict[str, list[_Part]] = {}
@@ -155,7 +164,10 @@ class Reach:
                 yield from self._walk(base_folder, [*parts, name])
 
     def _walk(self, base: str, parts: Sequence[str]) -> Iterator[str]:
-        """Yield the files of the modules `a`, `a.b` and `a.b.c` for the parts `a`, `b` and `c`; of `base` for none."""
+        """Yield the files of the modules `a`, `a.b` and `a.b.c` in `base` for the parts `a`, `b` and `c`.
+
+        Without parts, yield those of the package `base`.
+        """
         folder = PurePosixPath(base)
         if not parts:
             yield from self._module(folder / "__init__")
@@ -205,7 +217,7 @@ class Reach:
 
 
 def link_digest(path: Path) -> str:
-    """Return a digest of a link's target, with the prefix `link:`, which no digest of a file has."""
+    """Return a digest of the path in a link, with the prefix `link:`, which no digest of a file has."""
     return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 

@@ -1,4 +1,4 @@
-"""Name a kernel's result by a digest of everything that its compile process can read."""
+"""Name a kernel's result by a digest of all inputs of its compilation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 
-# This number is incremented when the same inputs lead to another result, or when the form of records changes.
+# This number is incremented when a change of this tool alters the results of the same inputs, or the form of records.
 FORMAT = 1
 
 
@@ -19,8 +19,8 @@ class Naming:
     """The inputs of one campaign from which the names of its results are computed.
 
     Args:
-        triton: the diff_ids of the Triton image, lowest first. Names do not depend on the image's labels, because
-            compile processes do not see them.
+        triton: the diff_ids of the Triton image's layers, lowest first. Names do not depend on the image's labels,
+            because compile processes do not see them.
         recipe: the digests of the recipe's files that run with Triton: the worker, and modules that replace those of
             upstream.
         environment, command: all environment variables and the command line of the compile processes.
@@ -94,5 +94,5 @@ class Naming:
 
 
 def name_of(inputs: Mapping[str, Any]) -> str:
-    """Return the name of the result with these inputs, which is a SHA-256 in 64 hex digits."""
+    """Return the name of the result with these inputs: a SHA-256 in 64 hex digits."""
     return sha256_bytes(canonical(inputs)).removeprefix("sha256:")

@@ -1,8 +1,8 @@
 """Read and write kernel results that campaigns share: records, and the folder that holds them.
 
 A record is one line of JSON followed by the bytes of the object. The line contains a statement, which describes the
-object and all inputs of its compilation, and a signature over the statement if the writer has a key. Every reader
-checks a record before it uses it.
+object and all inputs of its compilation, and a signature over the statement if the writer has a private key. Every
+reader checks a record before it uses it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Key(Protocol):
         """The id of the key. It is only a hint, because a signature is verified with the key itself."""
 
     def sign(self, statement: bytes) -> bytes | None:
-        """Return a signature over a statement, or None if only the public half of the key is known."""
+        """Return a signature over a statement, or None if the private half of the key is missing."""
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
         """Return whether this key made a signature over a statement."""
@@ -173,7 +173,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return text that says how the inputs of a result differ from those that are wanted."""
+    """Return a description of how the inputs of a result differ from those that are wanted."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -216,13 +216,14 @@ def write_unflushed(path: Path, content: bytes) -> None:
 class KernelStore:
     """A folder with a file for each record, and with notes, such as the marks of finished shards.
 
-    Any number of processes may read and write the folder at the same time, on one machine or through NFS.
+    Any number of processes can read and write the folder at the same time, on one machine or through NFS.
 
     Args:
         root: the folder, which is created when something is first written to it.
 
     Raises:
-        ConfigError: the folder contains other files or records of another format, or cannot be read.
+        ConfigError: the folder is not a kernel store but contains files, has a format other than `FORMAT`, or cannot be
+            read.
     """
 
     _MARKER = "kernel-store.json"
@@ -274,7 +275,10 @@ class KernelStore:
                 yield name, None
 
     def add(self, name: str, record: bytes, *, replace: bool = False) -> bool:
-        """Store a record and return True; return False if the name has a record and `replace` is not set."""
+        """Store a record and return True; return False if the name has a record and `replace` is not set.
+
+        ResourceError is raised if the folder cannot be written.
+        """
         path = self._path(name)
         if path.exists() and not replace:
             return False
@@ -282,11 +286,14 @@ class KernelStore:
         return True
 
     def note(self, name: str, content: bytes) -> None:
-        """Write a note, whose name consists of lower-case letters, digits and hyphens."""
+        """Write a note, whose name must consist of lower-case letters, digits and hyphens.
+
+        ResourceError is raised if the folder cannot be written.
+        """
         self._write(self.root / "notes" / f"{name}.json", content)
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
-        """Return the notes whose names begin with `prefix`, by name."""
+        """Return the notes whose names begin with `prefix`, by name; raise ConfigError if one cannot be read."""
         return {path.stem: self._read_note(path) for path in sorted((self.root / "notes").glob(f"{prefix}*.json"))}
 
     def _read_note(self, path: Path) -> bytes:
@@ -301,7 +308,7 @@ class KernelStore:
             ) from error
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a file so that it appears complete or not at all."""
+        """Write a file so that it appears complete or not at all; raise ResourceError if it cannot be written."""
         try:
             marker = self.root / self._MARKER
             if path != marker and not os.path.lexists(marker):

@@ -26,7 +26,7 @@ class Rule:
 
     Args:
         source: the path of the kernel's Python file below the source tree, with `/`.
-        root: the folder of the source tree that is on the module path; empty for the tree itself.
+        root: the folder of the source tree that is on the module path; empty or `.` for the tree itself.
         kernel: the name of the jit function.
         signature: (argument, type) pairs in the function's order. The type is `constexpr` if `constexprs` contains the
             argument.
@@ -34,7 +34,7 @@ class Rule:
         target: LLVM's name for the GPU.
         options: other (name, value) pairs for Triton's backend, sorted.
         out: the object's path below the output folder, with `/`; the object's JSON is beside it.
-        cluster: the name of a group of rules that is never split; the name includes the GPU.
+        cluster: the name of a group of rules that is never split. The name contains the GPU or the GPU's pack.
     """
 
     source: str
@@ -122,6 +122,9 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
     Args:
         select: a glob. A cluster is taken if the glob matches the kernel, the cluster or the id of one of its rules.
         limit: take clusters round-robin from all pairs of GPU and kernel until there are at least this many rules.
+
+    Raises:
+        ConfigError: `select` matches no rule, or `limit` is below 1.
     """
     everything = tuple(rules)
     if limit is not None and limit < 1:
@@ -179,6 +182,13 @@ def load_rules(
     Args:
         data: a TOML file; aotriton/flash-attn.toml explains its form.
         source_root: the source tree that the data file describes. Its modules are parsed, but not imported.
+        gpus: LLVM's names for the GPUs.
+        select, limit: see `cut`.
+
+    Raises:
+        ConfigError: the data file is unusable, two rules have the same id or output path, or `cut` raises it.
+        SourceError: a kernel's source is unreadable, or does not have the function and arguments in the data file.
+        UnsupportedError: a GPU is unknown.
     """
     for gpu in gpus:
         check_gpu(gpu)
@@ -276,7 +286,8 @@ def _resolve(
     Args:
         arguments: types and values by name or glob. An exact name takes precedence over globs, and an earlier glob
             over a later one.
-        choice: the values of the axes, see `_fill`.
+        names: the arguments of the function, each with whether it must be a constant.
+        choice: the values of the axes; see `_fill`.
     """
     resolved: dict[str, tuple[str, Value]] = {}
     used: set[str] = set()

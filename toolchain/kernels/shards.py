@@ -1,7 +1,7 @@
 """Cut a campaign into shards: each machine compiles one shard, and one machine joins the results.
 
 The shard of a kernel depends only on the rules and the number of shards, so all machines compute the same shards.
-docs/measurements/kernels.md says how much less work the slowest shard could have if compile times were known.
+docs/measurements/kernels.md shows how much less work the slowest shard could have if compile times were known.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
     """Return the number of each cluster's shard, from 1 to `count`, by the cluster's name.
 
     Each cluster, beginning with the largest, is put into the shard that has the fewest kernels at that point.
+    ConfigError is raised if there are fewer clusters than shards.
     """
     clusters = Counter(rule.cluster for rule in rules)
     if count > len(clusters):
@@ -69,7 +70,7 @@ class Shard:
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
         """Mark the shard as finished in the first store. The mark lists the kernels that do not compile.
 
-        Nothing is written for a whole campaign, or without a store. A ToolchainError is raised if a result or the mark
+        Nothing is written for a whole campaign, or without a store. ToolchainError is raised if a result or the mark
         could not be written to the store.
         """
         if self.part is None or shared is None:
@@ -118,7 +119,12 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
     Args:
         part: the number of this shard and the total number of shards; None for all rules.
-        shared: the kernel stores, which a shard needs.
+        shared: the kernel stores, which a shard needs; None if there are none.
+
+    Raises:
+        ConfigError: there are fewer clusters than shards, a shard has no store, or the stores do not contain shards of
+            this campaign.
+        KernelError: shards are missing.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
@@ -134,7 +140,10 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """Return the entries of kernels that do not compile, by the rule's id. Raise an error if a shard is missing."""
+    """Return the entries of kernels that do not compile, by the rule's id. Raise KernelError if shards are missing.
+
+    ConfigError is raised if a store contains no shard of this campaign, or an invalid mark of one.
+    """
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)
@@ -143,7 +152,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
             raise _no_shard(store, marks, identity)
         for mark in own:
             by_count.setdefault(mark["of"], {})[mark["shard"]] = mark
-    # A campaign that was cut into another number of shards, and then abandoned, may have left marks.
+    # The stores may also contain marks from an earlier attempt with a different number of shards.
     complete = [count for count, by_number in by_count.items() if len(by_number) == count]
     if len(by_count) > 1 and not complete:
         raise ConfigError(

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """How many results of a campaign were taken from stores and added to a store.
+    """The numbers of results that a campaign took from stores and added to a store.
 
     Args:
         absent: the number of results that are in none of the stores.
@@ -92,7 +92,10 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Write to `out` the objects for `rules` with usable records in the stores, and yield an entry for each."""
+        """Write the objects in usable records for `rules`, and their JSON, to `out`; yield an entry for each object.
+
+        ResourceError is raised if a file cannot be written.
+        """
         left = {self.name(rule): rule for rule in rules}
         for store in self.stores:
             for name, record in store.fetch(left.keys()):
@@ -161,15 +164,15 @@ class SharedResults:
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
-        """Remember the facts that the workers reported, if there are any, because they become part of added results."""
+        """Keep the facts that the workers reported, if there are any, because they become part of added results."""
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
         """Add a result to the first store.
 
-        Nothing is added if no store may be written to, if the result comes from a store or is in the first one, or if
-        the facts that the workers report are unknown. If the store cannot be written, warn once and add no more
-        results. Raise a KernelError if the files have changed since they were compiled.
+        Nothing is added if no store may be written to, if the result comes from a store or has a usable record in the
+        first one, or if the facts that the workers report are unknown. If the store cannot be written, warn once and
+        add no more results. Raise KernelError if the files have changed since they were compiled.
         """
         if self._writes is None or not self._about_here or entry.maker is Maker.STORE:
             return
@@ -199,7 +202,7 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Add the results of an earlier run of which the first store has no usable record.
+        """Add those results of an earlier run that have no usable record in the first store.
 
         Args:
             entries: the rules' entries by id.

@@ -56,14 +56,16 @@ class _Group:
 
 
 class Board:
-    """Counts the outcomes of a campaign's rules, and writes them to a file every two seconds.
+    """The counts of a campaign's outcomes, which are written to a file every two seconds.
 
-    The board is a context manager; how its block ends decides the campaign's final state.
+    The board is a context manager. An exception in its block, or none, decides the campaign's final state.
 
     Args:
         path: the file, which is replaced as a whole.
         workers: see `Executor.workers`.
-        clock: returns seconds since 1970.
+        bounds: the bounds on the memory of the workers; None if there are none.
+        command: the command line that continues the campaign.
+        clock: a function that returns seconds since 1970.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Board:
                 )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of the file; docs/json.schema.json explains the keys."""
+        """Return the content of the status file; docs/json.schema.json explains the keys."""
         workers = self._workers()
         with self._lock:
             groups = self._groups.values()
@@ -175,9 +177,9 @@ class Board:
     def _pace(self) -> tuple[float | None, float | None]:
         """Return the kernels per second, and the seconds until all kernels are finished; None for an unknown value.
 
-        The functions differ in cost and are compiled one after the other. So the estimate counts seconds of compilation
-        instead of kernels. It uses the rate of the last ten minutes. If the run started later, or a result that was not
-        compiled here came later, it uses the rate since then.
+        Kernel functions differ in cost and are compiled one after the other. So the estimate counts seconds of
+        compilation instead of kernels. It uses the rate of the last ten minutes. If the run started, or the last
+        reused result came, less than ten minutes ago, it uses the rate since then.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:
@@ -207,7 +209,10 @@ class Board:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the state of the campaign in `folder` for `kernels status --json`."""
+    """Return the state of the campaign in `folder` for `kernels status --json`.
+
+    ConfigError is raised if the campaign's ledger is missing or unusable.
+    """
     content = _status_in(folder / STATUS)
     standing = look(folder / LEDGER, entries=content is None)
     named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.counted}
@@ -223,7 +228,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _in_state(content: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """Return a status with another state; a campaign that is not running has no rate and no workers."""
+    """Return a status with its state replaced by `state`; a campaign that is not running has no rate and no workers."""
     stopped: dict[str, Any] = {} if state == RUNNING else {"rate": None, "left_seconds": None, "workers": []}
     return {**content, "state": state, **stopped}
 
@@ -251,7 +256,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """Return a string that tells a process from later ones with its PID, or an empty string if no process has it."""
+    """Return a string that distinguishes a process from later ones with the same PID; empty if no process has it."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -19,7 +19,13 @@ _ROWS, _SLOW, _REASONS = 8, 3, 4
 
 
 def summary(result: CampaignResult, *, seconds: float, command: str, keep_going: bool) -> list[str]:
-    """Return the lines of a summary for a terminal of 80 columns. `seconds` is the wall time of this run."""
+    """Return the lines of a summary for a terminal of 80 columns.
+
+    Args:
+        seconds: the wall time of this run.
+        command: the command line that continues the campaign.
+        keep_going: whether failed kernels are marked as known bad instead of ending the campaign.
+    """
     taken = int(result.shared.get("taken", 0))
     made = len(result.entries) - result.skipped - taken
     size = console.size(sum(entry.size for entry in result.done))
@@ -72,7 +78,7 @@ def _reasons(bad: Sequence[Entry]) -> list[str]:
 
 
 def _first(entry: Entry) -> str:
-    """Return the first line of a reason as one line of text; `no reason` if it is empty.
+    """Return the first line of an entry's reason without control characters; `no reason` if the reason is empty.
 
     If the line ends with a colon, such as `kernel.py:12:3:`, the last line that is not only spaces and `^` is appended.
     """
@@ -107,6 +113,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Shorten a path to `width` characters at its beginning, because its end tells which kernel it is."""
+    """Return a path with at most `width` characters, cut at its beginning, because its end identifies the kernel."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -36,7 +36,7 @@ _OBJECT = "object"  # the object's name in the folder of the process, without it
 _LONGEST_LINE = 4 << 20  # the maximum length of an answer; a worker may be hostile, and lines are kept in memory
 
 # If one of these patterns matches the reason for a failure, the machine is at fault and not the kernel. If a worker
-# ended, the reason says how it ended, and quotes the last lines of its output.
+# ended, the reason states how it ended, and quotes the last lines of its output.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
@@ -44,7 +44,7 @@ _MACHINE_FAULT = re.compile(
 )
 LEAST_FREE = 32_000_000
 """If fewer bytes are free, a failure is blamed on a full disk, because compilers do not say that the disk is full."""
-# The tasks of a group may differ in these keys. The worker does their common part only once; see
+# The tasks of a group may differ in these keys. aotriton/worker.py does the common part of such tasks only once; see
 # aotriton/shared_stages.py.
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
 
@@ -54,7 +54,7 @@ class Job:
     """A task for a compile process.
 
     Args:
-        task: the task for the process. Its `out` is only for display; the process gets another path.
+        task: the task for the process. Its `out` is only for display, because the process writes to its own folder.
         files: the name of the set of source files that the process sees.
         out: the path of the object on this machine, which the process does not see.
     """
@@ -78,7 +78,7 @@ def _shared_part(job: Job) -> tuple[str, Task]:
 def machine_fault(reason: str, folder: Path) -> str:
     """Return why the machine made a compilation fail; an empty string if the kernel is at fault.
 
-    Any failure is blamed on the machine if the disk that contains `folder` is full.
+    Any failure is blamed on the machine if the disk that contains `folder` has fewer than `LEAST_FREE` free bytes.
     """
     if shutil.disk_usage(folder).free < LEAST_FREE:
         return "the disk is full"
@@ -86,7 +86,7 @@ def machine_fault(reason: str, folder: Path) -> str:
 
 
 class DiedError(Exception):
-    """The worker ended. `code` is its exit code, negative for a signal; None if it only closed its output."""
+    """The worker ended. `code` is its exit code, negative for a signal; None if the worker only closed its output."""
 
     def __init__(self, reason: str, code: int | None) -> None:
         super().__init__(reason)
@@ -112,7 +112,8 @@ class OverMemoryError(Exception):
 class Worker:
     """One long-lived compile process, and the threads that read its output.
 
-    The process has a folder of its own to write to, so it can neither read nor change the objects of other processes.
+    The process has a folder of its own to write to, so a process in a container can neither read nor change the
+    objects of other processes.
 
     Args:
         files: the name of the set of source files that the process sees.
@@ -162,7 +163,7 @@ class Worker:
         """Return the next JSON object that the process prints; other lines are added to `tail`.
 
         Raises:
-            TimedOutError: there was no object within `timeout` seconds.
+            TimedOutError: there was no object within `timeout` seconds; None means no limit.
             DiedError: the process ended or closed its output.
             StoppedError: another thread called `interrupt`.
         """
@@ -184,8 +185,11 @@ class Worker:
             self._note(line)
 
     def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
-        """Let the process do a job, and return its answer. `collect` then moves the object to its final path."""
-        assert self._process.stdin is not None  # noqa: S101
+        """Give a job to the process, and return its answer; raise the errors of `answer`.
+
+        `collect` then moves the object to its final path.
+        """
+        assert self._process.stdin is not None  # noqa: S101 - `MakeWorker` connects a pipe
         with self._lock:
             self.task, self._since = job.task, time.monotonic()
         try:
@@ -202,9 +206,9 @@ class Worker:
                 self.served += 1
 
     def collect(self, job: Job) -> None:
-        """Move the object of a job and its JSON from the folder of the process to their final places, if they exist.
+        """Move the object of a job and its JSON, if the process wrote them, from its folder to their final places.
 
-        Raise an OSError if a file is not regular, is too large, or cannot be written.
+        OSError is raised if a file is not regular, is too large, or cannot be written.
         """
         for suffix, limit in ((".json", LARGEST_METADATA), (job.out.suffix, LARGEST_OBJECT)):
             made = self._folder / f"{_OBJECT}{suffix}"
@@ -259,14 +263,14 @@ class Worker:
     def stop(self, *, patience: float = 0.0) -> None:
         """Close the process's input, and kill the process if it is still running after `patience` seconds.
 
-        With a patience of 0, kill it at once.
+        With a patience of 0, kill it at once. Then remove its folder.
         """
         if patience and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
-        # On a busy disk, a killed process may need more time to end, but nothing depends on its end.
+        # On a busy disk, a killed process may take long to end, but nothing depends on its end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
         for thread in self._readers:

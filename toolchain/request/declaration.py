@@ -51,12 +51,12 @@ class Option:
             to one of them.
         never_empty: whether an empty environment variable is an error, because the option decides what is accepted or
             how it is signed.
-        campaign: whether only the verbs of kernel campaigns accept the option.
+        campaign: whether the option is for kernel campaigns. `build` does not accept it, but `kernels run` does.
         is_input: whether records and provenance contain its value.
         lock: when a lock file contains the value: never, always, or only if it differs from the default.
         known: a function that returns the values that shell completion offers.
-        closed: whether values other than the known ones are refused.
-        read: a function that converts a value from the command line to the value of the field.
+        closed: whether only the known values are accepted.
+        read: a function that checks a value from the command line and converts it to the value of the field.
         field: the field of the request that the option sets; empty for an option of a single verb.
     """
 
@@ -110,7 +110,7 @@ class Option:
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default
 
     def value(self, given: Any) -> Any:
-        """Convert a value from the command line to the field's value; raise an error if the value is not accepted.
+        """Convert a value from the command line to the field's value; raise ToolchainError if it is not accepted.
 
         None, which means that the option is not given, becomes the default.
         """

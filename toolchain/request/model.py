@@ -168,7 +168,7 @@ class Request:
     kernel_memory: int | None = option(
         "kernel-memory", default=None, campaign=True, found=True, panel="Kernels",
         kind="count", metavar="MB", least=64, is_input=True, lock="changed",
-        help="Memory limit for one kernel, in MB. \\[default: an equal share of the machine's memory]",
+        help="Memory limit for one kernel, in MB. \\[default: no limit for a single kernel]",
     )  # fmt: skip
     shard: tuple[int, int] | None = option(
         "shard", default=None, campaign=True, panel="Kernels",

@@ -38,7 +38,7 @@ def known_tritons() -> Iterable[str]:
 
 
 def arches(text: str) -> tuple[str, ...]:
-    """Parse `--arch` into sorted OCI architectures; raise an error if one is unknown or the text names none."""
+    """Parse `--arch` into sorted OCI architectures; raise ToolchainError if one is unknown or the text names none."""
     names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
     for name in names:
         machine_of(name)
@@ -48,7 +48,7 @@ def arches(text: str) -> tuple[str, ...]:
 
 
 def gpus(text: str) -> tuple[str, ...]:
-    """Parse `--gpu` into LLVM's names for the GPUs, sorted; raise an error if one is unknown or the text names none."""
+    """Parse `--gpu` into LLVM's names for the GPUs, sorted; raise ToolchainError if one is unknown or there is none."""
     names = parse_gpus(text)
     if not names:
         raise ConfigError(
@@ -58,7 +58,7 @@ def gpus(text: str) -> tuple[str, ...]:
 
 
 def pythons(text: str) -> tuple[str, ...]:
-    """Parse `--python` into Python versions, in the order given; raise an error if one is invalid."""
+    """Parse `--python` into Python versions, in the order given; raise ConfigError if one is invalid."""
     return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -70,7 +70,7 @@ def is_calls_file(text: str) -> bool:
 def calls(text: str) -> str:
     """Return the list of calls as JSON, so that records, locks and `reproduce` do not need the user's file.
 
-    A ConfigError is raised if the file cannot be read or the list is invalid.
+    ConfigError is raised if the file cannot be read or the list is invalid.
 
     Args:
         text: the path of a TOML file with `[[call]]` tables, or JSON that this function returned earlier.
@@ -97,7 +97,7 @@ def calls(text: str) -> str:
 
 
 def kernel_store(given: Path) -> Path:
-    """Return the folder of a kernel store; raise a ConfigError if the value is an `oci:` reference."""
+    """Return the folder of a kernel store; raise ConfigError if the value is an `oci:` reference."""
     if str(given).startswith("oci:"):
         raise ConfigError(
             "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="name a folder"
@@ -106,7 +106,7 @@ def kernel_store(given: Path) -> Path:
 
 
 def scheduler(text: str) -> str:
-    """Return the address of a Dask scheduler; raise an error if its form or protocol is not accepted."""
+    """Return the address of a Dask scheduler; raise ConfigError if `check_address` does not accept it."""
     from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls do not need it
 
     return check_address(text.strip())
@@ -115,7 +115,8 @@ def scheduler(text: str) -> str:
 def shard(text: str) -> tuple[int, int]:
     """Parse `--shard` into the number of a part and the number of parts: `2/4` becomes (2, 4).
 
-    Raise a ConfigError if the text is not of this form, or if the first number is 0 or larger than the second.
+    ConfigError is raised if the text is not of this form, if the first number is 0 or larger than the second, or if a
+    number has more than 5 digits.
     """
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
@@ -136,7 +137,7 @@ def is_path(text: str) -> bool:
 
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
-    """Parse the values of `--source` into sources by name; raise an error if one is invalid or a name is repeated."""
+    """Parse the values of `--source` into sources by name; raise an error for a wrong value or repeated name."""
     from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls do not need it
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
@@ -154,7 +155,7 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     """Parse the values of `--patch` into absolute paths by source name, in the order in which the user gave them.
 
-    Raise a ConfigError if a value is invalid, or if its path is not that of a file.
+    ConfigError is raised if a value is invalid, or if its path is not that of a file.
     """
     by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):
@@ -185,8 +186,11 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
 
 
 def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Parse the values of `--mirror` into pairs of a URL prefix and its replacement."""
-    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - it loads the HTTP library
+    """Parse the values of `--mirror` into pairs of a URL prefix and its replacement.
+
+    ConfigError is raised if a value is invalid.
+    """
+    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - most calls use no mirror
 
     return parse_mirrors(values)
 
@@ -194,7 +198,10 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def check(text: str, flag: str = "--check") -> int:
     """Parse `--check`: return a positive number of kernels, or 0 for `all`.
 
-    Raise a ConfigError for any other text, and for a number of more than 9 digits.
+    ConfigError is raised for any other text, and for a number of more than 9 digits after leading zeros.
+
+    Args:
+        flag: the name of the option in messages.
     """
     if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{,8}", text):
         raise ConfigError(
