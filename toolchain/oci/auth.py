@@ -47,7 +47,7 @@ class _Token:
 
 
 class Authorizer:
-    """Makes the Authorization header for requests to a registry, and renews tokens before they expire.
+    """An object that makes the Authorization header for requests to a registry, and renews tokens before they expire.
 
     Args:
         login: the login in the form that `logins.credentials` returns; None for an anonymous client.
@@ -73,7 +73,8 @@ class Authorizer:
         """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`).
 
         The result is empty until `answer` has been called with the registry's first 401 response. A token that is about
-        to expire is renewed first, because otherwise a large upload would be refused only after all of it was sent.
+        to expire is renewed first, because otherwise a large upload would be refused only after all of it was sent. The
+        request for a token can raise the same errors as `answer`.
         """
         if self._basic and self._service is None:
             return {"Authorization": self._basic}
@@ -105,7 +106,8 @@ class Authorizer:
         fields = _parameters(challenge[at.end() :])
         self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
         wanted = tuple(scopes)
-        # The scopes in the challenge are requested too, because the registry may use another name for the repository.
+        # The scopes in the challenge are requested too, because the registry may name the repository differently than
+        # this client.
         self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
     def _realm(self, text: str) -> str:
@@ -193,7 +195,7 @@ def _parameters(text: str) -> dict[str, str]:
 
 
 def login_command(host: str) -> str:
-    """Return a shell command that logs in to a registry with skopeo, in a login file that `logins` reads."""
+    """Return a skopeo command that logs in to a registry, and writes the login to a file that `logins` reads."""
     return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 

@@ -19,7 +19,9 @@ from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import keys_of, parse_object
 
 LOG = logging.getLogger(__name__)
-MANIFEST_LIMIT = 16 << 20  # the largest manifest that is read, in bytes; registries accept at least 4 MiB
+# The largest manifest, index or config that is read, in bytes. By the OCI specification, registries should support
+# manifests of at least 4 MB.
+MANIFEST_LIMIT = 16 << 20
 
 
 class Blobs:
@@ -47,14 +49,15 @@ class Blobs:
         return self._folder() / check_digest(digest).removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Return whether the layout has a blob, without reading it; a link is not accepted."""
+        """Return whether the layout has a blob, without reading it; a symlink is not accepted."""
         path = self._path(digest)
         return path.is_file() and not path.is_symlink()
 
     def holds(self, digest: str) -> bool:
         """Return whether the layout has a blob whose content matches the digest; log a warning for a damaged blob.
 
-        A damaged blob is not removed, because another process may be replacing it.
+        A damaged blob is not removed, because another process may be replacing it. RegistryError is raised if the blob
+        cannot be read.
         """
         if not self.has(digest):
             return False
@@ -114,9 +117,10 @@ class Blobs:
         """Store a file as a blob, and return its descriptor.
 
         Args:
-            digest: the expected digest. If the layout has an undamaged blob with this digest, the file is not read.
-                DigestError is raised if the file has another digest.
-            move: whether to move the file into the layout; otherwise it is copied.
+            digest: the expected digest; None to accept any content. If the layout has an undamaged blob with this
+                digest, the file is not read; otherwise, DigestError is raised if the digest of the file differs.
+            move: whether to move the file into the layout, or to remove it if the layout has the blob already;
+                otherwise it is copied.
         """
         try:
             actual, size = self._store(path, digest, move)
@@ -201,7 +205,11 @@ class Blobs:
         return replace(self.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """Return a blob's content; raise RegistryError if it is unreadable or too large, DigestError if damaged."""
+        """Return the content of a blob.
+
+        RegistryError is raised if the blob is missing, unreadable or larger than `MANIFEST_LIMIT`, and DigestError if
+        it is damaged.
+        """
         with self.open(descriptor.digest) as stream:
             content = stream.read(MANIFEST_LIMIT + 1)
         if len(content) > MANIFEST_LIMIT:
@@ -215,15 +223,15 @@ class Blobs:
         return content
 
     def read_json(self, descriptor: Descriptor) -> dict[str, Any]:
-        """Return the JSON object in a blob (see `read`)."""
+        """Return the JSON object in a blob; raise the errors of `read` and of `parse_object`."""
         return parse_object(self.read(descriptor), descriptor.digest, keys=keys_of(descriptor.media_type))
 
     def verify(self, digest: str) -> None:
-        """Raise DigestError if the content of a blob does not match its digest."""
+        """Raise DigestError if a blob does not match its digest, and RegistryError if the blob cannot be read."""
         _compare(self._path(digest), digest, self.digest_of(digest))
 
     def forget(self, *digests: str) -> None:
-        """Remove blobs; the caller must know that no image with a tag contains them."""
+        """Remove blobs; the caller must ensure that no tagged image contains them."""
         for digest in digests:
             self._path(digest).unlink(missing_ok=True)
 

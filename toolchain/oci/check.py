@@ -28,8 +28,8 @@ class Fault(NamedTuple):
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[Fault]:
     """Return the faults of an image or index and of everything that it contains; an empty list if there are none.
 
-    The checks cover the size and the digest of every blob, the diff id of every layer of an image, and the platform
-    with which an index lists an image.
+    The checks cover the size and the digest of every blob, the depth of nested indexes, the diff ids of the layers of
+    every image, and the platform with which an index lists an image. Checks that need a faulty blob are skipped.
     """
     return list(_Check(layout).problems(descriptor))
 
@@ -40,7 +40,7 @@ class _Check:
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
         self._diff_ids: dict[tuple[str, str], Fault] = {}
-        self._left = FREE  # bytes that may still be unpacked; each layer adds `RATIO` times its size
+        self._left = FREE  # bytes that may still be unpacked; a compressed layer adds `RATIO` times its size
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[Fault]:
         if depth > media.DEEPEST:
@@ -51,7 +51,7 @@ class _Check:
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
-        # Each manifest is checked once, because indexes may list the same manifest many times.
+        # The content of each manifest is checked once, because indexes may list the same manifest many times.
         self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)
@@ -94,7 +94,7 @@ class _Check:
     def _layers(self, item: Descriptor, config: Descriptor, layers: tuple[Descriptor, ...]) -> Iterator[Fault]:
         try:
             if self._layout.is_artifact(item):
-                return  # its config names no diff ids with which its layers could be compared
+                return  # the layers of an artifact need not be archives, and only archives have diff ids
             expected = diff_ids_of(self._layout.read_json(config))
         except ToolchainError as error:
             yield Fault(error.id, f"{config.digest}: {error.what}")

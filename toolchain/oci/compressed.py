@@ -17,9 +17,9 @@ PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
 # The exceptions that reading a damaged layer may raise.
 DAMAGED = (EOFError, zlib.error, CommandError)
-# The largest ratio of the unpacked size of a layer to its compressed size. Layers are unpacked before their signature
-# is verified, so the unpacked size must be limited. Layers of compilers and distributions unpack to 3 to 10 times their
-# size, but a gzip file can unpack to 1,032 times its size, and a zstd file to millions of times its size.
+# The largest ratio of the unpacked size of a layer to its compressed size. Layers are unpacked before the signature of
+# their image is verified, so the unpacked size must be limited. Layers of compilers and distributions unpack to 3 to 10
+# times their size, but a gzip file can unpack to 1,032 times its size, and a zstd file to more than 30,000 times.
 RATIO = 200
 FREE = 256 << 20  # bytes that are added to the limit, so that a small layer may exceed the ratio
 LARGEST = 256 << 30
@@ -83,8 +83,8 @@ class _Bounded:
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
     """Yield a stream of the tar in a layer's file; raise UntrustedError for an unknown media type.
 
-    Reading the stream raises BombError if the layer unpacks to too many bytes. Reading or closing it raises one of
-    `DAMAGED` if the layer is damaged.
+    Reading the stream raises BombError if a compressed layer unpacks to too many bytes. If a compressed layer is
+    damaged, one of `DAMAGED` is raised while the stream is read or at the end of the block.
     """
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:

@@ -44,7 +44,8 @@ PREFIXES = {
 }
 """The prefixes of environment variables that are passed to a helper, and the use of each.
 
-A helper also gets the environment variables in `VARIABLES` and `FILES`, and those of `network_environment`.
+A helper also gets the environment variables in `VARIABLES` and `FILES`, and those of `network_environment` and
+`clean_environment`.
 """
 
 
@@ -56,7 +57,7 @@ def ask_helper(name: str, key: str) -> str | None:
 
     Args:
         name: the part of the program's name after `docker-credential-`.
-        key: the name of the registry in the login file.
+        key: the name of the registry or namespace under which the login may be stored.
     """
     program = f"docker-credential-{name}"
     if not _NAME.fullmatch(name) or process.find(program) is None:

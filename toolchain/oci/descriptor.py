@@ -46,7 +46,7 @@ DEEPEST = 8
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
-IN_TOTO = "application/vnd.in-toto+json"  # a layer of the attestations that docker buildx lists in an index
+IN_TOTO = "application/vnd.in-toto+json"  # the type of the layers of attestations that docker buildx makes
 ABOUT_TAG = re.compile(r"sha256-[0-9a-f]{64}\.(sig|att)")
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -97,7 +97,7 @@ def _platform(value: Any) -> Platform:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The media type, the digest and the size in bytes of a blob, and the other fields of its entry in a manifest."""
+    """The media type, digest and size in bytes of a blob, and the platform, annotations and type in its entry."""
 
     media_type: str
     digest: str

@@ -103,9 +103,10 @@ def are_files(value: Mapping[str, Any]) -> bool:
 
 
 def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFile, ...]:
-    """Return the files in an artifact's manifest; raise RegistryError if the manifest belongs to something else.
+    """Return the files in an artifact's manifest.
 
-    The manifest is not trusted, so HostileInputError is raised for a name that is unsafe or occurs twice.
+    RegistryError is raised if the manifest is malformed, or if its artifact type is not `TYPE`. The manifest is not
+    trusted, so HostileInputError is raised for a name that is unsafe or occurs twice.
     """
     if not are_files(value):
         raise RegistryError(

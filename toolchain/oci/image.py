@@ -34,6 +34,7 @@ class ImageSpec:
         layers: the layers, lowest first.
         labels: the labels of the config.
         annotations: the annotations of the manifest.
+        environment: the environment variables in the config.
     """
 
     arch: str
@@ -77,10 +78,10 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
 
 
 def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob]) -> Descriptor:
-    """Store a copy of an image's manifest that lists `layers` instead, and return the descriptor of the copy.
+    """Store a copy of an image's manifest with `layers` as its layers, and return the descriptor of the copy.
 
     Args:
-        layers: the layers of the image in another compression, lowest first.
+        layers: the layers of the image, some of which were compressed again, lowest first.
     """
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]

@@ -19,8 +19,8 @@ GLIBC = "toolchain.glibc"  # glibc version of the oldest system on which program
 GLIBCXX = "toolchain.glibcxx"
 BUILD_TYPE = "toolchain.build-type"
 TRITON_BUILD = "toolchain.triton-build"
-# These labels of a Triton cache describe everything that decides whether Triton finds the kernels in it. MCV is Red
-# Hat's Model Cache Vault, which can unpack the cache.
+# These labels describe a Triton cache and the Triton image with which it was made. MCV is Red Hat's Model Cache Vault,
+# which can unpack the cache.
 CACHE_MOUNT = "toolchain.triton-cache.mount"  # path where the cache must be mounted
 CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON list of the calls whose kernels the cache contains
 CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image

@@ -54,7 +54,7 @@ class Blob:
 
 
 class HashedFile(NewFile):
-    """A new file that hashes and counts its content.
+    """A new file whose bytes are hashed and counted while they are written.
 
     It is a context manager; the file gets its name when the block ends without an error.
     """
@@ -89,6 +89,7 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
     Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to the first of their
     names. All parent folders (`usr`, `usr/lib64`) are members. If one of them is a symlink in the base, such as
     `/lib64` of a merged `/usr`, container engines would replace the symlink with a folder, so avoid such paths.
+    HostileInputError is raised for a file that the arguments forbid, and SourceError if `tree` is not a folder.
 
     Args:
         normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no extended attributes, and to refuse
@@ -107,6 +108,7 @@ def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()
     """Write the content of `tree` as a .tar.gz with a single top folder, and return its digest.
 
     The archive is deterministic like a layer: its members are sorted, and have normalised owners, modes and times.
+    ConfigError is raised if `top` is not a plain name.
 
     Args:
         exclude: shell patterns of paths relative to `tree`. A matching folder is skipped with its content.
@@ -140,7 +142,7 @@ def _write_tree(
     if prefix:
         sink.write(tar.Member(name=prefix, kind=tar.DIRECTORY, mode=0o755, mtime=EPOCH).header())
     for name in sorted(_names(root, b"", tuple(os.fsencode(pattern) for pattern in exclude))):
-        path = os.path.join(root, name)  # noqa: PTH118 - names are bytes, because they may not be UTF-8
+        path = os.path.join(root, name)  # noqa: PTH118 - names are bytes, because they need not be UTF-8
         if not whiteouts and name.rpartition(b"/")[2].startswith(_WHITEOUT):
             raise HostileInputError(
                 "whiteout-in-tree",
@@ -217,9 +219,9 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
 
 
 def plain_capability(value: bytes) -> bytes:
-    """Return the value of a file's capability attribute without its user namespace.
+    """Return the value of a file's capability attribute without the root id of its user namespace.
 
-    Revision 3 of the attribute, which contains the namespace, becomes revision 2; other revisions are unchanged.
+    Revision 3 of the attribute, which contains this id, becomes revision 2; other values are unchanged.
     """
     magic = int.from_bytes(value[:4], "little")
     if magic >> 24 != 3 or len(value) != 24:
@@ -249,9 +251,10 @@ _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 def normalise_tar(tar_in: Path, out: Path) -> Layer:
     """Rewrite the tar of a root file system as a layer, with its members in the same order.
 
-    Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, and all extended attributes except file
-    capabilities are removed. Ids, modes, links and device nodes are kept, but the owner of the folders in
-    `_APTS_OWN` becomes root.
+    Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, the member of the root folder itself, and all
+    extended attributes except file capabilities are removed. Ids, modes, links and device nodes are kept, but the owner
+    of the folders in `_APTS_OWN` becomes root. SourceError is raised if the tar is damaged, and HostileInputError if a
+    name or a hard link leads out of it.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -318,7 +321,8 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
                     if layer.size > CHUNK:
                         tell("compressing a layer", source.tell(), layer.size)
         else:
-            # With -T, zstd cuts the input into the same jobs for any number of threads; --single-thread would not.
+            # With -T, zstd cuts the input into the same jobs for any number of threads. With --single-thread, zstd does
+            # not cut the input.
             threads = f"-T{len(os.sched_getaffinity(0))}"
             words: list[str | Path] = ["zstd", "-q", "-c", f"-{used}", threads, "--", layer.path.absolute()]
             with process.output(words) as packed:

@@ -26,8 +26,8 @@ class FileDifference:
         offset: the position of the first differing byte; None if the contents were not compared.
         first, second: up to 16 bytes of each file, from `offset` on, in hex. If the contents were not compared, they
             are the kinds of the two files if the kinds differ, the targets if both are links, and otherwise empty.
-        member: the name of the member that contains the byte at `offset`, if the first file is a static library;
-            otherwise empty.
+        member: if the first file is a static library, the name of its member that contains the byte at `offset`; empty
+            if there is no such member.
     """
 
     path: str
@@ -58,7 +58,8 @@ class Blob:
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
     """Return the differences between two layers, sorted by path; an empty list if all files and links are equal.
 
-    Paths, kinds, contents and the targets of links are compared; owners, times, modes and empty folders are not.
+    Paths, kinds, contents and the targets of links are compared; owners, times, modes, folders and special files are
+    ignored.
     """
     first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
     second_files = {file.path: file for file in layer_files(second.path, second.media_type)}
@@ -113,7 +114,7 @@ def first_difference(a: bytes, b: bytes) -> int:
 
 
 def member_at(archive: bytes, offset: int) -> str:
-    """Return the name of the member of a static library that contains the byte at `offset`.
+    """Return the name of the member that contains the byte at `offset` of a static library.
 
     An empty string is returned if the byte belongs to no member, e.g. to the library's index, or if the file is not a
     valid static library.

@@ -42,7 +42,7 @@ class LayerFile:
 
     Args:
         path: the path without a leading slash; bytes that are not UTF-8 are written as `\\xNN`.
-        kind: `file`, or `link` for a symlink; a hard link has the kind of the file to which it points.
+        kind: `file`, or `link` for a symlink; a hard link has the kind of its target.
         size: the size in bytes of the content, or, for a link, of the path to which it points.
         sha1, sha256, sha512: the digests, in hex, of the content, or, for a link, of the path to which it points. SPDX
             needs `sha1`.
@@ -121,7 +121,7 @@ def _ambiguous(name: str, why: str) -> UntrustedError:
 
 
 class _Watched:
-    """A stream that records the position of its last non-zero byte, to find data after the end mark of a tar."""
+    """A stream that records the position after its last non-zero byte, to find data after the end mark of a tar."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -206,9 +206,10 @@ def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callab
 
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
-    """Return the content of a file like `read_member`, but with fewer checks of the members before it.
+    """Return the content of a file as `read_member` does, but with fewer checks of the members before it.
 
-    This is faster, but safe only for layers that were built on this machine.
+    This function is faster than `read_member`, but safe only for trusted layers. For a damaged layer, it may raise an
+    exception of tarfile or one of `DAMAGED` instead of UntrustedError.
     """
     how: Any = "r:" if media_type in PLAIN else "r|"  # tarfile can seek in an uncompressed file
     with (
@@ -296,7 +297,7 @@ def _require_plain_pax(member: tarfile.TarInfo) -> None:
 def _require_folders(folders: Mapping[str, bool]) -> None:
     """Raise UntrustedError if a member is below a file or link.
 
-    A program that follows a link could write the member to another place and replace a file there.
+    A program that follows a link could write the member to the target of the link, and replace a file there.
     """
     for name in folders:
         above = name.rpartition("/")[0]

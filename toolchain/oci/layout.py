@@ -138,14 +138,14 @@ class Layout(Blobs):
             entries.append(made.annotated({media.REF_NAME: name}).as_json())
 
     def add(self, descriptor: Descriptor) -> None:
-        """Add an entry without a tag to index.json, for an artifact that is found by its subject."""
+        """Add an entry without a tag to index.json unless it exists, for an artifact that is found by its subject."""
         self.blob(descriptor.digest)
         with self._changing() as entries:
             if not any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries):
                 entries.append(_untagged(descriptor).as_json())
 
     def roots(self) -> tuple[Descriptor, ...]:
-        """Return all entries of index.json, including those without a tag."""
+        """Return all entries of index.json, tagged or not, without the annotations that name tags."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
@@ -203,7 +203,7 @@ class Layout(Blobs):
     def require_one_reading(self) -> None:
         """Raise DigestError for a folder that is also in the format of `docker save`.
 
-        `docker load` would read different images from such a folder than other programs do.
+        `docker load` could read other images from such a folder than programs that read index.json.
         """
         for name in ("manifest.json", "repositories"):
             if os.path.lexists(self.root / name):
@@ -291,8 +291,8 @@ class Layout(Blobs):
     def is_artifact(self, manifest: Descriptor) -> bool:
         """Return whether a manifest is not an image, because its config is empty or it is an attestation of buildx.
 
-        docker buildx stores an attestation as an image that cannot run: its config names no platform, and none of its
-        layers is an archive.
+        docker buildx stores an attestation as an image that cannot run: its config names the platform
+        `unknown/unknown`, and its layers are in-toto statements instead of archives.
         """
         config, *layers = self.children(manifest)
         if config.media_type == media.EMPTY:

@@ -39,8 +39,9 @@ def credentials(host: str, repository: str = "") -> str | None:
 
     The login files are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` and `~/.docker/config.json`. A login for a
     namespace of the repository is preferred to a login for the whole registry. For each name under which the login may
-    be stored, the first login file that contains a login is used, and credential helpers are asked only if no login
-    file contains a login for this name.
+    be stored, the first login file that contains a login is used, and credential helpers are run only if no login file
+    contains a login for this name. RegistryError is raised if a login file is unreadable, or if a helper succeeds but
+    prints no login.
     """
     known = registry_name(host)
     files = list(_login_files())
@@ -62,7 +63,7 @@ def credentials(host: str, repository: str = "") -> str | None:
 
 
 def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, and for each loopback name its other spelling (`localhost` or `127.0.0.1`)."""
+    """Return the names, and a copy of each with `localhost` and `127.0.0.1` exchanged if it contains one of them."""
     spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
     variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
     return tuple(dict.fromkeys(name for group in variants for name in group))
@@ -71,7 +72,7 @@ def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
 def _login(files: list[_File], name: str) -> str:
     """Return the login for a name; an empty string if there is none.
 
-    The files are searched first, then the helper for the name is asked, and then the default helper.
+    The files are searched first, then the helper for the name is run, and then the default helper.
     """
     for file in files:
         if name in file.auths and (login := _written(file, name)):

@@ -65,8 +65,9 @@ class Attached:
 class Place(ABC):
     """A folder or repository with images.
 
-    Every method may raise RegistryError if something is missing or refused, and UnreachableError if the registry does
-    not answer. Content is compared with its digest before it is returned, and DigestError is raised if it differs.
+    Every method may raise RegistryError if something is missing or refused, ConfigError if a tag or the name of a
+    repository is invalid, and UnreachableError if the registry does not answer. Content that is requested by its digest
+    is compared with the digest before it is returned, and DigestError is raised if they differ.
     """
 
     ref: Target
@@ -86,10 +87,13 @@ class Place(ABC):
 
     @abstractmethod
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
-        """Return a layout and the images in it that `ref` names; images of a registry are downloaded into `scratch`."""
+        """Return a layout and the images in it that `ref` names; images of a registry are downloaded into `scratch`.
+
+        ConfigError is raised if `ref` names a folder without images.
+        """
 
     def require_one_reading(self) -> None:  # noqa: B027 - a repository needs no check
-        """Raise DigestError if other programs would read different images from this place."""
+        """Raise DigestError if two programs could read different images from this place."""
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
@@ -100,7 +104,7 @@ class Place(ABC):
         """Store an image, index or artifact from `layout` with everything that it refers to, and set its tags.
 
         Content that exists already is skipped. The manifest or index is read back, and DigestError is raised if it
-        differs.
+        differs from that in `layout`.
         """
 
     @abstractmethod
@@ -146,7 +150,7 @@ class Place(ABC):
         return top, content
 
     def fetch(self, layout: Layout, *, platform: Platform | None = None) -> Descriptor:
-        """Copy what `find` returns, and everything that it refers to, into a layout; return its descriptor."""
+        """Copy the result of `find`, with everything that it refers to, into a layout; return its descriptor."""
         top, content = self.find(platform)
         self.fetch_below(top, content, layout)
         return top
@@ -195,7 +199,7 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Raise RegistryError if `depth`, the number of indexes above an item, is larger than `media.DEEPEST`."""
+    """Raise RegistryError if `depth`, the number of manifests and indexes above an item, exceeds `media.DEEPEST`."""
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",

@@ -37,7 +37,7 @@ class LayoutRef:
         return f"oci:{path}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> LayoutRef:
-        """Return a reference to the same folder with another tag or digest, or with neither."""
+        """Return a reference to the same folder, with only the tag and digest that are given."""
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
@@ -60,11 +60,11 @@ class RegistryRef:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> RegistryRef:
-        """Return a reference to the same repository with another tag or digest, or with neither."""
+        """Return a reference to the same repository, with only the tag and digest that are given."""
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """Return a reference to the image `name` in this namespace, where each image has its own repository."""
+        """Return a reference to the image `name`, a repository in this namespace; an empty `tag` means `latest`."""
         return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 

@@ -1,4 +1,4 @@
-"""Write and read referrers, which are artifacts whose `subject` is an image."""
+"""Write and read referrers, which are artifacts whose `subject` is another manifest, such as that of an image."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def subject_of(value: Mapping[str, Any]) -> str | None:
 
 
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
-    """Yield the valid descriptors in a list; log and skip invalid entries, because anyone who may push can add some."""
+    """Yield the valid descriptors in a list; log and skip invalid entries, because anyone who may push can add them."""
     invalid = 0
     for entry in entries:
         try:

@@ -202,10 +202,12 @@ class Registry(Transport):
         retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> None:
-        """Upload a manifest without retrying; raise TryAgainError for an error that may be temporary.
+        """Upload a manifest without retrying.
+
+        TryAgainError is raised for an error that may be temporary, and RegistryError for any other error.
 
         Args:
-            failures: the number of earlier failures; from `_UNSETTLED_TRIES` on, 400 and 404 are no longer retried.
+            failures: the number of earlier failures; from `_UNSETTLED_TRIES` on, 400 and 404 are not temporary errors.
         """
         digest = sha256_bytes(content)
         try:

@@ -27,7 +27,7 @@ class Rules:
         location: a part of its upload URLs that identifies the registry; empty if there is none.
         chunk: the size of a chunk in bytes.
         position: how to find out how much of a blob arrived: from the `Range` header (`range`), or by adding up the
-            accepted chunks (`sent`), because the registry does not report a position.
+            accepted chunks (`sent`), for a registry that does not report a position.
         last: how an upload in chunks ends: by an `empty` request, or by a request with the last `piece`.
         layer_limit, manifest_limit: the largest layer and the largest manifest that the registry accepts, in bytes; 0
             if unknown.
@@ -49,7 +49,7 @@ class Rules:
     names: str = "unknown"
 
 
-# The rules for all other registries, to which a blob is uploaded as a whole.
+# The rules for all other registries. A blob is uploaded to them as a whole, unless they require chunks.
 UNKNOWN = Rules(name="unknown")
 
 

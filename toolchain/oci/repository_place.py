@@ -156,8 +156,8 @@ class RepositoryPlace(Place):
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
         """Return the list of referrers under the fallback tag; None if the tag does not exist.
 
-        The result is also None for GitLab's registry, which reads the tag `sha256-HEX` as a digest and returns the
-        subject itself.
+        The result is also None if the registry, such as GitLab's, reads the tag `sha256-HEX` as a digest and returns
+        the subject itself.
         """
         tag, repository = fallback_tag(subject), self.ref.repository
         if self._registry.manifest_digest(repository, tag) in {None, subject}:

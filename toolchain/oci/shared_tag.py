@@ -51,7 +51,8 @@ class SharedTag:
     def add(self, retries: Retries) -> bool:
         """Write the additions if they are missing; return whether they were missing.
 
-        After a transient failure the function waits and returns, so that the caller reads the content again.
+        After a transient failure the function waits and returns, so that the caller reads the content again. After too
+        many failures, it raises the error.
         """
         value = self.missing()
         if value is None:
@@ -83,7 +84,7 @@ def add_to_all(tags: Sequence[SharedTag]) -> None:
         for tag in tags:
             LOG.info("%s: another publisher replaced %s; adding the entries again", tag.registry.host, tag.tag)
         # The wait is random, so that publishers do not stay synchronized.
-        time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - not used for a secret
+        time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - the wait is not a secret
     raise RegistryError(
         "tag-keeps-changing",
         f"{tags[0].repository}:{tags[0].tag} keeps changing",

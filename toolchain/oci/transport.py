@@ -46,7 +46,7 @@ _QUIET = _Quiet()
 
 @dataclass
 class Traffic:
-    """The number of bytes of bodies that were sent and received, and the number of repeated requests."""
+    """The number of bytes of blobs and manifests that were sent and received, and the number of repeated requests."""
 
     sent: int = 0
     received: int = 0
@@ -90,12 +90,13 @@ class Transport:
     """A connection to a registry. It is a context manager, and it is not thread-safe.
 
     Args:
-        host: the name or address, with an optional port. http is used for a loopback address, and https for any other.
-        chunk: the size of a chunk in bytes; smaller blobs are uploaded as a whole. The default depends on the rules of
-            the registry.
+        host: the name or address, with an optional port. http is used for `localhost` and loopback addresses, and https
+            for all other hosts.
+        chunk: the size of a chunk in bytes; blobs up to this size are uploaded as a whole. The default depends on the
+            rules of the registry.
         attempts: the maximum number of consecutive retries of a request. An upload that was restarted more often is not
             retried again.
-        backoff: the first wait between attempts in seconds. Each later wait is twice as long, up to 30 seconds.
+        backoff: the backoff of `web.session` and `web.Retries` in seconds.
         timeout: the timeouts in seconds for connecting and for waiting for a response. The latter is at most `QUESTION`
             for GET and HEAD.
         login: the login in the form that follows `Basic` in a header; None for the user's login
@@ -148,8 +149,8 @@ class Transport:
         """Return the URL of a path on the registry; a URL from a `Location` header is also accepted.
 
         A registry behind a TLS proxy may send http URLs that point to itself. They are changed to https, because a
-        token must not be sent without encryption. RegistryError is raised for an http URL on another host, unless the
-        registry itself is used without encryption.
+        token must not be sent without encryption. RegistryError is raised for an invalid URL, and for an http URL on
+        another host than the registry's, unless the registry itself is used without encryption.
         """
         try:
             url = urljoin(self._base + "/", path)
@@ -181,8 +182,9 @@ class Transport:
     ) -> Iterator[requests.Response]:
         """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
-        RegistryError is raised if the registry refuses access (401 or 403) or redirects to an invalid URL. The caller
-        must check all other statuses, and handle the exceptions that `requests` raises if the connection fails.
+        RegistryError is raised if the registry refuses access (401 or 403) or redirects to an invalid URL, and
+        UnreachableError if the token service does not answer. The caller must check all other statuses, and catch the
+        exceptions that `requests` raises if the connection fails.
 
         Args:
             path: a path on the registry, or a URL from one of its responses.

@@ -1,7 +1,7 @@
 """Upload a blob: resume after a failure, and send smaller requests if the registry refuses large ones.
 
-`skopeo copy` is not used, because it waits forever if a connection stalls, and because some registries refuse the only
-kind of request with which it uploads a blob (docs/measurements/tool.md).
+`skopeo copy` is not used, because it has no timeout for a connection that stalls, and because some registries refuse
+the only kind of request with which it uploads a blob (docs/measurements/tool.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolchain.oci.transport import Body, Transport
 
 LOG = logging.getLogger(__name__)
 # After a request was too large, smaller chunks are tried, but none below this size in bytes. A registry that refuses
-# even such chunks has another problem, because reverse proxies accept requests of about 1 MB by default.
+# even such chunks has a problem other than their size, because reverse proxies accept about 1 MB by default.
 LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})
@@ -33,7 +33,7 @@ _TOO_LARGE = frozenset({413, 416})
 _NO_WHOLE = frozenset({405, 411, 413, 415, 501})
 # Error codes that do not depend on the kind or size of the request.
 _NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
-# The number of retries after the registry reported a wrong digest although the file has the right digest.
+# The number of retries after the registry answered HTTP 400 although the file has the right digest.
 _WRONG_TRIES = 2
 # The number of broken connections without an accepted chunk after which smaller requests are tried.
 _BREAKS = 2
@@ -93,9 +93,9 @@ class Upload:
             self._fail(failure)
 
     def _sent(self, stream: IO[bytes]) -> bool:
-        """Send the rest of the blob; return False if the registry refused the request, but may accept another kind.
+        """Send the rest of the blob; return False if the registry refused the kind or size of a request.
 
-        In that case, the next call sends the blob from its beginning in chunks, or in smaller chunks.
+        If False is returned, the next call sends the blob from its beginning in chunks, or in smaller chunks.
         """
         try:
             if not self._location:
@@ -232,14 +232,14 @@ class Upload:
         return problem
 
     def _resume(self) -> None:
-        """Ask the registry for the position of the upload; start again if the upload cannot continue."""
+        """Prepare to continue the upload after a failure, or to restart it if it cannot continue."""
         if self._anew or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
         self._failed = self._anew = False
 
     def _ask(self) -> bool:
-        """Ask the registry how many bytes arrived; return whether the upload can continue."""
+        """Request the state of the upload from the registry; return whether the upload can continue."""
         with (
             contextlib.suppress(requests.RequestException, RegistryError),
             self._request("GET", self._location) as got,

@@ -61,7 +61,7 @@ def deliver_files(
 ) -> DeliveredFiles | None:
     """Publish the archives, wheels and reports of an image as one artifact, whose subject is the index of the image.
 
-    The result is None if the stage has no plain files.
+    The result is None if the stage of the image has no plain files.
 
     Args:
         made: the facts of the image for each architecture.

@@ -94,7 +94,8 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
     """Return the resolved packages of a stage.
 
-    An empty tuple is returned if the list of packages is missing or damaged, or has changed since the build.
+    An empty tuple is returned if the list of packages is missing or damaged, if it has changed since the build, or if
+    the base has no recipe.
     """
     inputs = record.inputs
     try:

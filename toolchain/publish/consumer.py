@@ -38,7 +38,8 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("triton-cache", re.compile(rf"({CACHE})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
-# Matches the prefix of an LLVM that only generates code for a GPU. Triton cannot be built with such an LLVM.
+# This pattern matches the prefix of an LLVM that only generates code for a GPU. Triton cannot be built with such an
+# LLVM.
 _FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(codegen.llvm)}-[^/]*$" for codegen in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
@@ -49,11 +50,11 @@ class Use:
     """The lines of a Containerfile that use an image.
 
     Args:
-        kind: what the image contains, as far as its files and labels show it.
+        kind: the kind of the content, as far as the files and labels of the image show it.
         source: the value of `COPY --from`; empty if the reference to the image cannot be used in a Containerfile.
         prefix: the absolute path of the folder with the content; empty for the kinds `base` and `unknown`.
         lines: the lines of a Containerfile, including comments.
-        unknown: descriptions of the facts that the image does not reveal.
+        unknown: descriptions of the facts that could not be found out, or the reason why the kind is `unknown`.
     """
 
     kind: Kind
@@ -90,8 +91,9 @@ class _Content:
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
     """Return the lines of a Containerfile that use an image or index.
 
-    The result has the kind `unknown` and says why if the reference cannot be used in a Containerfile, if the content is
-    not an image, if a layer cannot be read, or if no path in the image identifies a kind.
+    The result has the kind `unknown`, and the reason in its field `unknown`, if the reference cannot be used in a
+    Containerfile, if the content is not an image, if a layer cannot be read, or if no path in the image identifies a
+    kind.
 
     Args:
         layout: the layout that contains the image or index.

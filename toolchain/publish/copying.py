@@ -24,7 +24,9 @@ from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
 from toolchain.trust.verify import verify
 
-_MOST_ARTIFACTS = 1000  # the maximum for an image; there is a limit, because anyone who may push can attach artifacts
+# The maximum number of artifacts that are attached to an image, and of layers under cosign's tags for it. There is a
+# limit, because anyone who may push can attach artifacts.
+_MOST_ARTIFACTS = 1000
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -243,7 +245,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if `verify` finds a problem. No key is known, so no signature is checked."""
+    """Raise UntrustedError if `verify` finds a problem; it checks no signature, because it is called without a key."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

@@ -57,8 +57,8 @@ class PackedImage:
 def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
     """Return a finished image with its layers in the requested compression.
 
-    Uncompressed layers are compressed, and the topmost layer, which the stage made, is compressed again if it has
-    another compression. Other compressed layers, such as those of a user's base, are not changed.
+    Uncompressed layers are compressed, and the topmost layer, which the stage made, is compressed again if its
+    compression is not the requested one. Other compressed layers, such as those of a user's base, are not changed.
     """
     layout = Layout(cache.images).ensure()
     top = layout.resolve(record.manifest)

@@ -1,4 +1,4 @@
-"""Write archives of LLVM and AOTriton, and wheels, with file names in the form that upstream uses."""
+"""Write archives of LLVM and AOTriton, and wheels, with file names that resemble those of upstream."""
 
 from __future__ import annotations
 
@@ -131,7 +131,10 @@ def _platform(cache: Cache, record: Record) -> str:
 
 @_packed_once
 def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the prefix of an LLVM image as `llvm-<id>-<base>-<arch>.tar.gz`, with a top folder of the same name."""
+    """Write the prefix of an LLVM image as `llvm-<id>-<base>-<arch>.tar.gz`.
+
+    The archive has a single top folder, whose name is that of the archive without `.tar.gz`.
+    """
     stem = record.image.replace("llvm-triton-", "llvm-", 1)
     arch = _platform(cache, record)
     out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
@@ -142,7 +145,7 @@ def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write the wheels that the stage built, but not wheels that it took from the package index.
+    """Write the wheels that the stage of an image built, but not wheels that it took from the package index.
 
     SourceError is raised if a wheel is no longer in the store, and HostileInputError if the name of a wheel is unsafe.
     """
@@ -181,8 +184,8 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. These names contain the base or the glibc
     floor, but not `manylinux`, because manylinux compatibility is not checked. The archive of a pack is
     `aotriton-<git12>-images-<pack>.tar.gz`. Names also show whether the build is partial, whether a pack lacks GPUs of
-    its family, and how many kernels are known to be bad. If the commit is unknown, `tree` and the first 12 digits of
-    the source's digest replace `<git12>`.
+    its family, and how many kernels are known to be bad. `<git12>` stands for the first 12 digits of the commit, or, if
+    the commit is unknown, for `tree` and the first 12 digits of the source's digest.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
@@ -226,7 +229,7 @@ def _at_commit(record: Record) -> bool:
 
 
 def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
-    """Return the paths in the prefix that do not belong to the given pack, as patterns to exclude."""
+    """Return the paths in a prefix that do not belong to the pack `pack`, as patterns to exclude."""
     images = prefix / "lib/aotriton.images"
     kept = {images.parent, images, images / pack}
     beside = (path for folder in (prefix, images.parent, images) for path in folder.iterdir() if path not in kept)

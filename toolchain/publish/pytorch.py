@@ -44,7 +44,7 @@ class Archive:
     Args:
         sha256: 64 hexadecimal digits; all zeros or empty if upstream did not publish the file.
         rocm: the ROCm version of a runtime; empty for images.
-        pack: the pack of GPUs of images; empty for a runtime.
+        pack: the pack of GPUs for which the archive contains images; empty for a runtime.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Wanted:
     Args:
         release: the release of AOTriton, as it is written in URLs.
         commit: the commit that PyTorch builds if it has no archive; empty if it names no commit.
-        archives: the runtimes in the order of the file, then the images.
+        archives: the runtimes in the order of PyTorch's file, then the images.
         url: the URL of the folder with the archives, which ends with a slash.
         fixed_url: whether PyTorch ignores the environment variable that `URL_VARIABLE` names.
         choice: which runtime PyTorch's file chooses for a ROCm version that has none. `exact`: no runtime. `older`: the
@@ -306,6 +306,8 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
 
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
     """Raise ContractError if PyTorch cannot use an installed AOTriton; PyTorch itself does not check this.
+
+    UnsupportedError is raised if `rocm` is unknown.
 
     Args:
         gpus: the GPUs that need images.
