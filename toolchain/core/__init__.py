@@ -1,1 +1,1 @@
-"""General modules that do not depend on stages or images: files, processes, locks, errors, output."""
+"""Modules that the other packages share, and that import none of those packages."""

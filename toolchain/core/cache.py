@@ -30,7 +30,7 @@ class Cache:
 
     @property
     def images(self) -> Path:
-        """Return the OCI layout with all built images."""
+        """Return the folder of the OCI layout that contains the images of finished stages."""
         return self.root / "images"
 
     @property
@@ -53,7 +53,8 @@ class Cache:
         """Return the path of the file with the result of checking the user's own base image.
 
         Args:
-            key: a string that identifies everything other than the image that the result depends on.
+            digest: the digest of the image.
+            key: a string that identifies the other inputs of the check.
         """
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
@@ -74,7 +75,7 @@ class Cache:
 
     @property
     def work(self) -> Path:
-        """Return the folder of unfinished builds and campaigns."""
+        """Return the folder of unfinished builds and campaigns, and of temporary files."""
         return self.root / "work"
 
     @property

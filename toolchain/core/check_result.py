@@ -59,6 +59,6 @@ def require_right(numbers: Mapping[str, Any]) -> None:
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:
-    """Return a line `NAME: REASON` for each of the first 20 rows; if there are more, a last line gives their number."""
+    """Return the first 20 rows as lines `NAME: REASON`; if there are more rows, the last line contains their number."""
     lines = [f"{name}: {reason}" for name, reason in rows[:_LISTED]]
     return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])

@@ -15,7 +15,7 @@ from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the modification time of all files in layers
-FORMAT = 2  # part of input digests; increase it when a change of the tool makes the same inputs produce other bytes
+FORMAT = 2  # part of input digests; increase it when a change of the tool changes the bytes made from the same inputs
 
 
 def canonical(value: Any) -> bytes:
@@ -63,7 +63,7 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
     """Atomically write a file that the user named with `option`.
 
     A link whose target is below the link's own folder is followed and kept. Raise a ConfigError for any other link, and
-    for a file that cannot be written.
+    for a file that cannot be written, and a DigestError if another process changes the written file.
     """
     with _output(path, option) as real:
         write_atomically(real, content, check=True)

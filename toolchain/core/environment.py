@@ -1,10 +1,10 @@
-"""The environment variables that programs on the host get.
+"""The environment variables that `core.process` passes to programs on the host.
 
-The lists are fixed, and state a reason for each variable that a program inherits from the caller. So variables that
-make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`, `GIT_EXEC_PATH`, `TAR_OPTIONS`) never reach it.
-Callers add the variables that a single program needs. `network_environment` returns those for programs that use the
-network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py` list those for pip, credential helpers and
-docker.
+The lists are fixed, and contain a reason for each variable that programs inherit from the caller in addition to `PATH`.
+So variables that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`, `GIT_EXEC_PATH`,
+`TAR_OPTIONS`) never reach these programs. Callers add the variables that a single program needs. `network_environment`
+returns those for programs that use the network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py`
+list those for pip, credential helpers and docker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIXED = {
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
 }
-"""The environment variables with the same value in every program, so that no message or time depends on the user."""
+"""The environment variables that have fixed values, so that messages and times do not depend on the user."""
 
 NETWORK = {
     name: "the proxy, or the hosts that are reached without it"
@@ -83,9 +83,9 @@ def network_environment() -> dict[str, str]:
 def python_children(variables: Mapping[str, str]) -> Iterator[None]:
     """Make child processes of multiprocessing ignore the current folder and the caller's `PYTHON*` variables.
 
-    multiprocessing starts `python -c`, which puts the current folder first in the module path. It passes this process's
-    environment on and has no option to change that, so this function changes `os.environ` for the whole block
-    and adds `variables` to it.
+    To spawn a process, multiprocessing starts `python -c`, which puts the current folder first in the module path.
+    multiprocessing passes this process's environment on and has no option to change that, so this function changes
+    `os.environ` for the whole block and adds `variables` to it.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

@@ -1,4 +1,4 @@
-"""The errors that users see. Each class has an exit code, and each error says what happened, why, and what to do."""
+"""The errors that users see: what happened and, if known, the cause and a remedy. Each class has an exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToolchainError(Exception):
     Args:
         id: an identifier of this kind of failure, for programs; docs/exit-codes.md lists the ids of each exit code.
         what: what happened, in one sentence.
-        why: the cause, as far as it is known.
+        why: the cause; empty if it is unknown or obvious.
         fix: what the user can do; if it is empty, the class's `advice` is used.
 
     Attributes:
@@ -77,11 +77,11 @@ class DigestError(ToolchainError, code=6, title="Digest"):
 
 
 class UnsupportedError(ToolchainError, code=7, title="Unsupported"):
-    """A GPU, architecture, base, release or version is unknown or unsupported."""
+    """A GPU, architecture, base, stage, image, release or version is unknown, unsupported or ambiguous."""
 
 
 class EngineError(ToolchainError, code=8, title="Engine"):
-    """An engine or another program is missing, fails, or does not isolate builds, or an input of a build is missing."""
+    """An engine or another program is missing, fails, or is unsafe for builds, or an input of a build is missing."""
 
 
 class ResourceError(ToolchainError, code=9, title="Resources"):
@@ -101,7 +101,7 @@ class KernelError(ToolchainError, code=12, title="Kernels"):
 
 
 class RegistryError(ToolchainError, code=13, title="Registry"):
-    """A registry or OCI layout refused a request, or has missing, malformed or ambiguous content."""
+    """A registry, layout or credential helper refused a request, or returned missing, malformed or ambiguous data."""
 
 
 class LockHeldError(ToolchainError, code=14, title="Lock"):
@@ -136,7 +136,7 @@ class HostileInputError(
 
 
 class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):
-    """A second build of the same inputs produced different bytes."""
+    """Two builds of the same inputs produced different bytes."""
 
 
 class LockedError(ToolchainError, code=21, title="Not locked"):
@@ -168,7 +168,8 @@ class LimitError(ToolchainError, code=26, title="Limit"):
     """A build, check, worker or other program reached its limit on processes, disk space, output or time.
 
     Attributes:
-        discards: whether the caches of the build that reached the limit are removed, so that the disk has room again.
+        discards: whether the engine has removed the build tree to free disk space. The caller then also removes the
+            compiler cache, unless another build uses the cache.
     """
 
     discards: bool = False

@@ -65,7 +65,7 @@ def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes
     """
     with open_regular(path, within=within) as stream:
         size = os.fstat(stream.fileno()).st_size
-        # One more byte is read, because it shows whether the file is larger than its size says.
+        # One more byte is read, because it shows whether the file is larger than its reported size.
         content = stream.read(min(size, limit) + 1)
         if len(content) > size and size <= limit:  # the file has grown, or is in /proc, where every size is 0
             content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
@@ -97,7 +97,7 @@ def read_built(tree: Path, name: str) -> str:
 def read_built_json(tree: Path, name: str, kind: type[Kind]) -> Kind:
     """Return the value of a JSON document that a build wrote, converted by `typed`.
 
-    Raise a HostileInputError if `read_built` does, or if the document is malformed or has other types.
+    Raise a HostileInputError if `read_built` does, or if the document is malformed or does not fit `kind`.
     """
     try:
         return typed(kind, strict_json.read(read_built(tree, name), name))
@@ -138,7 +138,7 @@ def emptied(folder: Path) -> Path:
 def make_private(folder: Path) -> None:
     """Create a folder that only its owner can enter, or remove the permissions of other users from an existing folder.
 
-    A folder that belongs to another user keeps its permissions, because only that user can change them.
+    A folder of another user keeps its permissions if this user may not change them.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -157,8 +157,8 @@ class NewFile:
     """A file that is written under a temporary name, and removed unless `finish` renames it.
 
     Args:
-        path: the final path. A link at this path is replaced and not followed. The temporary file is in the same
-            folder. Callers can change this attribute until they call `finish`.
+        path: the final path. A link at this path is never followed. The temporary file is in the same folder.
+            Callers can change this attribute until they call `finish`.
         mode: the permissions after `finish`; until then, only the owner can read the file.
     """
 

@@ -24,7 +24,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
     If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. A note that
     names the work `what` is printed if the wait takes longer than two seconds.
     """
-    import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, does not need it
+    import filelock  # noqa: PLC0415 - the import is slow, and `in_use` does not need it
 
     wait = patience()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def patience() -> float:
     """Return how many seconds to wait for another invocation that does the same work.
 
     The number is the value of TOOLCHAIN_LOCK_TIMEOUT, or one day if it is not set. Raise a ConfigError if the value is
-    negative or not a number.
+    not a decimal number such as `3600` or `0.5`.
     """
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
@@ -127,7 +127,8 @@ def kept(path: Path) -> Iterator[None]:
 def free(path: Path) -> Iterator[bool]:
     """Yield whether a file or folder exists and no process holds it with `kept`; if so, `kept` waits during the block.
 
-    The locks work across PID namespaces, and the kernel releases the locks of a dead process.
+    If the file system has no locks, an existing path is reported as unused. The locks work across PID namespaces, and
+    the kernel releases the locks of a dead process.
     """
     nobody = True
     with contextlib.ExitStack() as stack:

@@ -11,7 +11,8 @@ def setup(verbosity: int) -> None:
     """Send log records to standard error.
 
     Args:
-        verbosity: 0 for warnings, 1 to add informational messages, 2 or more to add the executed commands as well.
+        verbosity: 0 for warnings, 1 to add informational messages, 2 or more to add debug messages, such as the
+            executed commands.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", handlers=[_Handler()], force=True)

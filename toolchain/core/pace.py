@@ -30,7 +30,7 @@ class TooSlowError(UnreachableError):
 
 
 class Pace:
-    """Measures the speed of one transfer, and ends the transfer if it is too slow."""
+    """Measure the speed of one transfer, and end the transfer if it is too slow."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -156,7 +156,7 @@ class _TLSPool(HTTPSConnectionPool):
 
 
 class Adapter(HTTPAdapter):
-    """An adapter for requests that raises a TooSlowError for slow responses.
+    """An adapter for the library `requests` that raises a TooSlowError for slow responses.
 
     It does not measure connections through a SOCKS proxy.
     """

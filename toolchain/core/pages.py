@@ -9,7 +9,7 @@ _TOP = Path(__file__).parents[2]
 
 
 def page(name: str) -> str:
-    """Return a location of a page such as `docs/costs.md#anchor` that the user can open.
+    """Return the location of a page such as `docs/costs.md#anchor`, for a message.
 
     In a checkout, the location is the path of the page. An installed wheel contains no pages, so the location is a URL
     below the wheel's project URL `Documentation` or, if there is none, text that refers to the source repository.

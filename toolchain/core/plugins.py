@@ -29,7 +29,8 @@ class Verb:
 
     Args:
         name: the words that users type, such as `build` or `kernels run`.
-        function: `module:function`, whose docstring is the help of the verb. A module without a dot is in `cli/`.
+        function: `module:function`, whose docstring is the help of the verb. A module name without a dot refers to a
+            module in `cli/`.
         engine: whether the verb runs containers; the process then enters a user namespace first, unless the user is
             root.
     """

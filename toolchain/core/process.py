@@ -1,7 +1,7 @@
 """Execution of programs on the host.
 
-Programs are started without a shell, with a minimal environment, and in `/` unless the caller names another folder.
-They end when this process ends.
+Command lines are not interpreted by a shell. Programs get a minimal environment, start in `/` unless the caller names
+another folder, and end when this process ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAST_LINES = 5.0  # seconds to wait for the last lines after a program has ende
 
 
 class CommandError(ToolchainError):
-    """A program exited with an error. Callers convert this into an error of another class."""
+    """A program exited with an error, or was ended by a signal. Most callers convert it into another class."""
 
     def __init__(self, argv: Sequence[str], returncode: int, tail: Sequence[str]) -> None:
         self.returncode = returncode
@@ -110,7 +110,7 @@ def python(*words: str) -> list[str]:
 
     `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and makes
     Python ignore `PYTHON*` environment variables. This tool starts every Python program on the host with this command
-    line, except itself (tests/unit/test_host_programs.py).
+    line, except itself and the workers of multiprocessing (tests/unit/test_host_programs.py).
     """
     return [sys.executable, "-I", *words]
 
@@ -216,7 +216,7 @@ def lines_of(stream: IO[str]) -> Iterator[str]:
 
 
 class Lines:
-    """Collects the output of a program, writes it to a log, and passes it to a callback, line by line.
+    """Collect the output of a program, write it to a log, and pass it to a callback, line by line.
 
     Attributes:
         tail: the last lines, without newlines.
@@ -230,7 +230,10 @@ class Lines:
         self._log = log
 
     def take(self, line: str, *, keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Process one line of output, which includes its newline; if `keep` is set, append it to `whole`."""
+        """Add a line of output, including its newline, to `tail` and the log, and pass it to `on_line`.
+
+        If `keep` is set, also add the line to `whole`; raise a LimitError if `whole` becomes too large.
+        """
         text = line.rstrip("\n")
         self.tail.append(text)
         if keep:
@@ -251,7 +254,7 @@ class Lines:
 
 
 class _Streams(Lines):
-    """Collects the output of both streams of a program, each of which a thread reads."""
+    """Collect the output of both streams of a program, each of which a thread reads."""
 
     def __init__(self, child: subprocess.Popen[str], log: IO[str] | None) -> None:
         super().__init__(log)
@@ -338,7 +341,7 @@ def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
 def piped(
     argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a program with pipes for its three streams, and kill its process group at the end of the block.
+    """Start a program with pipes for its three streams; if it still runs after the block, kill its process group.
 
     The caller must also read standard error, because the program blocks when that pipe is full. The calling thread must
     live longer than the block, because the kernel kills the program when the thread that started it ends.

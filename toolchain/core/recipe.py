@@ -104,7 +104,7 @@ class Runner(Protocol):
 
 
 COMPILER_CACHE = "containerfiles/ccache.conf"
-"""The configuration file of the compiler cache, which all recipes share."""
+"""The configuration file of all compiler caches, as a path below the recipe root."""
 CCACHE_MOUNT = "toolchain-ccache"
 """The id of the compiler cache's mount in Containerfiles."""
 

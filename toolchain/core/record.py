@@ -124,11 +124,12 @@ class Record:
         inputs: the JSON value whose digest is `input_digest`.
         manifest: the digest of the image's manifest in the layout of the cache.
         layers: the descriptors of the layers as in the manifest, lowest first.
-        compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`.
+        compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`;
+            empty if unknown.
         facts: facts about the build and its result, such as durations, sizes and the diff id of the stage's layer.
         started, finished: the Unix times when the build began and ended; for the user's own image, which was not built
             here, the time when this record was made; None if unknown.
-        tool: the keys `version` and `builder`, and `run` if a workflow built the stage.
+        tool: the keys `version` and `builder`, and `run` if a GitHub workflow built the stage.
         isolation: the result of the engine's isolation probe during the build; None if unknown.
         binaries: the names of the prebuilt parts, as in `--allow-binary`.
         partial: what an incomplete image contains or lacks, for display; empty for a complete image.
@@ -155,7 +156,7 @@ class Record:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Convert a JSON value to a record; raise a RecordError if it is invalid or has another version."""
+        """Convert a JSON value to a record; raise a RecordError if it is invalid or its version is not `VERSION`."""
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
             raise OtherVersionError(f"it is a record of version {version}, but this tool reads version {VERSION}")
@@ -178,7 +179,7 @@ class Record:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON value for the record's file; values that are None are omitted."""
+        """Return the JSON value for the record's file; fields of the record that are None are omitted."""
         present = {each.name: getattr(self, each.name) for each in fields(self)}
         value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
         value |= {"sources": [source.as_json() for source in self.sources]}

@@ -47,7 +47,7 @@ class StoredFile:
         return content
 
     def head(self, count: int) -> bytes:
-        """Return the first `count` bytes. In a tar archive, the content cannot be read again after this."""
+        """Return the first `count` bytes. In a tar archive, the content cannot be read again after this call."""
         with self.start() as stream:
             return stream.read(count)
 

@@ -1,4 +1,4 @@
-"""The parser for all JSON documents that this tool reads.
+"""The parser that this tool uses for JSON documents.
 
 It refuses documents that two programs could interpret differently. For example, Go's encoding/json, which most
 container programs use, ignores the case of keys, but Python's json module does not. A document whose meaning depends on
@@ -36,8 +36,8 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
 
     Raises:
         DocumentError: if a key occurs twice or is not allowed by `keys`, if a number is not finite, if half of a
-            surrogate pair occurs, or if the document is too large or nested too deeply. A DocumentError is also a
-            ValueError.
+            surrogate pair occurs, or if the document is too large, has too many values, or is nested too deeply. A
+            DocumentError is also a ValueError.
     """
     if len(content) > limit:
         raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")

@@ -42,6 +42,7 @@ def typed(kind: type[Kind], value: Any, where: str = "") -> Kind:
     Args:
         kind: a type; the fields of a dataclass can be `str`, `int`, `float`, `bool`, `Literal`, `tuple[X, ...]`,
             `Mapping[str, X]`, `X | None`, other dataclasses, or `Any`.
+        where: the keys that lead to the value, for the error; empty for the whole document.
     """
     read: Kind = _read(kind, value, where)
     return read

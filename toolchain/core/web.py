@@ -153,7 +153,7 @@ class TryAgainError(Exception):
 
 @dataclass
 class Retries:
-    """Repeats an operation until it succeeds, or until it fails too often without progress.
+    """Repeat an operation until it succeeds, or until it fails too often without progress.
 
     Args:
         attempts: the maximum number of consecutive retries without progress.
@@ -171,7 +171,10 @@ class Retries:
     furthest: int = 0
 
     def run(self, once: Callable[[], T]) -> T:
-        """Call `once` until it raises no TryAgainError, and return its result; give up after too many failures."""
+        """Call `once` until it raises no TryAgainError, and return its result.
+
+        After too many failures without progress, raise the `problem` of the last one.
+        """
         while True:
             try:
                 return once()

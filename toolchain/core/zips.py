@@ -42,7 +42,7 @@ class _Zip(zipfile.ZipFile):
         self._require_room(row)
         try:
             return super().open(row, mode, pwd, force_zip64=force_zip64)
-        except (ValueError, RuntimeError) as error:  # the header is encrypted or has another encoding
+        except (ValueError, RuntimeError) as error:  # the header is encrypted, or its name cannot be decoded
             raise _ContradictionError(f"the header of {row.filename} contradicts the list of entries") from error
 
     def _require_room(self, row: zipfile.ZipInfo) -> None:
@@ -77,7 +77,7 @@ def open_zip(
     """Open an archive after checking its list of entries for size, unsafe names, links and overlaps.
 
     Raise a SourceError for an archive that is unreadable or damaged, and a HostileInputError for one that is unsafe,
-    encrypted or compressed by an unusual method. Some damage is noticed only when an entry is read.
+    too large, encrypted or compressed by an unusual method. Some damage is noticed only when an entry is read.
 
     Args:
         source: a path, or a seekable stream.

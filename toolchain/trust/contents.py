@@ -92,6 +92,7 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
     Args:
         rows: the sources of the image's stage, followed by those of the stages below. If several sources have the same
             name, the first one is used.
+        inputs: the inputs of the image's stage, as a record contains them.
     """
     by_name: dict[str, Component] = {}
     for row in rows:

@@ -15,8 +15,8 @@ from toolchain.trust import dsse, keyless
 from toolchain.trust.keys import PublicKey, Signer
 
 SIGNATURE = "dev.cosignproject.cosign/signature"
-# The predicate type of a bundle that replaces the signature under a tag in newer versions of cosign. Its predicate is
-# empty.
+# In newer versions of cosign, a bundle with this predicate type and an empty predicate replaces the signature under a
+# tag.
 SIGNED = "https://sigstore.dev/cosign/sign/v1"
 CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
@@ -58,8 +58,8 @@ def attestation_layer(layout: Layout, envelope: bytes, predicate: str) -> Descri
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
     """Return a Sigstore bundle that contains an envelope, and that can be verified with `key`.
 
-    The key ids in the envelope are removed, because other programs expect ids of another form, and skip signatures with
-    the ids of this tool.
+    The key ids in the envelope are removed, because other programs skip signatures whose key ids have the form
+    that this tool uses.
     """
     wrapped = envelope.as_json()
     for signature in wrapped["signatures"]:

@@ -83,7 +83,7 @@ class ImageFacts:
 
     @property
     def base(self) -> Record | None:
-        """The record of the base, which may be the image itself; None if there is no base."""
+        """The record of the base, which is the image's own record if the image is a base; None if there is no base."""
         return next(
             (dependency for dependency in (*self.dependencies, self.record) if dependency.stage == "base"), None
         )
@@ -131,7 +131,8 @@ class Origin:
     Args:
         version: the commit, the version, or the first digits of the digest.
         location: the download location in SPDX's form: a repository or URL, or else NOASSERTION.
-        sha256: the SHA-256 of the source's archive or package in hex; empty if the source is a commit or a tree.
+        sha256: the SHA-256 of the source's archive or package in hex; empty if it is unknown, or if the
+            source is a commit or a tree.
         commit: the commit, as 40 hex digits; empty if the source is not from git.
     """
 

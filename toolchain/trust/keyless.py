@@ -63,7 +63,8 @@ class Identity:
         """Verify a Sigstore bundle, and return an envelope with its payload.
 
         UntrustedError is raised if the content is not a bundle, or if its signature, certificate or log entry is
-        invalid or belongs to another identity.
+        invalid or belongs to another identity. ConfigError or UnreachableError is raised if sigstore is not installed,
+        or if its trust config cannot be used.
         """
         require()
         from sigstore.errors import Error  # noqa: PLC0415
@@ -145,6 +146,8 @@ def require() -> None:
 
 def trust_config(path: Path | None) -> ClientTrustConfig:
     """Return the trust config of a Sigstore, which contains its addresses and its root certificates.
+
+    ConfigError is raised if the file cannot be read or is malformed.
 
     Args:
         path: a file with the trust config; None to download that of the public Sigstore.

@@ -86,11 +86,11 @@ class Signer:
 
 
 def new_key(path: Path) -> PublicKey:
-    """Create an Ed25519 key, write it to two new files, and return the public key.
+    """Create a pair of Ed25519 keys, write them to two new files, and return the public key.
 
     The private key is written to `path` with the mode 0600, and the public key to `<path>.pub`. If
     TOOLCHAIN_KEY_PASSPHRASE is set, the private key is encrypted with it. ConfigError is raised if one of the files
-    exists or cannot be written.
+    exists or cannot be written, or if the passphrase is too long.
     """
     if not path.name:
         raise ConfigError(

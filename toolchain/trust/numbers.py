@@ -19,7 +19,7 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
     """Return a statement with the result of a numerical check of an image's kernels.
 
     Args:
-        numbers: how many kernels were checked, how many were skipped, and how many gave wrong results.
+        numbers: the result of the check, in the form that `core.check_result` reads.
     """
     return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
 

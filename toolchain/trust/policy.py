@@ -18,8 +18,8 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# The tolerated difference between clocks. If a build ended further in the future, its time is forged, or the clock of
-# its machine was wrong.
+# The tolerated difference between clocks. If a build ended further in the future, its time is forged, or a clock is
+# wrong.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
@@ -91,10 +91,10 @@ def make_policy(
 def normal_repository(text: str) -> str:
     """Return the normal form of a repository's address, so that different spellings of an address can be compared.
 
-    `OWNER/NAME` becomes the URL of that repository on GitHub. In an `https`, `http` or `ssh` URL, the host and, on
-    GitHub, the path become lower case, and slashes and `.git` at the end of the path are removed. A word of lower-case
-    letters and digits, such as `pypi`, is not changed. ConfigError is raised for any other text, and for a URL with a
-    part after `#`.
+    `OWNER/NAME` becomes the URL of that repository on GitHub. In an `https`, `http` or `ssh` URL, the part before
+    the path and, on GitHub, the path become lower case, and slashes and then `.git` at the end of the path are removed.
+    A word of lower-case letters and digits, such as `pypi`, is not changed. ConfigError is raised for any other text,
+    and for a URL with a part after `#`.
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
@@ -111,7 +111,7 @@ def normal_repository(text: str) -> str:
         )
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         path = parts.path.rstrip("/").removesuffix(".git")
-        # The path becomes lower case only on GitHub, because no other host is known to ignore the case of paths.
+        # The path becomes lower case only on GitHub, because other hosts may distinguish paths by case.
         if parts.hostname == "github.com":
             path = path.lower()
         query = f"?{parts.query}" if parts.query else ""  # some hosts name the repository in the query
@@ -195,7 +195,7 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
         inner["stage"] not in of_packages()  # these stages have packages instead, which the SBOM lists
     ):
         raise UntrustedError("provenance-without-source", "provenance: it names no source")
-    # Read everything that is read later, so that a malformed statement is refused here.
+    # `Verdict.as_json` and `granted_level` read these fields later, when a malformed statement is no longer refused.
     summary(statement)
     str(statement["predicate"]["runDetails"]["builder"]["id"])
 

@@ -27,8 +27,8 @@ def provenance(
 ) -> attest.Statement:
     """Return the provenance of a rebuild whose image has the same bytes as the published image.
 
-    It contains the input digest but not the inputs, because the publisher's provenance contains them. It names no host,
-    user or path.
+    It contains the input digest but not the inputs, because the publisher's provenance contains them. Except in
+    `builder`, it contains nothing that identifies the rebuilder's machine or user.
 
     Args:
         digests: the digests of the image's manifest and of the indexes that list the image.
@@ -123,7 +123,7 @@ def _require_distinct(builders: Sequence[Builder]) -> None:
     owners: dict[str, str] = {}
     for row in builders:
         name = " ".join(row.operator.casefold().split())
-        # Every build outside of a CI has the local id, so this id identifies neither an operator nor a hosted builder.
+        # By default, every build outside of a CI has the local id, so it identifies neither an operator nor a CI.
         ids = [f"the id {row.id}"] if row.id != LOCAL_BUILDER else []
         if row.level > 1 and not ids:
             raise ConfigError(

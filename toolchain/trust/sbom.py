@@ -73,8 +73,9 @@ class Format:
         media_type: the media type of an unsigned document.
         predicate: the predicate type of a signed statement that contains a document.
         manifest: a function that returns the digest of the image that a document describes.
-        parse: a function that returns the facts in a document. This function and `manifest` raise KeyError, TypeError,
-            AttributeError or StopIteration for a malformed document.
+        parse: a function that returns the facts in a document. `parse` and `manifest` raise KeyError, TypeError,
+            AttributeError or StopIteration for a malformed document. `parse` raises UntrustedError if a file is listed
+            twice.
     """
 
     kind: str

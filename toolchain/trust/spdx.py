@@ -31,7 +31,7 @@ _NOTHING = "NOASSERTION"
 _BUILT_FROM = "built package from: "  # the wording that Trivy writes and reads
 # The spelling in the JSON schema of SPDX; in the tag-value format of SPDX, it is OPERATING-SYSTEM.
 _OS = "OPERATING_SYSTEM"
-# The names by which scanners know distributions, where they differ from the names in package URLs.
+# The names of distributions in scanners, where they differ from the names in package URLs.
 _SYSTEMS = {"almalinux": "alma"}
 
 
@@ -65,7 +65,7 @@ def spdx(image_facts: ImageFacts, *, manifest: bytes, diff_id: str, files: Seque
         "creationInfo": {
             "created": timestamp(EPOCH),
             "creators": [f"Tool: toolchain-{__version__}"],
-            "comment": "Build",  # the phase in which the SBOM was made, by a word of CISA's "Types of SBOM documents"
+            "comment": "Build",  # the type of this SBOM, as CISA's "Types of SBOM documents" names it
         },
         **({"hasExtractedLicensingInfos": licences} if licences else {}),
         "packages": packages,
@@ -196,7 +196,7 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
         return
     contained = image_facts.record.stage == "base" or "base" in _inside(image_facts)
     family, release = distribution(image_facts.base_name)
-    # From the id or the purpose of this package, scanners know which distribution's security advisories apply.
+    # Scanners select a distribution's security advisories by the id or the purpose of this package.
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]

@@ -99,16 +99,19 @@ def verify(
 
     Args:
         place: the repository or folder with the attached signatures, SBOMs and provenances.
-        layout: the layout that contains all blobs of `top`.
+        layout: the layout that contains all blobs of `top`, and to which the attachments are downloaded.
         key: the key or identity that must have signed the attestations; None to require no signature.
         demands: requirements for the provenance, which are checked only if `key` is given.
-        rebuilders: whose rebuilds count, and how many of their operators must have rebuilt each image; None if none.
+        rebuilders: the builders whose rebuilds count, and the number of operators that must have rebuilt each image;
+            None to require no rebuild.
         now: the time at which the age of the build is computed; None for the current time.
         accept: a function that raises UntrustedError for a provenance of an image that the caller cannot use. It is
             called only if `key` is given.
 
     Raises:
-        UnreachableError, RegistryError: the attachments could not be read, which says nothing about the image.
+        UnreachableError, RegistryError: the attachments or Sigstore's certificates could not be read, which does not
+            mean that the image is bad.
+        ConfigError: `key` is an identity, but sigstore is not installed or its trust config is invalid.
     """
     verdict = Verdict(str(place.ref), top.digest)
     try:
@@ -285,7 +288,7 @@ class _Image:
         now: datetime,
         accept: Callable[[Mapping[str, Any]], object] | None,
     ) -> Mapping[str, Any]:
-        """Check the provenance and the SBOMs that `key` has signed, and return the accepted provenance."""
+        """Check the statements about the image that `key` has signed, and return the accepted provenance."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
         made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))

@@ -2,7 +2,7 @@
 
 The SBOM is a CycloneDX 1.6 document. It names the sources from which the wheel was compiled, but not the programs
 of the build machine, so that the wheel has the same bytes on every machine. The document is written without a library,
-because another version of a library could write other bytes. Whoever changes these bytes must also change
+because its bytes could otherwise depend on the version of that library. Whoever changes these bytes must also change
 `stages.wheels.SBOM_WRITER`.
 """
 
@@ -55,8 +55,9 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
 
     The wheel is checked first, because the build of a project may produce a malformed one. BuildError is raised if its
     METADATA, RECORD or WHEEL is missing, if its name, METADATA or RECORD is malformed or contradicts the rest of the
-    wheel, or if it already contains a file with the name of the SBOM. The other files are not compressed again, because
-    another version of zlib could write other bytes.
+    wheel, or if it already contains a file with the name of the SBOM. SourceError or HostileInputError is raised if
+    `open_wheel` refuses it. The other files are not compressed again, because
+    the result could depend on the version of zlib.
     """
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
