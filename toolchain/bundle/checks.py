@@ -63,7 +63,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
     Of the record's facts, only the number of packages and the facts about the layer are kept, because the provenance
     and the SBOM of later builds would repeat the other facts, which were not checked. UnsupportedError is raised if
-    another version of this tool wrote the record in another format.
+    another version of this tool wrote the record in a format that this version does not read.
 
     Args:
         layers: the layers in the manifest of the image.

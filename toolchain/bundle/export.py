@@ -155,8 +155,8 @@ def _old_systems(request: Request) -> list[PlanRow]:
 
     A bundle must contain them, because making them requires package mirrors. The result is empty if the request is
     not for this machine's architecture, or if the request or its lock needs no such sysroot. If the request is only for
-    this machine's architecture and a sysroot is not built, a note is printed and the result is empty, because other
-    builds need only the base.
+    this machine's architecture and a sysroot is not built, a note is printed and the result is empty, because builds
+    that are not portable need only the base.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:
@@ -187,7 +187,7 @@ def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
 
 @dataclass
 class _Packer:
-    """Collects the entries of a bundle in a temporary layout, with hard links to the blobs if possible."""
+    """The entries of a bundle, and the temporary layout that contains them, as hard links if possible."""
 
     request: Request
     layout: Layout

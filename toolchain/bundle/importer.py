@@ -123,7 +123,7 @@ def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...
 
 
 class _Taker:
-    """Imports the entries of a bundle."""
+    """An import of the entries of a bundle into a cache."""
 
     def __init__(self, cache: Cache, place: Place, scratch: Layout, entries: Sequence[Entry]) -> None:
         self._cache = cache

@@ -49,7 +49,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    from toolchain.core import logs  # noqa: PLC0415 - `--help` does not need it
+    from toolchain.core import logs  # noqa: PLC0415 - `toolchain --help` does not need it
 
     logs.setup(verbose)
     try:
@@ -57,7 +57,7 @@ def _main(
             fix = "give a file, or omit --config to use ./toolchain.toml"
             raise ConfigError("option-empty", "--config is empty", fix=fix)
         if config or os.path.lexists("toolchain.toml"):
-            from toolchain.cli.config_file import read_config  # noqa: PLC0415 - only needed if there is a file
+            from toolchain.cli.config_file import read_config  # noqa: PLC0415 - most calls have no configuration file
 
             ctx.obj = read_config(config)
     except ToolchainError as error:
@@ -100,7 +100,7 @@ def main() -> None:
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
-        # Scripts often run `toolchain --version`, so this skips the slow parsing of the command line.
+        # `toolchain --version` skips the slow parsing of the command line, because scripts run it often.
         console.text(__version__)
         return
     # Containers run with other user ids, so files that are mounted into them must be readable by all users.

@@ -134,10 +134,11 @@ def kernels_worker(
 ) -> None:
     """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted, after building the Triton image.
 
-    Use the same options as the campaign. A worker with a different Triton, sources or limits gets no kernels.
+    Use the same options as the campaign. A worker gets no kernels if its Triton, sources or limits differ from those
+    of the campaign.
     """
     _require_kernels(stage)
-    from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - only a worker needs it
+    from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - most verbs do not need it
 
     security(check_address(address), "worker")
     from toolchain.pipeline.cluster_member import serve_kernels  # noqa: PLC0415 - it imports Dask

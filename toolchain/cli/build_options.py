@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
-"""The fields of `Request` that decide only how a stage is built; verbs that build nothing lack these options."""
+"""The fields of `Request` that decide only how a stage is built. Verbs that take a `Request` but build nothing
+lack the options of these fields.
+"""
 
-# A function that takes a verb's own parameters, which it may change, and the values of `cache` and of the options that
-# are on the command line. It returns the stage and the options that an image was built with, or None if the user named
-# no image.
+# A function of this type takes a verb's own parameters, which it may change, and the values of `cache` and of the
+# options that are on the command line. It returns the stage and the options that an image was built with, or None if
+# the user named no image.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
-# The origins of option values. Each parameter has a mapping from its NAME=VALUE pairs to their origins, or from the
+# The origins of option values: each parameter has a mapping from its NAME=VALUE pairs to their origins, or from the
 # empty string to the origin of its whole value.
 Places = Mapping[str, Mapping[str, str]]
 
@@ -97,8 +99,9 @@ def _take_recorded(
 ) -> str | None:
     """Set the options that decide what is built and are not on the command line to their recorded values.
 
-    A recorded NAME=VALUE pair is added unless the command line contains a pair with the same name. `--base` on the
-    command line replaces a recorded `--glibc`, and `--glibc` replaces a recorded `--base`.
+    An option without a recorded value is set to its default. A recorded NAME=VALUE pair is added unless the command
+    line contains a pair with the same name. `--base` on the command line replaces a recorded `--glibc`, and `--glibc`
+    replaces a recorded `--base`.
 
     Returns:
         The recorded stage; None if `recorded` returns None, in which case no option is set.
@@ -125,13 +128,14 @@ def _take_recorded(
 
 
 def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
-    """Return the NAME=VALUE pairs from the command line, the environment and the file, each with its origin.
+    """Return an option's NAME=VALUE pairs from the command line, the environment and the configuration file.
 
-    If several of them set a name, the command line overrides the environment, and the environment overrides the file.
+    The result contains the origin of each pair. If several origins set a name, the command line overrides the
+    environment, and the environment overrides the file.
     """
     file = file_of(context)
     typed = given or () if source_of(context, option.parameter) == COMMAND_LINE else ()
-    # Typer would split an environment variable at every space. Paths may contain spaces, so the text is split only
+    # Typer would split an environment variable at every space. Paths may contain spaces, so the variable is split only
     # before NAME=.
     of_environment = os.environ.get(option.variable, "").strip()
     names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
@@ -163,7 +167,7 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Raise a ConfigError for control characters in a value, because the value may become part of labels."""
+    """Raise a ConfigError for control characters in text and NUL in a path, because labels may contain the value."""
     for text in value if isinstance(value, list) else [value]:
         # A path may contain any control character except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()

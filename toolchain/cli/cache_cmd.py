@@ -56,11 +56,12 @@ def cache_prune(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Remove images, sources, unfinished work and logs that have not been used for a while. Builds recreate them.
+    """Remove images, sources, unfinished work and logs that have not been used for a while.
 
-    With IMAGE, remove only the named images, even if they were used recently.
+    Later builds fetch or build again what they need. With IMAGE, remove only the named images, even if they were used
+    recently.
     """
-    from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs do not need it
+    from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - `cache ls` does not need it
     from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415
 
     if images and unfinished:
@@ -77,7 +78,7 @@ def cache_prune(
     if not where.root.is_dir():
         done = Pruned()
     elif dry_run or not where.is_ours:
-        # No lock is needed, because nothing is removed: `prune` raises an error if the folder has no mark of a cache.
+        # No lock is needed: a dry run removes nothing, and `prune` raises an error for a folder without a cache's mark.
         done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):

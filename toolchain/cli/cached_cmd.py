@@ -46,8 +46,9 @@ def kernels_cached(
 ) -> None:
     """Check a cache of compiled kernels, and whether Triton in an image would find them.
 
-    The exit code is 4 if the image contains a different Triton, 11 if Triton has a different path there, and 3 if an
-    environment variable or the cache folder is different.
+    The exit code is 4 if the cache was made with a Triton that differs from the image's, 11 if that Triton had a path
+    that differs from the path in the image, and 3 if Triton in the image looks for its cache in a folder for which the
+    cache was not made, or if an environment variable that is part of a kernel's key is set.
     """
     from toolchain.kernels.cache_image import read_cache, require_hit  # noqa: PLC0415
 
@@ -100,7 +101,10 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
 
 
 def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, str]) -> dict[str, Any]:
-    """Return the facts that Triton reports about itself in a new container of the image."""
+    """Return the facts that Triton reports about itself in a new container of the image.
+
+    ContractError is raised if Triton cannot be imported there.
+    """
     from toolchain.core import recipe, strict_json  # noqa: PLC0415
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415
     from toolchain.stages.triton_cache import RECIPE  # noqa: PLC0415

@@ -23,7 +23,7 @@ from toolchain.request.declaration import Kind, Option
 DEFAULT = "toolchain.toml"
 _LIMIT = 1 << 20  # bytes; the maximum size of a configuration file
 
-# For each kind of option, the type of its value in the file, and an example.
+# Each kind of option is mapped to the type of its value in a configuration file, and to an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
     "commas": (str | tuple[str, ...], '"…,…"'), "names": (tuple[str, ...], '["…"]'),
@@ -47,7 +47,8 @@ class ConfigFile:
 def read_config(named: str | None) -> ConfigFile | None:
     """Return the content of the named file, or of ./toolchain.toml if no file is named.
 
-    None is returned if no file is named and ./toolchain.toml does not exist.
+    None is returned if no file is named and ./toolchain.toml does not exist. ConfigError is raised for a file that is
+    unreadable or invalid, and for a value that requires a named file (see `may_be_found`).
     """
     path = Path(named or DEFAULT)
     try:

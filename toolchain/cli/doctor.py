@@ -46,7 +46,7 @@ class Check:
 
 
 def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the default") -> Iterator[Check]:
-    """Yield the result of every check; an error during a check makes the check fail.
+    """Yield the result of every check; a check fails if it raises a ToolchainError or an OSError.
 
     Args:
         runner: the program that runs contract checks and kernel workers, `buildah` or `docker`.
@@ -109,7 +109,7 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
 
 def _cache(cache: Cache) -> Check:
     cache.check()
-    cache.make()  # this marks the folder as a cache, before later checks write files to it
+    cache.make()  # mark a new or empty folder as a cache, before later checks write files to it
     return Check("cache", "ok", str(cache.root))
 
 
@@ -188,7 +188,7 @@ def _memory(_: Cache) -> Check:
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:
-    """Check the program that runs contract checks and kernel workers; for docker, test its isolation."""
+    """Test the isolation of docker's containers if docker is the runner; the other checks already cover buildah."""
     if name == "buildah":
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
     from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - the docker client is slow to import

@@ -19,8 +19,8 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# The error numbers that a path from the user can cause. ENOENT is not one of them, because the tool should have
-# reported a missing path earlier.
+# A path from the user can cause these errors. ENOENT is not one of them, because the tool should have reported a
+# missing path earlier.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -57,7 +57,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
         if why := _no_space(error):
             full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # the failure names the file
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # `what` may name the file
             return full
         error = error.__cause__
     return None

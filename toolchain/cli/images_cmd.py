@@ -56,7 +56,7 @@ def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     if not records:
         console.note(f"no finished image in {where.root}; `toolchain build STAGE` builds one")
         return
-    from toolchain.cli.listing import Listing  # noqa: PLC0415 - --json does not need it
+    from toolchain.cli.listing import Listing  # noqa: PLC0415 - `--json` does not need it
 
     rows = []
     for record in records:
@@ -133,7 +133,7 @@ def inspect(
 
 
 def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
-    """Return the names of each image by its digest, because an image may have several tags."""
+    """Return the names of each image, by the image's digest; an image with several tags has several names."""
     names: dict[str, list[str]] = {}
     for image in images:
         names.setdefault(image.image.digest, []).append(image.name)

@@ -19,20 +19,20 @@ def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
         return
     if not rows:
         console.text("no unfinished campaign")
-    from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - --json does not need it
+    from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - `--json` does not need it
 
     for text in (text for row in rows for text in screen(row)):
         console.text(text)
 
 
 def _read(work: Path) -> list[dict[str, Any]]:
-    from toolchain.kernels.status import read  # noqa: PLC0415 - other verbs do not need it
+    from toolchain.kernels.status import read  # noqa: PLC0415 - `--help` does not need it
 
     rows = []
     for path in sorted(work.glob(f"*/{LEDGER}")):
         try:
             rows.append(read(path.parent))
-        except ConfigError:  # no error if the campaign has just ended and removed its folder
+        except ConfigError:  # the campaign may have just ended and removed its folder
             if path.exists():
                 raise
     return rows

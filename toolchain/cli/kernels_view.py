@@ -22,7 +22,7 @@ _STATES = {
 
 
 def screen(row: Mapping[str, Any]) -> list[str]:
-    """Return the status of a campaign as lines of at most 80 columns; only the line with the command may be longer.
+    """Return the status of a campaign as lines for 80 columns; long names and the command can make a line longer.
 
     Args:
         row: the status, as `toolchain.kernels.status.read` returns it.

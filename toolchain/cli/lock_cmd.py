@@ -32,12 +32,15 @@ def lock(
     *,
     request: Request,
 ) -> None:
-    """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
+    """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest.
+
+    The sources are fetched unless --check is given.
+    """
     if check and open_base:
         why = "the lock file records whether its base is locked"
         what = "--check and --open-base exclude each other"
         raise ConfigError("options-exclude", what, why=why, fix="omit --open-base")
-    from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - slow to import
+    from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - `--help` does not need it
     from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
     from toolchain.pipeline.plan import resolved_plan  # noqa: PLC0415
 

@@ -33,7 +33,7 @@ class Command(TyperCommand):
         An option for a single value may be given only once. The environment variable of a `never_empty` option must not
         be set to an empty value or to spaces, unless the command line sets the option.
         """
-        from toolchain.cli.options import declaration_of  # noqa: PLC0415 - `--help` does not need it
+        from toolchain.cli.options import declaration_of  # noqa: PLC0415 - the list of verbs needs no options
 
         read_lightly(self, ctx)
         self._check_words(ctx, args)
@@ -72,7 +72,7 @@ class Command(TyperCommand):
 
 
 def read_lightly(command: Any, ctx: Any) -> None:
-    """Make a command's parameters accept values that need no conversion without Typer's converters.
+    """Let a command's parameters bypass Typer's converters for values that need no conversion.
 
     Typer converts every value with pydantic, even None, and importing pydantic takes a quarter of the time of `plan`.
     Values that need a conversion are still passed to Typer. An empty path or argument is refused.

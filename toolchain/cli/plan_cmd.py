@@ -32,7 +32,7 @@ StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.
 
 @with_request(*HOW, "contract", "mirrors")
 def plan(stage: StageArg = "all", *, request: Request) -> None:
-    """Show what would be built and what is already built. Uses no network and starts no container."""
+    """Show what would be built and what is already built. The verb uses no network and starts no container."""
     rows = plan_stages(request, stage, proved=True)
     _check_packages(rows)
     if any(row.to_build for row in rows):
@@ -78,7 +78,7 @@ def _check_packages(rows: Sequence[PlanRow]) -> None:
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
-    from toolchain.cli.listing import Listing  # noqa: PLC0415 - --json does not need it
+    from toolchain.cli.listing import Listing  # noqa: PLC0415 - `--json` does not need it
 
     table = []
     for row in rows:

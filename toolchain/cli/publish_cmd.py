@@ -53,10 +53,11 @@ def publish(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Push finished images, verify each, then attach its SBOM and provenance. Images with the same name form one index.
+    """Push finished images, verify each, then attach its SBOM and, with --key or --keyless, signed provenance.
 
-    IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either. REF is a published
-    image: it is copied with all platforms and everything that is attached to it, and verified before and after.
+    Images with the same name form one index. IMAGE is a name that `toolchain images` lists, an input digest, or a
+    unique prefix of either. REF is a published image: it is copied with all platforms and everything that is attached
+    to it, and verified before and after.
     """
     from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - `--help` does not need it
     from toolchain.publish.images import deliver  # noqa: PLC0415 - it imports the registry client

@@ -163,7 +163,7 @@ def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation |
             why="conditions can be changed only in buildah's containers on this machine",
             fix=f"omit {given[0]}",
         )
-    from toolchain.engine.variation import Variation  # noqa: PLC0415 - only this option needs it
+    from toolchain.engine.variation import Variation  # noqa: PLC0415 - only `--vary` needs it
 
     seed = secrets.randbelow(10**6) if seed is None else seed
     # The seed is printed now, because the message of an interrupted build does not contain it, and only a build with

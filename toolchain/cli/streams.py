@@ -1,4 +1,4 @@
-"""Handling of failures to write to standard output and standard error, such as a closed pipe or a full disk."""
+"""End the program cleanly if standard output or standard error cannot be written, e.g. because a pipe is closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReaderGoneError(SystemExit):
 
 
 class Terminated(SystemExit):
-    """A signal asked the tool to end."""
+    """This process received a signal that ends it, such as SIGTERM."""
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number
@@ -51,7 +51,7 @@ class _Guarded(io.TextIOWrapper):
         os.close(nowhere)
         if error.errno == errno.EPIPE:
             return ReaderGoneError(128 + signal.SIGPIPE)
-        from toolchain.core import console  # noqa: PLC0415 - a verb that prints has imported it
+        from toolchain.core import console  # noqa: PLC0415 - only lost output needs it
 
         what = "standard error" if self.fileno() == 2 else "standard output"
         lost = ResourceError(
@@ -80,7 +80,7 @@ def guard() -> None:
 
 
 def sane_width() -> None:
-    """Unset COLUMNS unless it is a number from 1 to 9999; a much wider table would fill the memory."""
+    """Unset COLUMNS if it is neither empty nor a number from 1 to 9999; a much wider table would fill the memory."""
     text = os.environ.get("COLUMNS", "")
     if text and not re.fullmatch(r"[1-9]\d{0,3}", text):
         del os.environ["COLUMNS"]

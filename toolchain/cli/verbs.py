@@ -67,7 +67,7 @@ VERBS = (
 
 
 class LazyCommand(TyperCommand):
-    """A verb in the list of verbs, whose module is imported only when the verb is called."""
+    """A verb whose module is imported only when the verb's arguments are parsed."""
 
     function: ClassVar[str]
     engine: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class LazyCommand(TyperCommand):
     @cached_property
     def loaded(self) -> TyperCommand:
         """Return the command of the verb, after importing its module."""
-        from toolchain.cli.failing import handled  # noqa: PLC0415 - `--help` does not need it
+        from toolchain.cli.failing import handled  # noqa: PLC0415 - `toolchain --help` does not need it
 
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
         own = "." not in self.function.partition(":")[0]
@@ -182,7 +182,7 @@ def _kind(verb: Verb) -> type[LazyCommand]:
 
 
 def lazy(verb: Verb) -> LazyCommand:
-    """Return a command that imports the module of a verb only when the verb is called."""
+    """Return a command that imports the module of a verb only when the verb's arguments are parsed."""
     alone = typer.Typer(add_completion=False)
     alone.command(verb.name.rpartition(" ")[2], cls=_kind(verb), short_help=verb.brief)(_not_loaded)
     command = typer.main.get_command(alone)

@@ -66,7 +66,7 @@ def verify(
     ] = LONGEST_CHECK,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Verify an image: bytes, signature, provenance, SBOM and policy. Stops at the first failure."""
+    """Verify an image: bytes, signature, provenance, SBOM and policy. Each image is checked up to its first failure."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - it imports the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415

@@ -51,10 +51,14 @@ def fetch_archive(
 ) -> Path:
     """Return the path of a file in the store, after downloading it if the store lacks it.
 
+    DigestError is raised if the downloaded file has a wrong digest, SourceError if the URL or the download is refused,
+    and UnreachableError if the connection or the server fails, or if `offline` is set and the store lacks the file.
+
     Args:
         url: an https URL; http is accepted only for a loopback address.
         sha256: the expected digest, with or without the prefix `sha256:`.
         name: the file's name in the store; if it is empty, the result of `archive_name`.
+        limit_bytes: the maximum size of the file; SourceError is raised for a larger one.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -87,7 +91,7 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 class _Download:
-    """A download of one file that continues on a new connection when a connection breaks."""
+    """The download of a file; if the connection breaks, the download continues on a new one."""
 
     def __init__(self, url: str, partial: Path, name: str, limit_bytes: int) -> None:
         self.url = url
@@ -114,7 +118,7 @@ class _Download:
             headers["If-Range"] = self.etag
         with self._get(client, headers) as answer:
             if answer.status_code == 416:
-                # The partial file is not shorter than the server's file, so start from the beginning.
+                # The partial file is not shorter than the server's file, so the download starts from the beginning.
                 self.partial.unlink(missing_ok=True)
                 raise ConnectionError("the server does not have the requested range")
             if answer.status_code not in {200, 206}:
@@ -204,7 +208,7 @@ def _looks_like_page(path: Path, content_type: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a transfer failed, judged by the text of the exception, because its type does not tell the cause."""
+    """Return why a transfer failed, judged by the text of the exception, because its type does not show the cause."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
     text = str(error).lower()

@@ -39,10 +39,10 @@ def _row(name: str, version: str) -> Package | None:
 
 
 def known_package(package: str, version: str, cache: Cache, *, suite: str = "") -> Package | None:
-    """Return a package as data/distro.toml or an earlier fetch describes it; None if neither does.
+    """Return a package as data/distro.toml, an earlier fetch or an imported bundle describes it; None if none does.
 
     Args:
-        suite: the suite that the earlier fetch must have used if `version` is empty; empty to accept any suite.
+        suite: the suite that the earlier fetch must have used if `version` is empty; empty to accept any description.
     """
     return _row(package, version) or _noted(package, version, cache, suite)
 
@@ -50,7 +50,7 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
 def known_distro(
     name: str, package: str, version: str, *, cache: Cache, suite: str = "", held: tuple[str, str] = ("", "")
 ) -> Source:
-    """Return a source package with the version and digest from data/distro.toml, a lock or an earlier fetch.
+    """Return a source package with the version and digest from data/distro.toml, a lock, or an earlier fetch or import.
 
     The network is not used. The digest is None if none of them contains the package.
 

@@ -49,9 +49,12 @@ def fetch_git(
     git verifies each object against its hash, so the commit's hash covers every byte of the tree. Submodules are not
     fetched.
 
+    UnreachableError is raised if the repository does not answer, or if `offline` is set and the store lacks the tree;
+    DigestError if the repository sends a different commit; and SourceError if it lacks the commit or refuses access.
+
     Args:
         repository_url: an https or ssh URL, or file:// or an absolute path for a local repository.
-        sha: the commit, as 40 hexadecimal digits.
+        sha: the commit, as 40 hexadecimal digits in lower case.
         verify: whether to read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes. The source's digest still names `repository_url`.
     """
@@ -76,7 +79,11 @@ def fetch_git(
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
-    """Return the commit to which a tag in a repository points; the tag may be annotated."""
+    """Return the commit to which a tag in a repository points; the tag may be annotated.
+
+    UnreachableError is raised if the repository does not answer or `offline` is set, and SourceError if the repository
+    has no such tag, does not exist or refuses access.
+    """
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)

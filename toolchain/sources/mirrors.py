@@ -93,7 +93,8 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
     """Return the `Signed-By` value of a mirror, or an empty string if none is found.
 
     `entry` is the location `FILE:NUMBER` of the mirror in apt's configuration. The file is read, because apt does not
-    print the value. If no stanza of the suite in a .sources file has the URL `site`, another stanza's value is used.
+    print the value. If no stanza of the suite in a .sources file has the URL `site`, the first value in the stanzas of
+    the suite is used.
     """
     name, _, number = entry.rpartition(":")
     path = Path(name)

@@ -52,7 +52,10 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
 
 
 def git_protocol(url: str) -> str:
-    """Return the protocol of a repository's URL, for `GIT_ALLOW_PROTOCOL`; raise SourceError for a refused URL."""
+    """Return the protocol of a repository's URL or absolute path, for `GIT_ALLOW_PROTOCOL`.
+
+    SourceError is raised for credentials, and unless the protocol is https, ssh or file, or http to a loopback address.
+    """
     if url.startswith("/"):
         return "file"
     refuse_credentials(url)
@@ -162,7 +165,7 @@ def mirrored(url: str, mirrors: Mirrors) -> str:
 
 
 def session() -> requests.Session:
-    """Return an HTTP session that retries failed connections and busy servers (see `web.session`)."""
+    """Return an HTTP session that repeats a request if a connection fails or a server is busy (see `web.session`)."""
     made = web.session(_ATTEMPTS, RETRY_BACKOFF)
     made.headers["User-Agent"] = "toolchain"
     # With a compressed response, byte counts and ranges would not match the file.

@@ -23,7 +23,8 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
-# The Python version to request for a `py3` wheel. pip would read 3 as 3.0, which is older than many wheels require.
+# This version of Python is requested for a `py3` wheel, because pip would read 3 as 3.0, which is older than many
+# wheels require.
 _ANY_PYTHON = "3.13"
 # The CPython versions in the order in which `download_wheel` tries them, and the minor versions of glibc 2 whose
 # manylinux wheels it accepts.
@@ -72,6 +73,8 @@ def pypi_row(project: str, version: str) -> PypiFile:
 
 def python_of_wheel(file: str) -> tuple[str, bool]:
     """Return the CPython version in a wheel's name, and whether later versions can install the wheel too.
+
+    SourceError is raised if `file` is not the name of a wheel.
 
     Returns:
         `("3.13", False)` for a wheel with the ABI of CPython 3.13; `("3.12", True)` for a wheel with the stable ABI of

@@ -271,7 +271,10 @@ class _How:
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
-    """Unpack a tar archive into the store, and return the tree; with `packed`, or for another file, return the file."""
+    """Unpack a tar archive into the store, and return the tree.
+
+    `file` is returned if its name is not that of a tar archive, or if `packed` is set.
+    """
     if how.packed or not TAR.search(file.name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)

@@ -1,4 +1,4 @@
-"""Find binaries in a source tree, such as machine code and bitcode, by the content of the files."""
+"""Find binaries, such as machine code and bitcode, in a source tree by the content of its files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAGIC = {
     b"AKS2": "AOTriton kernel archive",
     b"\x03\x02\x23\x07": "SPIR-V",
 }
-# The first bytes of archives that `scan` cannot unpack. It reports these archives, because they may contain anything.
+# `scan` reports files that begin with these bytes, because it cannot unpack them, and they may contain anything.
 SEALED = {
     b"\x28\xb5\x2f\xfd": "zstd file, not scanned",
     b"\x04\x22\x4d\x18": "LZ4 file, not scanned",
@@ -105,8 +105,8 @@ class Finding:
 def scan(tree: Path) -> tuple[Finding, ...]:
     """Return all binaries in a tree or a single file, and all archives that cannot be scanned, sorted by path.
 
-    Tar, zip, gzip, bzip2 and xz files are unpacked; folders `.git` and links are skipped. SourceError is raised if one
-    of these files is damaged, has a password or unpacks to too many bytes, because it may contain anything.
+    Tar, zip, gzip, bzip2 and xz files are unpacked; folders `.git` and links are skipped. SourceError is raised if a
+    file to unpack is damaged, has a password or unpacks to too many bytes, because it may contain anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()

@@ -220,7 +220,7 @@ def _parse_url(text: str) -> SourceSpec:
 
 
 def check_sha256(text: str) -> str:
-    """Return a SHA-256, which may lack its prefix, as `sha256:<64 hex>`; raise DigestError for any other text."""
+    """Return a SHA-256, given with or without its prefix, as `sha256:<64 hex>`; raise DigestError if it is invalid."""
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise DigestError(

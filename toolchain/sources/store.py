@@ -26,7 +26,7 @@ _READ: set[Path] = set()
 
 
 class Store:
-    """A folder of files and unpacked trees by digest, which only its owner may enter.
+    """A folder that only its owner may enter; it contains files and unpacked trees by digest.
 
     `files/<hex>/<name>` is a file with its original name, because installers parse the name of a wheel. `trees/<key>/`
     is a tree, `trees/<key>.json` contains its digest, and `trees/<key>.stat.json` caches the hashes of its files.
@@ -121,7 +121,7 @@ class Store:
             verify: whether to read every file of a stored tree, which is done only once per process. Otherwise a file
                 whose size, times and inode are unchanged is trusted.
             brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
-                compared with the hash of its commit, or with the digest of the whole source if it is a part.
+                compared with the hash of its commit, or with the digest of the whole source if the tree is a part.
             take_brought: whether to accept a stored tree that came from a bundle. It is unpacked again unless this or
                 `brought` is set.
         """
@@ -155,7 +155,7 @@ class Store:
             record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
             record |= {"brought": True} if brought else {}
             write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
-            # The files are not synced one by one, because `_intact` notices a file that a power failure truncated.
+            # The files are not synced one by one, because `_intact` detects a file that a power failure truncated.
             partial.rename(path)
             _flush(path.parent)
             _READ.add(path)

@@ -94,6 +94,9 @@ class Suite:
     def update(self, *, bound: bool) -> None:
         """Download the current index.
 
+        NoSuiteError is raised if the mirror does not have the suite, SourceError if the index is expired, and
+        UnreachableError if the index cannot be read for another reason.
+
         Args:
             bound: whether the digest of the wanted package is known. If so, an expired index is accepted, because only
                 the URL of that package is read from the index.

@@ -30,9 +30,9 @@ def remembered(repository: str, tag: str, cache: Cache) -> str:
 def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
     """Return a source with the commit of its tag; a source without a tag is returned unchanged.
 
-    The repository is asked if the commit is unknown, or if its tree is not stored and `offline` is not set. LockedError
-    is raised if the tag no longer points to the commit that the source names. The errors of `commit_of_tag` are raised
-    if the repository has no such tag or cannot be asked, for example because `offline` is set.
+    The repository is queried if the commit is unknown, or if its tree is not stored and `offline` is not set.
+    LockedError is raised if the tag no longer points to the commit that the source names. The errors of `commit_of_tag`
+    are raised if the repository has no such tag or cannot be queried, for example because `offline` is set.
     """
     store = Store(cache.store)
     known = source.digest is not None
@@ -56,7 +56,7 @@ def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
 
 
 def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
-    """Ask the repository again for the commit of a source's tag; return the source with that commit.
+    """Query the repository again for the commit of a source's tag; return the source with that commit.
 
     If the repository does not answer, a note is printed, and the source is returned unchanged.
 

@@ -22,13 +22,13 @@ from toolchain.core.errors import HostileInputError, PinError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)
-# Nanoseconds. The hash of a file that changed more recently is not cached, because another change within the same clock
-# tick would be missed.
+# The hash of a file that changed within the last `_RACY_NS` nanoseconds is not cached, because another change within
+# the same clock tick would be missed.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
 _MAX_LINKS = 40  # the largest number of links that Linux follows in a path
-_REPOSITORIES = {"distro": "debian"}  # the origin in records, where it is not named like the kind
+_REPOSITORIES = {"distro": "debian"}  # the origins in records that differ from the kind, by kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Source:
 
     @property
     def ref(self) -> str:
-        """Return the short string that identifies the source in records, e.g. `distro:llvm-toolchain-22=22.1.8`.
+        """Return the string that identifies the source in records, e.g. `distro:llvm-toolchain-22=22.1.8`.
 
         For a git source, it is the commit, or the tag while the commit is unknown.
         """

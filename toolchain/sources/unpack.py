@@ -27,8 +27,8 @@ from toolchain.sources.tree import check_link_map
 
 LIMIT_BYTES = 16 << 30  # largest total size of the files, including those that are not written
 LIMIT_FILES = 1_000_000  # largest number of members
-_LIMIT_HEADER = 1 << 20  # largest size of an extended header or long name, which tarfile reads into memory
-_LIMIT_TRAILER = 64 << 20  # largest size of the padding after the end mark
+_LIMIT_HEADER = 1 << 20  # bytes; largest extended header or long name, which tarfile reads into memory
+_LIMIT_TRAILER = 64 << 20  # bytes; largest padding after the end mark
 _WINDOW = 1 << 16  # bytes; the buffer is small, because tarfile copies the rest of the buffer at every header
 _TOLD_EVERY = 64  # number of members after which the progress is reported
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -45,7 +45,8 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None
 def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE) -> None:
     """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which must be missing or empty.
 
-    `dest` is removed after an error.
+    `dest` is removed after an error. HostileInputError is raised for an unsafe archive, SourceError for a damaged one,
+    and ResourceError if the disk is full.
 
     Args:
         strip: the number of leading path components that are removed from every name.
@@ -202,7 +203,7 @@ class _Unpacker:
         return "/".join(parts[self.strip :])
 
     def _enter(self, path: str, kind: str) -> None:
-        """Remember a member and the folders above it; raise HostileInputError if it collides with another member."""
+        """Remember a member and the folders above it; raise HostileInputError if it collides with an earlier member."""
         above = path.rpartition("/")[0]
         if above and self.kinds.get(above) != "d":
             self._enter_folders(above)
