@@ -114,7 +114,7 @@ def main() -> None:
         # An empty cache keeps Triton from using results of an earlier run. The shortcuts of the kernel worker are off,
         # because the IR and the assembly are needed as well as the objects.
         os.environ.update(TRITON_CACHE_DIR=folder, KERNEL_WORKER_WITHOUT="shared,direct,parses")
-        from worker import Compiler  # noqa: PLC0415 - reads the environment
+        from worker import Compiler  # noqa: PLC0415 - `--help` does not need it
 
         compiler = Compiler()
         os.environ["TRITON_STORE_BINARY_ONLY"] = "0"

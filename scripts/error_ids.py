@@ -13,7 +13,7 @@ from toolchain_lab.bridge import CLASSES
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "exit-codes.md"
-SEVERAL = 0  # stands for several exit codes, because the error's class is chosen at run time
+SEVERAL = 0  # this value stands for several exit codes, because an error's class may be chosen at run time
 _TITLE = "\n## Ids of errors\n"
 _HEAD = f"""{_TITLE}
 Made by `python -m scripts.site_pages`. A terminal shows an id in brackets, `--json` as the key `id`. Messages may

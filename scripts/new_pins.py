@@ -2,8 +2,7 @@
 
 Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
 file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` contains the inputs of the
-build workflow, or is null if this tool cannot build the pin. Text from upstream is checked for its form before it is
-passed on.
+build workflow, or is null if no build is proposed. Text from upstream is checked for its form before it is passed on.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Repository:
     def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
         """Return the commits of matching refs by the full name of the ref.
 
-        If there are more than `_LIMIT` refs, only the first ones in the order of their names are returned.
+        If there are more than `_LIMIT` matching refs, only the first ones in the order of their names are returned.
 
         For an annotated tag, the commit is the one that the tag points to.
         """
@@ -177,7 +176,7 @@ def _triton(entry: Mapping[str, Any], known: set[str]) -> Iterator[Finding]:
             why = f"Triton's {branch[1]} at {entry['commit']} pins it"
             yield Finding(f"LLVM {pin.commit[:12]} of Triton {branch[1]}", why, _build(pin, "", entry["files"]))
         return
-    assert tag is not None  # noqa: S101 - one of the two
+    assert tag is not None  # noqa: S101 - a ref is a tag or a branch
     version = tag[1]
     row = next((one for one in triton_releases() if one.version == version), None)
     llvm = pin.commit if pin else ""
@@ -239,7 +238,7 @@ def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
 def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str, str]]:
     """Return the LLVMs for GPUs that pin files name, and the problems, both by LLVM's name for the target.
 
-    For a target that this tool does not know, the key is the target's name in the name of the pin file.
+    For a target that is not in `TARGETS`, the key is the target's name in the name of the pin file.
     """
     pins: dict[str, CodegenPin] = {}
     odd: dict[str, str] = {}

@@ -190,8 +190,8 @@ def names() -> str:
 def _gpus() -> list[str]:
     rows = [[f"`{row['name']}`", ", ".join(row["market"]) or "none known", f"`{pack(row['name'])}`"]
             for row in load("gpus")["gpu"]]  # fmt: skip
-    assert {row[0].strip("`") for row in rows} == set(known_gpus())  # noqa: S101 - the page says all of them
-    assert parse_gpus("MI300X") == ("gfx942",)  # noqa: S101 - the example below
+    assert {row[0].strip("`") for row in rows} == set(known_gpus())  # noqa: S101 - the page must list all GPUs
+    assert parse_gpus("MI300X") == ("gfx942",)  # noqa: S101 - the page contains this example
     return [
         "## GPUs\n",
         ("`--gpu` takes LLVM names and market names: `--gpu gfx942`, `--gpu MI300X`, `--gpu 'gfx942;RX 7900 XTX'`. Case, spaces,"

@@ -41,7 +41,7 @@ def seconds(words: list[str], compiled: str) -> tuple[float, float]:
 
 
 def main(runs: int) -> None:
-    """Run each command `runs` times, and print the medians and the ratios."""
+    """Run each command once and then `runs` times more, and print the medians of the later runs and their ratios."""
     tool = str(Path(sys.executable).parent / "toolchain")
     names = [verb.name for verb in all_verbs() if " " not in verb.name] + list(GROUPS)
     with tempfile.TemporaryDirectory() as folder:

@@ -80,10 +80,10 @@ def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> 
 
 def cases_of(about: Mapping[str, Any]) -> list[Any]:
     """Return the cases by which `kernels check` judges an object."""
-    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - not installed where a GPU is
+    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - it is not installed where a GPU is
     from toolchain_lab.numbers.check import CASES, SEED  # noqa: PLC0415
 
-    # The metadata names another GPU, because the bounds for gfx942 allow for fp32 that is rounded to xf32.
+    # The metadata names gfx1100, because the bounds for gfx942 allow for fp32 that is truncated to xf32.
     metadata = metadata_of({**about["beside"], "arch": "gfx1100"}, about["object"])
     return list(CASES[metadata.source, metadata.kernel](metadata, SEED))
 

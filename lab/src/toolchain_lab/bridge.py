@@ -79,7 +79,7 @@ def disassembler(given: Path | None = None) -> Disassembler:
 
 
 def load(path: Path, kernel: str | None = None) -> CodeObject:
-    """Read a code object for any GPU that the tool knows; see `codeobject.load`."""
+    """Read a code object for any GPU in the tool's catalog; see `codeobject.load`."""
     return codeobject.load(path, gpu_of_flag, kernel, opened=_opened)
 
 

@@ -19,6 +19,7 @@ def metered(stream: BinaryIO, *, reads: int = _MOST_READS) -> BinaryIO:
 
     Args:
         stream: a seekable file. It stays open when the new stream is closed.
+        reads: the limit for the number of reads.
     """
     return cast("BinaryIO", _Metered(stream, reads))
 

@@ -70,7 +70,7 @@ def audit(
 
     The exit code is 12 if a GPU or kernel is missing, empty or damaged, or if a recompiled kernel differs.
     """
-    from toolchain_lab.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.examine.audit import audit as look  # noqa: PLC0415 - `--help` does not need it
 
     gpus = gpus_of(gpu)
     signer: Any = None
@@ -95,7 +95,7 @@ def audit(
     where = cache_of(cache)
     result = look(what, where, gpus=gpus, plan=plan)
     if rebuild and source is not None:
-        from toolchain_lab.examine.rebuild import rebuild as again  # noqa: PLC0415 - imports the compiler's modules
+        from toolchain_lab.examine.rebuild import rebuild as again  # noqa: PLC0415 - it imports the engine's modules
 
         triton = chosen_triton(triton_wheel, with_python, where)
         result.rebuilt = again(

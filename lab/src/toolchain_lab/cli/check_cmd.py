@@ -76,7 +76,7 @@ def kernels_check(
         )
     gpus = gpus_of(gpu)
     disassembler = decoder(objdump)
-    from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.examine.places import opened  # noqa: PLC0415 - `--help` does not need it
     from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - it imports numpy
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415
 
@@ -150,7 +150,7 @@ def screen(report: Report) -> Iterator[str]:
 
 def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> None:
     """Raise an error for kernels that have wrong results, that cannot be emulated, or that were not checked."""
-    from toolchain.core.check_result import REFUSED, SKIPPED, listed  # noqa: PLC0415 - for a verb that runs
+    from toolchain.core.check_result import REFUSED, SKIPPED, listed  # noqa: PLC0415 - `--help` does not need it
 
     report.require_right()
     if rows := report.of(REFUSED):

@@ -48,7 +48,7 @@ def kernels_diff(
 
     Regressions come first: lower occupancy, then new spills. No kernel is run, and no GPU is needed.
     """
-    from toolchain_lab.examine.diff import compare  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.examine.diff import compare  # noqa: PLC0415 - `--help` does not need it
     from toolchain_lab.examine.instructions import compare_instructions  # noqa: PLC0415
     from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
 
@@ -81,7 +81,10 @@ def gpus_of(option: str | None) -> tuple[str, ...]:
 
 
 def conditions_of(text: str) -> list[str]:
-    """Return the conditions that the value of `--fail-on` lists; raise ConfigError if one is unknown."""
+    """Return the conditions that the value of `--fail-on` lists.
+
+    ConfigError is raised if a condition is unknown, or if the value is not empty but lists no condition.
+    """
     from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
 
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -96,8 +96,8 @@ def emulate(
 ) -> None:
     """Run an AMD code object on the CPU, without a GPU, and compare its buffers with expected ones.
 
-    Without --grid, list the instructions of the code objects, and those that the emulator does not support. Exits
-    with 24 if a result differs from --expect, and with 27 if the kernel accesses memory outside of its buffers.
+    Without --grid, list the instructions of the code objects, and those that the emulator does not support. The exit
+    code is 24 if a result differs from --expect, and 27 if the kernel accesses memory outside of its buffers.
     """
     if grid is None and (workgroup or arg or out is not None or reverse or signature or kernel or expect):
         what = "--arg, --expect, --kernel, --out, --reverse, --signature and --workgroup need --grid"
@@ -117,7 +117,7 @@ def emulate(
                 fix="give one code object, with --gpu GPU if it is in a bundle, or omit --grid",
             )
         from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT  # noqa: PLC0415
-        from toolchain_lab.emulator.given import compare_with, read_expected  # noqa: PLC0415 - numpy, for a verb that runs
+        from toolchain_lab.emulator.given import compare_with, read_expected  # noqa: PLC0415 - it imports numpy
         from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
@@ -200,7 +200,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
     Args:
         gpu: the GPU whose code object is unpacked from a bundle; if empty, all are unpacked.
     """
-    from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - `--help` does not need it
 
     names = []
     for code in bundled(path):
@@ -284,7 +284,7 @@ def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple
 
 
 def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
-    import numpy as np  # noqa: PLC0415 - an extra
+    import numpy as np  # noqa: PLC0415 - numpy is an extra
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt =
 
     The page loads nothing from the network. A campaign may still be running.
     """
-    from toolchain.core.digest import write_output  # noqa: PLC0415 - for a verb that runs
+    from toolchain.core.digest import write_output  # noqa: PLC0415 - `--help` does not need it
     from toolchain_lab.report.page import html  # noqa: PLC0415
     from toolchain_lab.report.subject import report_of  # noqa: PLC0415
 

@@ -52,7 +52,7 @@ def kernels_try(
     The exit code is 25 if the new kernel is worse, so that `git bisect run` can call this verb.
     Triton and the kernel's source run isolated in namespaces, as in builds.
     """
-    from toolchain_lab.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - `--help` does not need it
     from toolchain_lab.examine.diff import compare  # noqa: PLC0415
     from toolchain_lab.examine.instructions import compare_instructions  # noqa: PLC0415
     from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
@@ -105,7 +105,7 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
     ConfigError is raised if both options are given, or if `--with-python` is empty. For the errors of a wheel, see
     `triton_of_wheel`.
     """
-    from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - `--help` does not need it
 
     if wheel is not None and python is not None:
         raise ConfigError(

@@ -23,7 +23,7 @@ def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
     """Print the LLVMs in a Triton wheel, and compare them with the pins.
 
     PinError is raised if an LLVM is missing from the wheel, if several revisions are named for one LLVM, or if an LLVM
-    differs from the pin for this Triton.
+    differs from the pin for this Triton. ConfigError is raised if `use` is set.
     """
     if use:
         raise ConfigError(

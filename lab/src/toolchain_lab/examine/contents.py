@@ -88,7 +88,7 @@ class LaunchList:
 
 @dataclass(frozen=True)
 class Pack:
-    """An .aks2 file, or a .zip that may contain .aks2 files, which is opened on demand."""
+    """An .aks2 file, or a .zip that may contain .aks2 files. The method `codes` opens the file."""
 
     path: str
     _file: StoredFile = field(repr=False)
@@ -215,7 +215,10 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """Return an entry's path: its name, after the .zip's path without the suffix if the name has no GPU or pack."""
+    """Return an entry's path: its name if that contains a GPU or a pack, and otherwise `ZIP/NAME`.
+
+    ZIP is the path of the .zip without its suffix.
+    """
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 

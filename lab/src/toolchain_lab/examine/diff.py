@@ -113,7 +113,10 @@ class Difference:
         return [row for row in self.rows if CONDITIONS[condition](row)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the difference as `kernels diff --json` prints it. Kernels with the same bytes are only counted."""
+        """Return the difference in the form of `kernels diff --json`, without the keys `a` and `b`.
+
+        Kernels with the same bytes in A and B are only counted.
+        """
         listed = [row.as_json() for row in self.rows if row.status != SAME]
         return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
 
@@ -175,8 +178,8 @@ def _rank(row: Row) -> tuple[Any, ...]:
     more = [
         after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
     ]
-    # A kernel with new spills is among the worst even if more of its waves fit, because a lower limit on registers
-    # causes both.
+    # A kernel with new spills is among the worst even if more of its waves fit in B than in A, because a low limit on
+    # registers causes both.
     lost = row.lost_waves
     return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 

@@ -40,6 +40,7 @@ class Facts:
         lds: the size of a workgroup's LDS in bytes, including the LDS that a launch adds if this is known.
         scratch: the size of a lane's scratch memory in bytes.
         code: the size of the instructions in bytes; for PTX, the number of instructions.
+        digest: the SHA-256 of the instructions, in hex.
         two_units: whether the kernel runs in workgroup processor mode.
         allocated: the number of vector registers that the kernel descriptor reserves, which limits the number of waves;
             0 if it is unknown.
@@ -78,7 +79,10 @@ class Facts:
         return (self.vgpr_spills or 0) + (self.sgpr_spills or 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values; `waves` is the occupancy, and `waves_by_registers` ignores LDS."""
+        """Return the facts as JSON values, without `two_units`, `allocated` and `xnack`.
+
+        `waves` is the occupancy, and `waves_by_registers` ignores LDS. Both are None if the occupancy is unknown.
+        """
         row = asdict(self)
         del row["two_units"], row["allocated"], row["xnack"]
         there = self.occupancy
@@ -90,7 +94,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     """Return the facts about each kernel in a code object.
 
     Args:
-        shared: the number of bytes of LDS that a launch adds.
+        shared: the number of bytes of LDS that a launch adds; None if it is unknown, which has the effect of 0.
 
     Raises:
         KernelError: the code object is damaged, is for an unknown GPU, or contains no kernel.
@@ -161,8 +165,8 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     """Return the facts about each kernel in a PTX file. Registers are unknown, because the driver allocates them later.
 
     Raises:
-        KernelError: the file names no target, contains no kernel, ends within a kernel, or contains a line of more than
-            65,536 characters.
+        KernelError: the file names no target, contains no kernel or no `}` after the name of the last kernel, or
+            contains a line of more than 65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():
@@ -222,7 +226,10 @@ class _Entry:
 
 
 def _space(line: str) -> tuple[str, int] | None:
-    """Return the state space and the size in bytes of a local or shared array; None if the line declares none."""
+    """Return the state space and the number of elements of a local or shared array; None if the line declares none.
+
+    The number is also the size in bytes, because LLVM declares these arrays with elements of one byte.
+    """
     if (match := _SPACE.search(line)) is None or (size := _SIZE.search(line, match.end())) is None:
         return None
     return match[1], int(size[1])

@@ -73,6 +73,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
     Raises:
         NotEmulatedError: the code object cannot be decoded.
         LookupError: the code object does not contain the kernel.
+        ValueError: the tables in the code object overlap, or are too large; see `metered`.
     """
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - imported only if kernels differ
 
@@ -94,7 +95,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Replace the constant that is added to a half of the program counter, in `register`, with the half's name."""
+    """Replace the constant that is added to `register`, a half of the program counter, with the name of the half."""
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
             texts[place] = f"{match[1]} s{register} {name}"

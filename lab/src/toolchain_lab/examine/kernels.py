@@ -27,11 +27,11 @@ class Kernel:
     """A compiled kernel in a place.
 
     Args:
-        key: a name that is the same for the same kernel in another place. `kernels_in` makes it unique in the place.
+        key: the name by which `diff.compare` pairs the kernels of two places. `kernels_in` makes it unique in a place.
         facts: the facts about the kernel; None if it is empty, which AOTriton's loader treats as known bad.
         launch: a digest of the compilation inputs in the kernel's JSON; empty if there is no such JSON, or if it lacks
             the inputs.
-        content: the bytes of the code object, if the caller asked for them; otherwise empty.
+        content: the bytes of the code object if the `keep` of `kernels_in` contains its digest; otherwise empty.
         packed: whether the kernel is in a pack of AOTriton and not empty.
     """
 

@@ -45,7 +45,10 @@ def occupancy(
     Args:
         vgpr: the number of vector registers that a wave uses, including AGPRs, or the number that `allocated` returns
             if that is larger.
+        sgpr: the number of scalar registers that a wave uses.
+        lds: the size of a workgroup's LDS in bytes.
         wave: the number of lanes in a wave, 32 or 64.
+        threads: the number of threads in a workgroup.
         two_units: whether the kernel runs in workgroup processor mode.
     """
     row = limits_of(gpu)

@@ -60,6 +60,8 @@ class Part:
 
         This method must be called before the iteration over `parts` goes on to the next part, because the file with the
         content of a compressed bundle is closed after the bundle's last part.
+
+        HostileInputError is raised if the code object is too large.
         """
         if self.size > LARGEST_OBJECT:
             raise too_large(self.target, self.size, LARGEST_OBJECT)

@@ -121,7 +121,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
     """Yield the files of a place, as a context manager. The bytes of images are first checked, as `verify` does.
 
     Args:
-        what: a folder, a file, the name of an image in the cache, or a reference.
+        what: a folder, a file, the name of an image in the cache, or the reference of an image.
 
     Raises:
         ConfigError, SourceError: there is no such place.
@@ -254,7 +254,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
     """Return a layout, and the images in it that a name in the cache or a reference stands for."""
     if "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - imports the plan's modules
+        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - it imports the stages' modules
 
         layout = Layout(cache.images)
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]

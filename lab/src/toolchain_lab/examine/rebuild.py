@@ -75,7 +75,10 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """Return the rules of a plan, by the path of the code object. The plan may have been written at another path."""
+    """Return the rules of a plan, by the path of the code object.
+
+    The paths in the plan may lie outside of `plan` and `source`, because both folders may have been moved.
+    """
     try:
         with (plan / FLATZIP).open(encoding="utf-8") as stream:
             build = stream.readline().split(";")[3].partition("/aks2/")[0]
@@ -93,6 +96,11 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
     """Return a function that returns the launch values of a kernel, given its path in a pack and its LDS in bytes.
 
     The returned function returns None for a kernel that is not in the plan.
+
+    Raises:
+        SourceError: `plan` does not contain a plan, or a file of the plan or of the source is missing or malformed; see
+            `read_plan` for more errors.
+        ConfigError: the plan lists no kernel.
     """
     rules, keys = _rules(plan, source), objects_of(plan, ())
 

@@ -127,6 +127,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the JSON file cannot be read, lacks the compilation inputs of the kernel, or names a source file
             outside of the root.
+        UnsupportedError: the JSON file names an unknown GPU.
         SourceError: the source does not contain the kernel's file, or contains it in several folders.
     """
     beside = path.with_suffix(".json")

@@ -23,9 +23,10 @@ PREDICATE = "urn:toolchain:audit:v1"
 
 
 def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
-    """Return the in-toto statement for an audit, without the path of what was audited.
+    """Return the in-toto statement for an audit, without the name of the audited place.
 
     Args:
+        name, digests: the name that all subjects of the statement have, and the digest of each subject.
         result_json: the result of the audit as `audit --json` prints it.
     """
     result = {key: value for key, value in result_json.items() if key not in {"what", "attested"}}

@@ -15,7 +15,7 @@ _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key
 
 @dataclass
 class Uneven:
-    """The kernels and functions that are missing for a GPU but exist for another.
+    """The kernels and functions that are missing for a GPU but exist for another GPU.
 
     Args:
         missing: the kernels and functions whose absence is a fault; see `uneven` for the conditions.

@@ -31,7 +31,7 @@ from toolchain.sources.store import Store
 from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
-# The verdicts that say that a wheel contradicts the data.
+# The verdicts about libraries that contradict the data.
 WRONG: tuple[Verdict, ...] = ("other", "contradictory", "missing")
 
 _PROJECT = "triton"
@@ -55,11 +55,12 @@ class Library:
         part: `core`, `bitcode`, or LLVM's name for a GPU's code generator, such as `AMDGPU` (if unknown, Triton's).
         told: the revisions that are named by texts in the file.
         revision: the revision of the LLVM inside, or `COMMIT-BUILD` if a text has both. It is empty if no text names
-            a revision, if texts name different ones, and for bitcode, in which a text names the compiler.
+            this LLVM, if texts name different ones, and for bitcode, in which a text names the compiler.
         llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if the file contains none, or
             several.
         pin: the pinned revision in the data; empty if the data contains none.
         pin_version: for `core`, the pinned major version in the data, such as `17`; empty if the data contains none.
+        certainty: whether the pin was verified or inferred; empty if the data contains no pin.
         verdict: the result of the comparison; `not pinned` for bitcode, because it only names its compiler.
         also: if the LLVM is not the pinned one, or the data contains no pin, at most three releases in the data that
             are built with it.
@@ -151,7 +152,8 @@ def read_wheel(path: Path) -> WheelLlvm:
 
     Raises:
         SourceError: the file is not a wheel, or is damaged.
-        HostileInputError: the content of the wheel is harmful; see `open_wheel` and `revisions`.
+        HostileInputError: the wheel contains the metadata of several projects or too large metadata, or is malicious;
+            see `open_wheel` and `revisions`.
     """
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)

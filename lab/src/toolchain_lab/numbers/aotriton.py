@@ -357,7 +357,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
 
 
 def random_numbers(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield a case for debug_simulate_encoded_softmax, where a result's sign tells whether dropout keeps an element."""
+    """Yield a case for debug_simulate_encoded_softmax, whose results are positive where dropout keeps an element."""
     arguments = Arguments(metadata)
     element = element_of(metadata, "R")
     block_m, block_n = int(arguments.constant("BLOCK_M")), int(arguments.constant("BLOCK_N"))

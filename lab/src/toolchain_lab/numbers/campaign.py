@@ -147,6 +147,9 @@ def results(
     """Check kernels, and yield each result as soon as it is known.
 
     If there are several jobs and several kernels, parallel processes check them.
+
+    Raises:
+        ResourceError: one of the parallel processes was killed.
     """
     if jobs < 2 or len(objects) < 2:
         for each in objects:

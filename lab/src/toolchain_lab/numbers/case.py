@@ -145,7 +145,10 @@ class Arguments:
             self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
-        """Set arguments without a value whose names match a pattern to 0 or null; no result may depend on them."""
+        """Set to 0 or null each argument that has no value yet and a name that matches one of `patterns`.
+
+        No result may depend on these arguments.
+        """
         for parameter in self.metadata.parameters:
             if parameter.name not in self.values and any(fnmatch.fnmatchcase(parameter.name, p) for p in patterns):
                 self.values[parameter.name] = None if parameter.pointer else 0

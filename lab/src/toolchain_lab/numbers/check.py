@@ -43,6 +43,7 @@ class Checked:
         errors: the error and the allowed error of each result, by label, from the case in which their ratio is
             largest.
         unknown: the instructions in the kernel that the emulator does not support and that were not executed.
+        seconds: the CPU time of the check in seconds.
         exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if the kernel was skipped or
             stopped by a fault.
         approximate: the executed instructions that are not exact, each with the bound on its error.
@@ -149,6 +150,7 @@ def check_program(
     """Run a decoded kernel on its cases, compare the results with the references, and return the verdict.
 
     Args:
+        began: the process's CPU time in seconds at the beginning of the check; by default, the time of this call.
         make: a function that returns the cases; by default, the known cases for the kernel.
 
     Raises:

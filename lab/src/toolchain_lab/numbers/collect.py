@@ -28,10 +28,10 @@ _LAUNCH = ".launch"  # in a Triton cache, NAME.launch.json contains launch data,
 
 @dataclass(kw_only=True)
 class Collected:
-    """The code objects that `collect` found.
+    """The code objects that `collect` chose and wrote to a folder.
 
     Args:
-        available: the number of code objects from which they were chosen.
+        available: the number of code objects from which `objects` were chosen.
         unknown: the paths of AOTriton packs that lack launch data.
     """
 
@@ -63,7 +63,8 @@ def collect(
 
     Raises:
         ConfigError: there is no code object for these GPUs, or two code objects have the same name.
-        KernelError: a pack or a result of a kernel store is damaged.
+        KernelError: a bundle, a pack or a result of a kernel store is damaged.
+        SourceError, HostileInputError: a file cannot be read, or is malicious.
     """
     known = _Known(planned)
     objects: dict[str, Object] = {}
@@ -142,7 +143,7 @@ class _Known:
             elif isinstance(item, LaunchList):
                 self._launches[item.folder] = item.launches
             elif isinstance(item, Pack):
-                # Packs are handled at the end, because their launch data may follow them.
+                # The kernels of packs are yielded last, because the launch data of a pack may follow the pack.
                 packs.append((item.path, [] if self._planned is None else list(_keys(item))))
             elif item.launch is not None:
                 yield item.name, _metadata(item.launch)

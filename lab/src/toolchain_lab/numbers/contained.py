@@ -29,8 +29,8 @@ _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 
 def _advice(error: process.CommandError) -> str:
-    """Return what a user can do after the process failed: free memory if it was killed, otherwise report the error."""
-    # A program that runs another reports the other's signal N as 128 + N.
+    """Return advice after a failed check: free memory if a process was killed or lacked memory, otherwise report it."""
+    # If signal N ends a child process, the program that runs the child ends with the exit code 128 + N.
     killed = error.returncode < 0 or error.returncode > 128
     # `campaign.results` raises a ResourceError if one of its workers is killed.
     if killed or any(name in line for line in error.tail for name in ("MemoryError", "ResourceError")):

@@ -59,7 +59,7 @@ ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 class Tensor:
     """A tensor [batch, head, row, column] in memory.
 
-    Elements of `data` that belong to no row are NaN, so that the results of a kernel that uses them are wrong.
+    Elements of `data` whose indices are not in `places` are NaN, so that a kernel that uses them has wrong results.
 
     Args:
         data: the memory of the tensor, a one-dimensional array.
@@ -91,6 +91,7 @@ def tensor(
         shape: the numbers of batches, heads, rows and columns.
         fill: a function that returns values of a given shape.
         pitch: the number of elements from one head to the next; the number of columns if that is larger.
+        guard: the number of guard rows after each batch.
     """
     batch, heads, rows, columns = shape
     pitch = max(pitch, columns)

@@ -17,7 +17,7 @@ _MOST = 1 << 30  # bytes; the limit for the size of the file
 
 
 def append(path: Path, row: Checked, decoder: str) -> None:
-    """Append a result to the file; raise ConfigError if the file cannot be written."""
+    """Append a result to the file of `--results`; raise ConfigError if the file cannot be written."""
     try:
         # `read` refuses halves of surrogate pairs, which stand for the bytes of a name that are not UTF-8.
         line = json.dumps({"decoder": decoder, "row": row.as_json()}, ensure_ascii=False).encode(errors="replace")
@@ -33,10 +33,10 @@ def append(path: Path, row: Checked, decoder: str) -> None:
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
-    """Return the file's results that were made with the same `decoder`, by kernel name.
+    """Return the results in the file of `--results` that were made with `decoder`, by kernel name.
 
-    If there is no file, there are no results. If the check was killed while it wrote the last line, the incomplete line
-    is removed from the file.
+    If the file does not exist, an empty dict is returned. If a check was killed while it wrote the last line, the
+    incomplete line is removed from the file.
 
     Raises:
         ConfigError: the file cannot be read, or does not contain results.

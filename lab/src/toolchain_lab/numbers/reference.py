@@ -22,6 +22,7 @@ class Inputs:
         q, k, v, do: `float64[rows, columns]`. If `do` is None, no gradients are computed.
         scale: the factor by which scores are multiplied.
         visible: which keys each query may see, `bool[queries, keys]`.
+        bias: the numbers that are added to the scores, `float64[queries, keys]`; None if there is no bias.
         keep: which elements dropout keeps, `bool[queries, keys]`; None if there is no dropout.
         drop: the probability with which dropout drops an element.
     """

@@ -166,7 +166,7 @@ def _files(layout: Layout, record: Record) -> Table:
 
 
 def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
-    """Return the folder to which the size of a small file is added, which is at most `_DEEP` folders deep.
+    """Return the folder to which the size of a small file is added: at most `_DEEP` folders below the prefix or `/`.
 
     Args:
         below: the path relative to the image's prefix, or `path` itself if it is outside the prefix.

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 Cell: TypeAlias = "str | float | None"
-Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js documents the keys for each kind of picture
+Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js reads the keys of each kind of picture
 
 
 class Kind(Enum):

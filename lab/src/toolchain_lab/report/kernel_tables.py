@@ -36,7 +36,7 @@ _COLUMNS = (
     *(Column(key, label, kind, help=help_) for key, (label, kind, help_) in FACTS.items()),
     Column("size", "Object", Kind.BYTES, help="bytes of the code object"),
     Column("reason", "Reason", Kind.TEXT),
-    Column("message", "Message", Kind.TEXT, help="the full text of the reason"),
+    Column("message", "Message", Kind.TEXT, help="the lines of the reason, if there are several"),
     Column("name", "Name", Kind.TEXT),
 )
 _PICTURES: tuple[Picture, ...] = (
@@ -127,7 +127,10 @@ def _facts_cells(facts: Facts | None) -> list[Cell]:
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return the first line, by which reasons are counted, and the text, or no text for one line; truncate both."""
+    """Return the first line of a reason, by which reasons are counted, and the whole reason, both truncated.
+
+    For a reason of one line, the second string is empty.
+    """
     first = text.partition("\n")[0]
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 

@@ -68,7 +68,10 @@ def _lines(text: str) -> Iterator[tuple[float, float, str]]:
 
 
 def _runs(lines: Sequence[tuple[float, float, str]]) -> list[Sequence[tuple[float, float, str]]]:
-    """Return the lines of each run, which begins where end times decrease; above `_MOST_RUNS`, return one."""
+    """Return the lines of each run. A run begins where end times decrease.
+
+    If there are more than `_MOST_RUNS` runs, all lines are returned as one run.
+    """
     starts = [at for at, line in enumerate(lines) if at == 0 or line[1] < lines[at - 1][1]]
     if len(starts) > _MOST_RUNS:
         return [lines]

@@ -41,7 +41,7 @@ def report_of(what: str, cache: Cache) -> Report:
     if path.is_file() and _is_ledger(path):
         return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
     if not path.exists() and "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - imports the plan's modules
+        from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - it imports the stages' modules
         from toolchain_lab.report.builds import build_report  # noqa: PLC0415
 
         try:
