@@ -127,6 +127,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     This tool cannot build these compilers, so the user must skip their kernels.
 
     Args:
+        what: a name of the AOTriton for the message, such as `AOTriton 0.14b`.
         has: the compilers other than Triton that the kernels need.
         without: the compilers whose kernels the user skips.
     """
@@ -152,6 +153,8 @@ def foreign_in(tree: Path) -> tuple[str, ...]:
 
 def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, without: Sequence[str] = ()) -> None:
     """Raise an error if the kernels of a release cannot be built, or if the release has none for one of the GPUs.
+
+    An error is also raised if the release is unknown, or if `without` names a compiler that its kernels do not need.
 
     Args:
         own_triton: whether the user chose the Triton to compile with.
@@ -203,7 +206,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
 
     A tree that is not a release gets the generation of the newest release that has the same generator and is not newer
     than the tree; with the generator `aotriton`, it always gets the generation of 0.13b. Raise a SourceError if the
-    tree is not the given release, or has no known generator.
+    tree is not the given release, or has no known generator, and a PinError if the release is unknown.
 
     Args:
         release: the release that the tree must contain; empty if the tree is not a release.
@@ -286,8 +289,8 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
 
     Args:
         release: the release; empty for a tree that is not a release. The databases of such a tree only have to
-            exist and not be empty; one that the tree does not mention may be missing if the tree contains another one.
-            If the tree has the generator `aotriton`, its databases are not checked.
+            exist and not be empty. A database that the generator does not mention may be missing if the tree contains
+            another database. If the tree has the generator `aotriton`, its databases are not checked.
         given: the user's own file or folder, which replaces a database of the tree.
 
     Returns:
@@ -352,9 +355,9 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
 
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
-    """Return the database that the user's file replaces; raise a SourceError if there is none.
+    """Return the database in `rows` that the user's file replaces; raise a SourceError if there is none.
 
-    It is the one with the same git id, or else the first one that is not a .tar.xz file.
+    The file replaces the database with the same git id, or else the first database that is not a .tar.xz file.
     """
     id_ = git_id(given)
     fits = [row for row in rows if row.id == id_] or [row for row in rows if not row.path.endswith(".tar.xz")][:1]

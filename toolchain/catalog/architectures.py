@@ -37,7 +37,7 @@ MACHINES = {
 
 
 def this_machine() -> str:
-    """Return the OCI architecture of the machine that runs this tool; for an unknown one, what `uname -m` prints."""
+    """Return the OCI architecture of the machine that runs this tool, or the output of `uname -m` if it is unknown."""
     kernel = platform.machine()
     return next((machine.arch for machine in MACHINES.values() if machine.kernel == kernel), kernel)
 
@@ -52,14 +52,15 @@ def machine_of(arch: str) -> Machine:
 
 
 def emulator_name(arch: str) -> str:
-    """Return the name of the qemu program that runs programs for `arch`."""
+    """Return the name of the qemu program that runs programs for `arch`, an OCI architecture in `MACHINES`."""
     return f"qemu-{machine_of(arch).kernel}-static"
 
 
 def emulator(arch: str, *, proof: bool = True) -> Path:
     """Return the path of the qemu program that runs programs for `arch`; raise an EngineError if it is not installed.
 
-    The program is linked statically and called directly, so it works in any container.
+    Raise an UnsupportedError if the architecture is unknown. The program is linked statically and called directly, so
+    it works in any container.
 
     Args:
         proof: whether qemu is needed only for the contract check, which the user can skip. Otherwise, the build of

@@ -18,6 +18,7 @@ class BaseRef:
     Args:
         recipe: the name of a recipe, even if no such recipe exists; empty for a local image.
         image: the reference to a local image; None for a recipe.
+        text: the value of `--base` for a local image; otherwise empty.
     """
 
     recipe: str = ""
@@ -29,7 +30,7 @@ class BaseRef:
 
 
 def parse_base(text: str) -> BaseRef:
-    """Parse the text of `--base`: `debian13`, or `oci:DIR[:TAG|@DIGEST]`."""
+    """Parse the text of `--base`: `debian13`, or `oci:DIR[:TAG|@DIGEST]`; raise a ConfigError if it is malformed."""
     if not text.startswith(_LOCAL):
         return BaseRef(recipe=text)
     from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most bases are recipes

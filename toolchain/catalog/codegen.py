@@ -1,4 +1,4 @@
-"""Triton's code generator libraries, each of which is built on an LLVM of its own, from data/codegen.toml."""
+"""The tables of data/codegen.toml: Triton's code generator libraries, each of which is built on an LLVM of its own."""
 
 from __future__ import annotations
 

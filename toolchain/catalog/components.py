@@ -34,12 +34,13 @@ class LlvmRequirements:
         components: the value of LLVM_DISTRIBUTION_COMPONENTS.
         tools: the programs that bin/ in LLVM's prefix must contain.
         libtriton: the libraries that Triton's Python module links, without `lib` and `.a`, sorted.
-        bin_tools: the libraries that Triton's command-line programs link, in the same form.
+        bin_tools: the libraries that Triton's command-line programs link, without `lib` and `.a`, sorted.
+        clang, lld, filecheck: whether Triton needs clang, the libraries of lld, and the program FileCheck.
         keep: globs for more libraries to keep in the layer.
         drop: globs for libraries that are not kept although they match `keep`.
-        serves: the version or commit of Triton, as the user requested it.
+        serves: the version or commit of Triton, as `needs_for` got it.
         llvm: the major version of the LLVM that this Triton pins, `22` for 22.0.0git.
-        since: the first major version of LLVM that installs all of these parts.
+        since: the first major version of LLVM that installs all of these parts; 0 if every version does.
     """
 
     projects: tuple[str, ...]
@@ -64,6 +65,8 @@ class LlvmRequirements:
 
 def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
     """Return the parts of LLVM that a Triton needs; raise an UnsupportedError if they or `arch` are unknown.
+
+    Raise a PinError if `version` is neither a version nor a full commit.
 
     Args:
         version: a Triton version (`3.7.1`, `v3.7`) or a full commit.
@@ -103,7 +106,10 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
 
 def line_of(version: str) -> str:
-    """Return the minor version of a Triton (`3.7` for `3.7.1`) or, for a known commit, of the most similar release."""
+    """Return the minor version of a Triton (`3.7` for `3.7.1`) or, for a known commit, of the most similar release.
+
+    Raise a PinError for an unknown commit and for any other text.
+    """
     extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
     major, minor = _line(extra["like"] if extra else version)
     return f"{major}.{minor}"
@@ -131,7 +137,11 @@ def is_near(needs: LlvmRequirements, llvm: int) -> bool:
 
 
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
-    """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton."""
+    """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton.
+
+    Args:
+        where: the LLVM, for the message.
+    """
     own = needs.llvm
     if not is_near(needs, llvm):
         old = llvm < own

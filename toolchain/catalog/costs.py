@@ -37,7 +37,11 @@ class Cost:
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return text with the number and the compile time of the kernels, or the reason why `kernels` is None."""
+        """Return text with the number and the compile time of the kernels, or the reason why the number is unknown.
+
+        Args:
+            kernels: the number of kernels; None if it is unknown.
+        """
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
@@ -58,7 +62,7 @@ def costs() -> tuple[Cost, ...]:
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
-    """Return the row for a part of a stage (by default, the whole stage); None if there is none."""
+    """Return the row with this `stage` and `part` of data/costs.toml; None if there is none."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 

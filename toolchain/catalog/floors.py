@@ -1,4 +1,4 @@
-"""The oldest systems that portable LLVM layers support, from llvm-config/floors.toml."""
+"""The tables of llvm-config/floors.toml: the oldest systems that portable LLVM layers support."""
 
 from __future__ import annotations
 

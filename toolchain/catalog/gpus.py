@@ -62,7 +62,10 @@ def parse_gpus(text: str) -> tuple[str, ...]:
 
 
 def machine_flag(gpu: str) -> int:
-    """Return EF_AMDGPU_MACH, the low byte of the ELF flags of a GPU's code objects."""
+    """Return EF_AMDGPU_MACH, the low byte of the ELF flags of a GPU's code objects.
+
+    Raise an UnsupportedError if `gpu` is not LLVM's name for a known GPU.
+    """
     return _GPUS[check_gpu(gpu)].mach
 
 

@@ -1,4 +1,4 @@
-"""The hardware limits that decide how many waves a SIMD can hold, by GPU, from data/occupancy.toml."""
+"""The rows of data/occupancy.toml: the hardware limits of GPUs that decide how many waves a SIMD can hold."""
 
 from __future__ import annotations
 

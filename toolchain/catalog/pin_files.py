@@ -27,7 +27,8 @@ _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# The names of pin files for LLVMs other than the main one, and for upstream's next builds, whose commits may be newer.
+# The names of pin files for LLVMs other than the main one, and for upstream's next builds, whose commits may
+# be newer than the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
 # The names of pin files for the LLVMs that generate code for GPUs, and for upstream's next builds of those LLVMs.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
@@ -43,7 +44,10 @@ class _PinFile:
 
     @property
     def repository(self) -> str:
-        """Return the repository that the file names, as `owner/name`; an empty string if it names none."""
+        """Return the repository that the file names, as `owner/name`; an empty string if it names none.
+
+        Raise a PinError if the file names two repositories, or an invalid one.
+        """
         named = {key: _repository(self.content[key], self.file) for key in _REPOSITORY_KEYS if key in self.content}
         if len(set(named.values())) > 1:
             raise PinError(
@@ -58,9 +62,10 @@ class _PinFile:
 def read_pin(path: Path) -> LlvmPin:
     """Return the LLVM pin in a pin file, in a folder of pin files, or in a Triton checkout.
 
-    The pin files of a checkout are in `cmake/`, or at the top for Triton 2.1. All pin files must name the same commit.
-    `llvm-build-info.json` may be newer than the pin, so only its `repository` is used, and only if it names the pinned
-    commit.
+    The pin files of a checkout are in `cmake/`, or at the top for Triton 2.1. `llvm-build-info.json` may be newer than
+    the pin, so only its `repository` is used, and only if it names the pinned commit. Raise a PinError if there is no
+    valid pin, or if the pin files name different commits or repositories, and a DocumentError if `strict_json.read`
+    refuses a file.
     """
     if path.is_dir():
         files = pin_files(path)
@@ -154,8 +159,8 @@ def named_in_setup(checkout: Path) -> NamedInSetup | None:
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
     """Return the pins of the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
 
-    Triton has used such LLVMs since version 3.9. If data/codegen.toml has no table for one of them, raise an
-    UnsupportedError.
+    Triton has used such LLVMs since version 3.9. Raise an UnsupportedError if data/codegen.toml has no table for one of
+    them, and a PinError or DocumentError if a pin cannot be read or is invalid.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -217,7 +222,8 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
 def pin_files(folder: Path) -> list[Path]:
     """Return the paths of the LLVM pin files in a folder and in its `cmake/`.
 
-    Unreadable files are included, because the wrong LLVM might be built if one of them were skipped.
+    Unreadable files are included, because the wrong LLVM might be built if one of them were skipped. Raise a PinError
+    if the folder cannot be searched for the files.
     """
     cmake = folder / "cmake"
     if cmake.is_symlink() and not cmake.exists():
@@ -227,7 +233,7 @@ def pin_files(folder: Path) -> list[Path]:
 
 
 def _exists(file: Path) -> bool:
-    """Return whether a path exists; unlike `Path.exists`, also return True for a dangling link."""
+    """Return whether a path exists, also for a dangling link; raise a PinError if this is unknown."""
     try:
         file.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -240,7 +246,10 @@ def _exists(file: Path) -> bool:
 
 
 def _text_of(file: Path) -> str:
-    """Return the content of a pin file without a byte order mark or surrounding whitespace."""
+    """Return the content of a pin file without a byte order mark or surrounding whitespace.
+
+    Raise a PinError if the file cannot be read or is not UTF-8.
+    """
     # A checkout is untrusted, so a link in it must not lead to a file outside it.
     top = file.parent.parent if file.parent.name == "cmake" else file.parent
     try:
@@ -273,7 +282,10 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> _PinFile:
-    """Parse a pin file. Whatever its name is, it contains either only a commit, or JSON with the key `llvm_hash`."""
+    """Parse a pin file, which contains a commit and `#` comments, or JSON with the key `llvm_hash`.
+
+    The name of the file does not decide the form. Raise a PinError or DocumentError if the file is not valid.
+    """
     text = _text_of(file)
     content: dict[str, Any] = {}
     if _CONFLICT.search(text):
@@ -321,7 +333,8 @@ def _find_repository(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
     """Return the repository of the pinned commit, warnings, and whether the repository is certain.
 
     The sources are, in this order: the pin files, llvm-build-info.json, and the release data. If none of them names a
-    repository, return LLVM's own, which is certain only if no pin file is an llvm-info file.
+    repository, return LLVM's own, which is certain only if no pin file is an llvm-info file. Raise a PinError if the
+    pin files name different repositories.
     """
     commit = pins[0].commit
     if own := {pin.file: name for pin in pins if (name := pin.repository)}:

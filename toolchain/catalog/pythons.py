@@ -1,4 +1,4 @@
-"""The CPython versions that portable wheels are built for, from data/pythons.toml."""
+"""The tables of data/pythons.toml: the CPython versions that portable wheels are built for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def load_pythons() -> dict[str, Python]:
 
 
 def python_of(version: str) -> Python:
-    """Return the table of a CPython version; raise an UnsupportedError if there is none."""
+    """Return the table of a CPython version; raise an UnsupportedError if there is none.
+
+    Raise a ConfigError if `version` does not have the form `3.13`.
+    """
     known = load_pythons()
     if (row := known.get(check_version(version))) is None:
         raise UnsupportedError(
@@ -58,14 +61,18 @@ def python_of(version: str) -> Python:
 
 
 def check_version(version: str) -> str:
-    """Return `version`; raise an error unless it has the form `3.13`."""
+    """Return `version`; raise a ConfigError unless it has the form `3.13`."""
     if not _VERSION.fullmatch(version):
         raise ConfigError("not-a-python-version", f"{version!r} is not a Python version", fix="use e.g. --python 3.13")
     return version
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Raise an error if `requires`, the `python_requires` of a source, is invalid or excludes a Python version."""
+    """Raise an error if `requires`, the `python_requires` of a source, is invalid or excludes a Python version.
+
+    Args:
+        name: the name of the source, for the message.
+    """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 
     try:

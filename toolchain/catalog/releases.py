@@ -33,8 +33,8 @@ _VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)
 def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
     """Return the Triton release for a version (`3.2`, `v3.2.0`) or a full commit; raise an error if it is unknown.
 
-    For a version without a patch number, return the newest patch release, with a warning if the patch releases pin
-    different LLVMs; if all pin the same LLVM, prefer the newest one whose pin is verified.
+    For a version without a patch number and a vendor's suffix, return the newest patch release, with a warning if the
+    patch releases pin different LLVMs. If all of them pin the same LLVM, prefer the newest one whose pin is verified.
 
     Args:
         allow_unknown: whether to return a known release even if its LLVM is unknown, because the user gives the LLVM.
@@ -55,6 +55,7 @@ def newest_patch(version: str) -> TritonRelease:
     """Return the Triton release for a version; for one without a patch number (`3.3`), the newest patch release.
 
     Unlike `triton_release`, this function does not prefer a verified pin, and the LLVM of the release may be unknown.
+    Raise a PinError if the text is not a version, and an UnsupportedError if the version is unknown.
     """
     line, patch, local = _parsed(version.strip())
     row = triton_release(version, allow_unknown=True)
@@ -77,12 +78,15 @@ def triton_at(llvm: str) -> str | None:
 
 
 def is_version(text: str) -> bool:
-    """Return whether `text` is MAJOR.MINOR[.PATCH], with an optional leading `v` and an optional suffix."""
+    """Return whether `text` is MAJOR.MINOR[.PATCH], with an optional leading `v` and an optional suffix after `+`."""
     return _VERSION.fullmatch(text.strip()) is not None
 
 
 def _parsed(version: str) -> tuple[str, str | None, str]:
-    """Split a version into MAJOR.MINOR, the patch number (None if missing) and a vendor's suffix such as `+rocm6`."""
+    """Split a version into MAJOR.MINOR, the patch number (None if missing) and a vendor's suffix such as `+rocm6`.
+
+    The suffix is empty if it is missing. Raise a PinError if the text is not a version.
+    """
     match = _VERSION.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
@@ -135,7 +139,7 @@ def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] =
     """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
-        # A release with an unknown LLVM cannot be built, so it is not suggested.
+        # A release whose LLVM is unknown is not suggested, because it cannot be built without further options.
         releases = [
             row.name for row in aotriton_releases() if set(gpus) <= set(row.gpus) and row.certainty != "unknown"
         ]

@@ -1,4 +1,4 @@
-"""The HIP headers and the stub libraries that AOTriton's library is built with, from data/hip.toml."""
+"""The rows of data/hip.toml: the HIP headers and the stub libraries that AOTriton's library is built with."""
 
 from __future__ import annotations
 
@@ -123,13 +123,19 @@ def parse_rocms(text: str) -> tuple[str, ...]:
 
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
-    """Return the headers that objects for some ROCm versions are compiled with, in the order of data/hip.toml."""
+    """Return the headers that objects for some ROCm versions are compiled with, in the order of data/hip.toml.
+
+    Raise an UnsupportedError if a version is unknown.
+    """
     wanted = {rocm_of(major).headers for major in majors}
     return tuple(row for row in headers() if row.name in wanted)
 
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
-    """Return the stub libraries to link with for some ROCm versions: first those for HIP, then all other ones."""
+    """Return the stub libraries to link with for some ROCm versions: first those for HIP, then all other ones.
+
+    Raise an UnsupportedError if a version is unknown.
+    """
     functions = _rows("function", Functions)
     hip = [
         (rocm, tuple((row.node, row.names) for row in functions if rocm.headers in row.headers))

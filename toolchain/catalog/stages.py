@@ -27,11 +27,12 @@ class StageRow:
         name: the name of the stage as a target and in the output of `plan`.
         on: the stages that it may be built on, lowest first.
         sources: the names of its sources in `--source`, with the SPDX expression of each project's license.
-        license: the SPDX expression of its layer's content; empty if the layer contains packages with many licenses.
+        license: the SPDX expression of its layer's content; empty if none is declared, because the layer contains
+            packages with many licenses.
         title: the title of its image, in which `{}` stands for a name or version, such as the name of the base; empty
             if the name of the image is the title.
         machines: the OCI architectures that it can be built for on a machine of the same architecture; empty for all.
-        cross: whether it can also be built for another architecture (see `stages.makers.cross_machines`).
+        cross: whether it can also be built on a machine of another architecture (see `stages.makers.cross_machines`).
         packages: whether it consists of a distribution's packages, which locks and bundles list.
         in_all: whether the target `all` includes it.
         all_with: an option or source that must be given for `all` to include the stage.
@@ -39,7 +40,7 @@ class StageRow:
         all_under: another stage. `all` includes this stage only if the other one is built on it, or if the user gives a
             source, a patch or a part for this stage.
         published_with: the other targets that it is published with.
-        costs: the stage whose rows of data/costs.toml it shares; empty if it has rows of its own.
+        costs: the `stage` of its rows in data/costs.toml; empty if that is its own name.
     """
 
     name: str

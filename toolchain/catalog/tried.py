@@ -1,4 +1,4 @@
-"""The combinations of outputs, versions and target systems that were built and checked, from data/tried.toml."""
+"""The rows of data/tried.toml: the combinations of outputs, versions and systems that were built and checked."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "")
 
     Args:
         what, of, as_: the values of the fields `what`, `of` and `as` in data/tried.toml.
-        llvm: the LLVM that a wheel is built on.
-        triton: the Triton whose required parts an LLVM contains.
+        llvm: the LLVM that a wheel is built on; empty for other outputs.
+        triton: the minor version of the Triton whose required parts an LLVM contains; empty if it is for no Triton.
     """
     combination = (what, of, as_, llvm, triton)
     # In the row of an LLVM, `part` says that only a part was tested. In the row of a wheel, it only lists Python

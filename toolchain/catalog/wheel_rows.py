@@ -1,4 +1,4 @@
-"""The wheels that are built on Triton, and the PyTorch that they are built with, from data/wheels.toml."""
+"""The tables of data/wheels.toml: the wheels that are built on Triton, and the PyTorch that they are built with."""
 
 from __future__ import annotations
 

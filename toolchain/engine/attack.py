@@ -24,8 +24,8 @@ _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 def secret(paths: Sequence[str]) -> str:
     """Return the first path at which a file can be opened, or an empty string if there is none.
 
-    Each of `paths` is also tried below the root and the working directory of every process that has another root, or
-    whose root this process cannot read.
+    Each of `paths` is also tried below the root and the working directory of every process that has another root than
+    this process, or whose root this process cannot read.
     """
     others = [name for name in os.listdir("/proc") if name.isdigit() and not _has_our_root(name)]
     roots = ["", *(f"/proc/{pid}/{link}" for pid in others for link in ("root", "cwd"))]

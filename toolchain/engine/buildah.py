@@ -45,10 +45,11 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
     """Return the Containerfile for buildah, made from `text`, the recipe's own Containerfile.
 
     The recipe's name and key are inserted into the id of the build tree's cache mount, and the compiler cache's key is
-    appended to the id of its mount. An empty key leaves the build tree's id unchanged, and removes the compiler cache's
-    mount. A stage without instructions before another stage gets a label (see `_BARE`). Instructions for the output
-    pipes (see `engine.relay`), for `variation` and, in a build without network access, for the network probe are
-    inserted before the first RUN of each stage. The pipes are not used if the Containerfile has its own SHELL.
+    appended to the id of its mount. If the recipe's key is empty, the build tree's id stays unchanged; if the compiler
+    cache's key is empty, its mount is removed. A stage without instructions before another stage gets a label (see
+    `_BARE`). Instructions for the output pipes (see `engine.relay`), for `variation` and, in a build without network
+    access, for the network probe are inserted before the first RUN of each stage. The pipes are not used if the
+    Containerfile has its own SHELL.
     """
     if recipe.cache_key:
         # Several recipes share a Containerfile, so the id of the build tree in it may contain another recipe's name.
@@ -67,7 +68,7 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
 
 
 class Buildah(Storage):
-    """Builds recipes, and runs commands and workers in containers.
+    """The engine that builds recipes, and runs commands and workers in containers.
 
     Args:
         variation: the changed conditions of the builds and containers; None for no changes.
@@ -81,7 +82,10 @@ class Buildah(Storage):
         self._references: dict[str, str] = {}
 
     def prove_isolation(self) -> str:
-        """Prove that containers are isolated, unless this object has already done so; return the isolation's name."""
+        """Prove that containers are isolated, unless this object has already done so; return the isolation's name.
+
+        See `probe` for the errors.
+        """
         # Several threads may start workers at once, but one proof is enough.
         with self._probing:
             if not self._proved:
@@ -279,6 +283,7 @@ class Buildah(Storage):
 
         Raises:
             CommandError: the command failed, and `check` is not False.
+            EngineError: buildah does not work, or builds are not isolated.
             LimitError: the container reached a limit in `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")

@@ -66,7 +66,7 @@ def _error_output(error: DockerException) -> str:
 
 
 class DockerRunner:
-    """Runs commands in containers of a docker daemon, by default without a network.
+    """The engine that runs commands in containers of a docker daemon, by default without a network.
 
     Args:
         host: the daemon's address, e.g. `unix:///run/docker.sock`; by default that in the client's settings.

@@ -64,7 +64,7 @@ class Rate:
 
 
 class Pace:
-    """Estimates the remaining time of one run of ninja.
+    """An estimate of the remaining time of one run of ninja.
 
     Args:
         mean: the average of `cost` over all steps of the build.

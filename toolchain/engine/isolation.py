@@ -138,7 +138,7 @@ def run_command(
 
 
 class NetworkProbe:
-    """Finds the answers of the steps with `PROOF` in the output of a build.
+    """The answers of the steps with `PROOF`, found in the output of a build.
 
     Args:
         on_line: called with each line that is not an answer.

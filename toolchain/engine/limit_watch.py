@@ -55,7 +55,7 @@ class Limits(TypedDict):
 
 
 class Usage:
-    """Compares a container's running time, log and disk usage with its limits."""
+    """The running time, the log and the disk usage of a container, for a comparison with its limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -139,7 +139,7 @@ class Usage:
 
 
 class Watch(Usage):
-    """Waits for the first process of a PID namespace, and ends the namespace when a limit is reached.
+    """A watch over the first process of a PID namespace, which ends the namespace when a limit is reached.
 
     Processes are counted in the namespace's own /proc. If this process cannot open that folder, they are not counted,
     and only the resource limit on processes applies to them.

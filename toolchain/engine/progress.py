@@ -84,7 +84,7 @@ class _Step:
 
 
 class Progress:
-    """Reads the output of a stage's build and shows its progress.
+    """The progress of a stage, which is read from the output of the stage's build and shown on a console.
 
     Args:
         index, total: the number of the stage in this invocation, counted from 1, and the number of stages.

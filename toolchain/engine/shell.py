@@ -96,7 +96,7 @@ def step_of(containerfile: str) -> Step:
 
 @dataclass
 class Shell:
-    """Runs an interactive shell or a command in place of the program that a container usually runs.
+    """An interactive shell or a command that runs in place of the program that a container usually runs.
 
     Args:
         argv: the command; empty for a shell, which needs a terminal.

@@ -89,7 +89,7 @@ def process_identity(pid: int) -> str | None:
 
 
 class Storage:
-    """Runs buildah with the storage in `cache.engine`, and with temporary files and cache mounts in `cache.mounts`.
+    """buildah with its storage in `cache.engine`, and with temporary files and cache mounts in `cache.mounts`.
 
     The files in the storage and in `cache.mounts` are owned by the ids that containers use (see `engine.view`).
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def serve_kernels(request: Request, stage: str, address: str, *, name: str = "", reuse: Reuse | None = None) -> None:
     """Compile kernels for the campaigns of a Dask scheduler until the user interrupts this function.
 
-    The image in which the kernels are compiled is built first if it is not finished here. The errors of
+    The image in which the kernels are compiled is built first if it is not finished here. The errors of `run.build` and
     `cluster_worker.serve` are raised.
 
     Args:

@@ -82,9 +82,9 @@ _FINAL_LOCAL = (HostileInputError, PatchError)
 
 
 class Prefetch:
-    """Fetches sources one after another in a thread.
+    """A thread that fetches sources one after another.
 
-    The first error after which another fetch would fail too is kept, and `check` raises it. After another error, the
+    The first error after which another fetch would fail too is kept, and `check` raises it. After any other error, the
     stage that needs the source fetches it again, and raises the error of its own fetch. The thread ends with the
     process, and the programs that the thread started end with the thread.
     """

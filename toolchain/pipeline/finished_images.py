@@ -75,7 +75,7 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
     """Return the records of the finished images that the user names, each once, in the order of the names.
 
     A name is an image's name, an input digest, or `NAME.DIGITS`, which combines both. A prefix is enough; a digest
-    without a name needs at least four digits. A name may match several images if each is for another architecture.
+    without a name needs at least four digits. A name may match several images if they are for different architectures.
     SourceError is raised if a name matches no image, and ConfigError if it matches images with different names, or
     several images for one architecture.
     """
@@ -251,7 +251,7 @@ class _Files:
 def checked(request: Request, built: Built) -> Built:
     """Check kernels of a finished stage, record the result, and return the stage with the result in its facts.
 
-    The stage is returned unchanged if the request asks for no check, or if enough of its kernels were checked before.
+    The stage is returned unchanged if `request.check` is None, or if enough of its kernels were checked before.
     NumbersError is raised, and nothing is recorded, if a kernel computes wrong results.
     """
     if request.check is None or enough(built.facts.get("numbers"), request.check):

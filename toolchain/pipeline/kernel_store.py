@@ -70,6 +70,8 @@ def result_key(path: Path | None) -> ResultKey | None:
 def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
     """Return access to the kernel stores of a request; None if the request names no store.
 
+    Raise ConfigError if a named folder cannot be a kernel store, or if the key file contains no usable key.
+
     Args:
         about: the facts that this machine's workers reported in an earlier run; None if they were not recorded.
     """

@@ -105,7 +105,10 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Return the lock in a file; raise LockedError if it differs from the lock of a plan (see `differences`)."""
+    """Return the lock in a file; raise LockedError if it differs from the lock of a plan (see `differences`).
+
+    Raise ConfigError if the file cannot be read or is not a valid lock.
+    """
     locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:

@@ -61,7 +61,7 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
 def of_architectures(cache: Cache, name: str) -> Original:
     """Return the request for the first image that a name matches, extended to the architectures of all these images.
 
-    `expected` of the result is empty.
+    `expected` of the result is empty. See `named_images` for the errors.
     """
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})

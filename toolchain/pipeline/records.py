@@ -47,7 +47,7 @@ def new_record(
     Args:
         built: the result; its facts contain `total_seconds` if it was built here.
         compressor: the program that wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
-        runner: the result of probing docker, if docker ran checks or kernels.
+        runner: the result of probing docker if docker ran checks or kernels, otherwise None.
     """
     now = time.time()
     isolation = isolation_facts(request.cache)

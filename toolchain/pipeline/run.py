@@ -136,7 +136,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     planned = stage.plan(own, planned_below)
                 built = None if again else find(request.cache, planned, proved=own.contract)
                 if built is None and run.reuse is not None and not again:
-                    from toolchain.pipeline.reuse import take  # noqa: PLC0415 - the registry client and cryptography
+                    from toolchain.pipeline.reuse import take  # noqa: PLC0415 - most builds take no image
 
                     built = take(own, planned, run.reuse)
                 if built is None:

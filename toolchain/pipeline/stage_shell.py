@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _LeftError(Exception):
-    """Raised with the exit code of the shell when the shell has ended, so that the rest of the stage is not run."""
+    """The shell has ended with the exit code `code`, so the rest of the stage must not run."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -75,9 +75,9 @@ class _ShellWorkspace(BuildWorkspace):
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
     """Run a shell or a command in the container of a stage instead of the stage's own step, and return its exit code.
 
-    Raise the errors of `plan`; ConfigError if the request is for several architectures, if a stage below is not
-    finished here, if the stage's input digest is unknown, or if a shell has no terminal; and UnsupportedError if the
-    stage is made without a container.
+    Raise the errors of `plan` and of `Shell.of_step`; ConfigError if the request is for several architectures, if a
+    stage below is not finished here, if the stage's input digest is unknown, or if a shell has no terminal; and
+    UnsupportedError if the stage is made without a container.
 
     Args:
         argv: the command; empty for a shell.
