@@ -1,15 +1,16 @@
 """Share the stages of kernels that differ only in launch options, until a stage reads a launch option.
 
-Triton's stages run from the syntax tree to the code object. For rules of one function, signature and GPU they do the
-same work until one of them reads a launch option: warps, stages or waves per EU. This module intercepts these reads. At
-the first read of an option the process forks: it waits, and its child continues with the value. For the next rule the
-waiting process forks another child with the other value.
+Triton's stages run from the syntax tree to the code object. For rules with the same function, signature and GPU, the
+stages do the same work until one of them reads a launch option: warps, stages or waves per EU. This module intercepts
+these reads. At the first read of an option the process forks: it waits, and its child continues with the value. If the
+next rule has the same value, and the child waits too, the child continues with the rule. Otherwise the waiting process
+forks another child.
 
     worker: reads the rule ── before num_warps ── before num_stages ── before waves_per_eu: object
 
 There is one chain at a time, and each process is the child of the process before it. A child has the memory of its
 parent, so it continues exactly as a process with only its own rule would. No cache key is needed, so a key cannot be
-incomplete. The module imports Triton's modules when the first kernel is compiled.
+incomplete. Only `Pipeline` and `skip_parses` import Triton's modules.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The fields in which rules of one group may differ.
+# The launch options, in which the rules of one group may differ.
 LAUNCH = ("num_warps", "num_stages", "waves_per_eu")
 _PR_SET_PDEATHSIG = 1
 
@@ -85,8 +86,8 @@ class Chain:
     """The chain of processes of one group of rules.
 
     Args:
-        compile_here: compiles a rule; called in the first process of a chain, it returns the report in the last
-        process.
+        compile_here: a function that compiles a rule. It is called in the first process of a chain, and returns the
+            report in the last process.
     """
 
     def __init__(self, compile_here: Callable[[SharedRule], Report]) -> None:
@@ -102,7 +103,8 @@ class Chain:
                 ended, and a new chain is started.
 
         Raises:
-            DiedError: the compiler died.
+            DiedError: a process of the chain ended without a report.
+            OSError: this process cannot fork, or the first process of the chain has ended.
         """
         if self._group != group:
             self.stop()
@@ -144,7 +146,7 @@ class SharedRule:
         self._known: set[str] = set()
 
     def read(self, name: str) -> Any:
-        """Return a launch option. The first read of an option forks, and then this call returns in the child."""
+        """Return a launch option. In a chain, the first read of an option forks, and the call returns in the child."""
         if name not in self._known:
             if self._up is not None and is_single():
                 self._stay(self._up, name)
@@ -238,7 +240,7 @@ def is_single() -> bool:
 
 
 def die_like(status: int) -> NoReturn:
-    """End this process as a child ended: by the same signal, or with the same exit code."""
+    """End this process as a child ended: by the same signal, or with the same exit code, or with 1 for the code 0."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError, ValueError):
@@ -248,9 +250,9 @@ def die_like(status: int) -> NoReturn:
 
 
 class Pipeline:
-    """Runs Triton's stages without its cache.
+    """Triton's stages without Triton's cache.
 
-    It does what `triton.compile` does between the read and the write of its cache.
+    `compile` does what `triton.compile` does between the read and the write of the cache.
     """
 
     def __init__(self) -> None:
@@ -260,7 +262,7 @@ class Pipeline:
 
     @classmethod
     def known(cls) -> Pipeline | None:
-        """Return a pipeline, or None if this Triton's `compile` passes other arguments to its stages."""
+        """Return a pipeline, or None if this Triton's `compile` does not call the stages as `Pipeline.compile` does."""
         try:
             pipeline = cls()
             make = inspect.signature(pipeline._compiler.ASTSource.make_ir)
@@ -272,7 +274,7 @@ class Pipeline:
         return pipeline if fits else None
 
     def options(self, target: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the backend of a target and its options for the given values."""
+        """Return the backend of a target, and the backend's options for the given values."""
         backend = self._compiler.make_backend(target)
         return backend, backend.parse_options(given)
 
@@ -357,9 +359,11 @@ class Metadata(MutableMapping[str, Any]):
 
 
 def skip_parses() -> bool:
-    """Skip two parses whose results the AMD backend does not use; return False if this Triton does not have them.
+    """Skip two parses whose results the AMD backend does not use, and return whether they are skipped.
 
-    The scheduler's two dumps parse the LLVM IR before they check the environment variable that requests them.
+    The scheduler's two dumps parse the LLVM IR before they check the environment variable TRITON_DUMP_MIR, which
+    requests them. The parses are not skipped if the variable is set, or if this Triton's backend uses their results or
+    lacks one of the two calls.
     """
     if os.environ.get("TRITON_DUMP_MIR"):
         return False
@@ -369,7 +373,7 @@ def skip_parses() -> bool:
         llvm = importlib.import_module("triton._C.libtriton").llvm
     except (ImportError, OSError):
         return False
-    # Skip them only if nothing uses their results.
+    # The functions are replaced only if nothing uses their results.
     if text.count("translate_to_mir(") != 1 or "_ = llvm.translate_to_mir(" not in text:
         return False
     if text.count("dump_sched_dag(") != 1 or "\n        llvm.dump_sched_dag(" not in text:

@@ -20,7 +20,7 @@ HERE = os.fspath(Path(__file__).resolve().parent)
 
 
 def arrange(first: list[str], last: list[str]) -> None:
-    """Put the folders of `first` before the module path, and those of `last` after it."""
+    """Put the folders of `first` before the module path, and those of `last` after it; drop this file's folder."""
     sys.path[:] = [*first, *(place for place in sys.path if os.path.realpath(place) != HERE), *last]
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     arrange(*(text.split(":") if text else [] for text in arguments))
 
     class Modules(worker._Modules):
-        """Imports kernel modules below one root only."""
+        """The imported kernel modules, which must all be below one root."""
 
         def load(self, root: str, source: str) -> Any:
             own = os.path.realpath(root)

@@ -3,12 +3,13 @@
     triton_contract.py GPU...
 
 The program compiles a vector addition for each AMD GPU to a code object and for sm_90 to PTX, and prints a JSON object:
-`{"triton", "objects": {GPU: {"bytes", "sha256"}}, "unsupported": [GPU], "ptx": {"bytes"} or {"missing": why}}`. A GPU
-that Triton or its LLVM does not support is not a failure. The exit code is 1 if compiling for another GPU fails, if no
-GPU has a code object, or if there is no PTX although libdevice is there.
+`{"triton", "objects": {GPU: {"bytes", "sha256"}}, "unsupported": [GPU], "ptx": {"bytes"} or {"missing": why}, "failed":
+{GPU: why}}`. A GPU that Triton or its LLVM does not support is not a failure. If compiling for another GPU or for sm_90
+fails, "failed" contains the reason, and there is no "ptx" after a failure for sm_90. The exit code is 1 if anything
+failed, or if GPUs are given but none has a code object.
 
 Triton before 2025 links code objects with `ld.lld`, at the path in `TRITON_HIP_LLD_PATH` or from PATH. It also imports
-setuptools to build launchers. No launcher is built here, so an empty module replaces setuptools.
+setuptools to build launchers. No launcher is built here, so an empty module replaces setuptools if it is missing.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# LLVM's warning for an unknown processor, which LLVM then compiles for without features, and Triton's error.
+# LLVM's warning for an unknown processor, for which LLVM then compiles without features, and Triton's error.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
-# The PTX version of CUDA 12.0, which is the first with sm_90.
+# The PTX version of CUDA 12.0, which is the first with sm_90a, the target that Triton names for sm_90.
 PTX_VERSION = 80
 
 
@@ -58,6 +59,7 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
     Args:
         signature: the type of each argument; `constexpr` for a constant.
+        constants: the value of each constant.
         aligned: the indices of the arguments that are multiples of 16.
     """
     compiler = importlib.import_module("triton.compiler.compiler")
@@ -81,7 +83,9 @@ def target_of(backend: str, arch: Any, warp: int) -> Any:
 
 
 def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str = "") -> Any:
-    """Run the stages of an old Triton and return the result of the last one. Its own `compile` needs a GPU driver.
+    """Run the stages of an old Triton and return the result of the last one.
+
+    The `compile` function of an old Triton is not used, because it needs a GPU driver.
 
     Args:
         without: the name of a stage to leave out.
@@ -113,7 +117,7 @@ def linker() -> str:
     """Return the path of the `ld.lld` that links code objects.
 
     Raises:
-        FileNotFoundError: neither `TRITON_HIP_LLD_PATH` nor PATH leads to a linker.
+        FileNotFoundError: `TRITON_HIP_LLD_PATH` is not set, and PATH has no `ld.lld`.
     """
     found = os.environ.get("TRITON_HIP_LLD_PATH") or shutil.which("ld.lld")
     if not found:
@@ -178,7 +182,7 @@ def _text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def said_on_stderr() -> Iterator[Callable[[], bytes]]:
-    """Record what Python and LLVM write to standard error, and print it at the end.
+    """Yield a function that returns what Python and LLVM have written to standard error, and print that at the end.
 
     Raises:
         UnsupportedGpuError: the body failed because Triton or LLVM does not support the GPU.
@@ -206,7 +210,10 @@ def said_on_stderr() -> Iterator[Callable[[], bytes]]:
 
 
 def ptx() -> dict[str, Any]:
-    """Compile for sm_90 without ptxas, which this image does not have, and return the size of the PTX."""
+    """Compile for sm_90 without ptxas, which this image does not have, and return the size of the PTX.
+
+    If libdevice is missing, return the reason instead, and compile nothing.
+    """
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
     folder = Path(str(nvidia.__file__)).parent / "lib"
     if not list(folder.glob("libdevice*.bc")):
@@ -242,7 +249,7 @@ def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
 
 
 def prepare() -> None:
-    """Set environment variables that Triton reads when it is imported."""
+    """Set environment variables that Triton reads, and replace setuptools by an empty module if it is missing."""
     # Without this, Triton runs ptxas to find out the PTX version.
     os.environ["TRITON_MOCK_PTX_VERSION"] = "12.0"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"

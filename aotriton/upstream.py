@@ -6,6 +6,7 @@ JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [
 program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`. `code` is the
 exit code (negative for a signal), `status` is the `compile_status` in the JSON file that the rule wrote, `sha256` and
 `size` describe the object, `error` is the exception of the last traceback, and `reason` has the last lines of output.
+The status, the digest and the error are empty, and the size is 0, if there is none.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Compile the rules of a job and print the results."""
+    """Compile the rules of a job, print the results, and return the exit code."""
     if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -57,7 +57,8 @@ ENVIRONMENT = {
     "TRITON_KERNEL_DUMP": "0",
     "TRITON_ALWAYS_COMPILE": "0",
 }
-# The keys of the metadata that are kept. Others contain paths in this image, or a hash of Triton's own files.
+# The keys of the metadata that are kept. The others are dropped, because some contain paths in this image or a hash of
+# Triton's own files.
 METADATA = (
     "allow_flush_denorm",
     "arch",
@@ -84,13 +85,16 @@ METADATA = (
 
 
 class _Modules:
-    """Imports kernel modules; only one root is on the module path at a time."""
+    """The imported kernel modules. Only one root is on the module path at a time."""
 
     def __init__(self) -> None:
         self._root = ""
 
     def load(self, root: str, source: str) -> Any:
-        """Import `source` by its dotted name below `root`, so that relative imports work."""
+        """Import `source` by its dotted name below `root`, so that relative imports work.
+
+        Raise a ValueError if `source` is not a Python file below `root`.
+        """
         root = os.path.realpath(root)
         relative = os.path.relpath(os.path.realpath(source), root)
         if relative.startswith("..") or not relative.endswith(".py"):
@@ -113,7 +117,7 @@ class _Modules:
 
 
 class Compiler:
-    """Compiles rules one after the other."""
+    """A compiler that compiles rules one after the other."""
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
@@ -157,7 +161,10 @@ class Compiler:
         llvm.link_extern_libs = watched
 
     def function(self, root: str, source: str, kernel: str) -> Any:
-        """Return the jit function `kernel` of a file, without the autotuners and heuristics around it."""
+        """Return the jit function `kernel` of a file, without the autotuners and heuristics around it.
+
+        Raise a ValueError if the file has no such function, or is not a Python file below `root`.
+        """
         found = getattr(self._modules.load(root, source), kernel, None)
         function = unwrap(found)
         if function is None:
@@ -165,7 +172,10 @@ class Compiler:
         return function
 
     def source(self, rule: dict[str, Any]) -> Any:
-        """Return Triton's source object: the function, types, constants and divisibility."""
+        """Return Triton's source object for a rule: the function, types, constants and divisibility.
+
+        Raise a ValueError if the function is missing, or if the signature or the constants do not fit its arguments.
+        """
         function = self.function(rule["root"], rule["source"], rule["kernel"])
         constants = {name: self._constant(value) for name, value in rule["constexprs"].items()}
         names = list(function.arg_names)
@@ -211,7 +221,10 @@ class Compiler:
         return self._compile(rule, self._prepare(rule), SharedRule(rule))
 
     def report(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile a rule, sharing stages with earlier rules, and return the answer without the id and the time."""
+        """Compile a rule, sharing stages with earlier rules, and return the answer without the id and the time.
+
+        A failure is reported in the answer, not raised. If a process of the chain dies, this process ends as it did.
+        """
         outcome: dict[str, Any]
         try:
             prepared = self._prepare(rule)
@@ -237,7 +250,7 @@ class Compiler:
         """Compile a rule in a process of the chain, and return what `report` returns."""
         try:
             return {"status": "done", "reason": "", **self._compile(shared.rule, self._prepared, shared)}
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - a kernel module may raise anything
             traceback.print_exc()
             return {"status": "failed", "reason": reason(error)}
 
@@ -249,7 +262,7 @@ class Compiler:
     def _prepare(self, rule: dict[str, Any]) -> Prepared:
         """Return the target, backend, options and source object of a rule.
 
-        Without the optimisation `direct`, backend and options are None.
+        If the optimisation `direct` is off, or does not fit this Triton, backend and options are None.
         """
         arch = rule["target"]
         target = self._backends.GPUTarget("hip", arch, 32 if int(arch[3:-2]) >= 10 else 64)
@@ -319,7 +332,7 @@ def unwrap(found: Any) -> Any:
 
 @contextlib.contextmanager
 def own_cache() -> Iterator[None]:
-    """Give Triton an empty cache for one rule, so that it does not reuse an earlier result."""
+    """Give Triton an empty cache during the block, so that it does not reuse an earlier result."""
     folder = tempfile.mkdtemp(prefix="kernel-")
     os.environ["TRITON_CACHE_DIR"] = folder
     try:
@@ -363,7 +376,8 @@ def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
 
 def serve() -> int:
     """Read rules from standard input and write their answers, until the input ends."""
-    # The protocol uses copies of the descriptors. Standard output is redirected, so that prints do not disturb it.
+    # The protocol uses copies of the descriptors. Standard output is redirected, so that prints do not disturb the
+    # protocol.
     incoming = os.fdopen(os.dup(0), "r", encoding="utf-8")
     outgoing = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -1,11 +1,11 @@
 """Make a copy of AOTriton's source compile with the libstdc++ of GCC 10.
 
-AOTriton 0.13 and newer look up keys in hash tables by another type than the key type, which libstdc++ supports from GCC
-11 on. The edits convert the argument to the key type, which copies a short string.
+AOTriton 0.13 and newer search hash tables for values of another type than the key type. libstdc++ supports such a
+search only from GCC 11 on. The edits convert the value to the key type, which copies a short string.
 
     old_libstdcxx.py SOURCE
 
-A source without the old texts of the edits below is not changed.
+A source without the old texts in `EDITS` is not changed.
 """
 
 from __future__ import annotations

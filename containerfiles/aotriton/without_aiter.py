@@ -1,9 +1,9 @@
 """Edit the tuning database in a copy of AOTriton's source, so that it never chooses kernels of aiter.
 
 aiter's kernels are prebuilt code objects from another repository. A build without them has none in its image packs, but
-upstream's tables still choose them, and the library then throws although it could use its own kernels. Each operator
-lists its backends in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`. The program replaces a choice of
-aiter by the first of the other backends.
+upstream's tables still choose them, and the library then throws an exception although it has kernels of its own. Each
+operator lists its backends in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`. The program replaces a
+choice of aiter by the first of the other backends.
 
     without_aiter.py SOURCE REPORT
 
@@ -60,7 +60,7 @@ def foreign(folder: Path) -> set[str]:
 
 
 def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
-    """Return what `backends` and `foreign` return, for AOTriton before 0.13, which uses classes and lists."""
+    """Return the backends as `backends` does, and the foreign ones among them, in the rules of AOTriton before 0.13."""
     names: dict[str, str] = {}
     operators: dict[str, dict[int, str]] = {}
     out: set[str] = set()
@@ -80,7 +80,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
                 if isinstance(one, ast.Call) and isinstance(one.args[0], ast.List):
                     made = {index: ast.unparse(each) for index, each in enumerate(one.args[0].elts)}
                     operators[names[ast.unparse(one.func)]] = made
-    # A backend with several kernels is foreign if one of the kernels is.
+    # A backend with several kernels is foreign if one of the kernels is foreign.
     texts = {text for known in operators.values() for text in known.values()}
     return operators, {text for text in texts if out & set(re.findall(r"\w+", text))}
 
@@ -88,7 +88,12 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
 def redirect(
     database: Path, family: str, operators: dict[str, dict[int, str]], out: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Change the choices in a database and return the number of changed rows for each operator and GPU."""
+    """Change the choices in a database and return the number of changed rows for each operator and GPU.
+
+    Args:
+        operators: the backends of each operator (see `backends`).
+        out: the backends that are no longer chosen; if an operator has no other backend, the program exits.
+    """
     counts: dict[str, dict[str, int]] = {}
     with sqlite3.connect(database) as db:
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -1,25 +1,27 @@
 """Call functions of a wheel with a substitute for the GPU's driver, so that Triton compiles kernels into its cache.
 
-    calls.py GPU LDS MODULE [FILE]      LDS: the size of a workgroup's local memory in bytes, which the driver reports
+    calls.py GPU LDS MODULE [FILE]      LDS: the largest size of a workgroup's local memory on the GPU, in bytes
 
-MODULE is a file in this folder or on the module path. Its `call(row)` makes the tensors and calls the function, and its
-`prepare()`, if it exists, is called once. `PACKAGE` is the wheel's top package. No GPU, AMD driver or ROCm is needed.
+MODULE is the name of a Python module in this folder or elsewhere on the module path. Its `call(row)` makes the tensors
+and calls the function. Its `prepare()`, if it exists, is called once, before the first row. Its `PACKAGE` is the name
+of the wheel's top package. No GPU, AMD driver or ROCm is needed.
 
 The first line of the output is {"ready": true, "triton", "python", "triton_key": SHA-256 of Triton's own key,
-"mcv_key", "path": the path of Triton, "cache": the path of its cache, "variables": {NAME: value}}. `variables` has the
-environment variables that are set and that Triton's keys depend on. A row is a JSON line of the input or of FILE,
-{"id", "calls": [{...}]}. The answer to a row is {"id", "status": "done"|"failed", "refused": bool, "reason", "seconds",
-"kernels": [{"name", "hash", "hit"}]}.
+"mcv_key": Triton's key as Model Cache Vault (MCV) finds it, "path": the path of Triton, "cache": the path of its cache,
+"variables": {NAME: value}}. `variables` has the environment variables that are set and that Triton's keys depend on. A
+row is a JSON line of the input or of FILE, {"id", "calls": [{...}]}. The answer to a row is {"id", "status":
+"done"|"failed", "refused": bool, "reason", "seconds", "kernels": [{"name", "hash", "hit"}]}. The answer has no
+"seconds" if the process of the row ended early.
 
 If the environment variable CALLS_LAUNCHES names a folder, calls.py writes a file HASH.json there for each kernel, with
-the values that a launch without Triton needs: {"source": the kernel's file in the package, "signature": [argument,
-type] in order, "constexprs": {argument: value}}.
+the values that a launch without Triton needs: {"source": the path of the kernel's file in the package, "signature":
+[argument, type] in order, "constexprs": {argument: value}}.
 
-Each row is handled by a process that is forked before any kernel is compiled. Triton's key of a kernel depends on the
-kernels that the same process compiled before and that share a function with it.
+The calls of each row are made in a process of its own, which is forked before any kernel is compiled, because Triton's
+key of a kernel depends on the kernels that the same process compiled before and that share a function with it.
 
-"refused" means that the wheel's own Python raised the exception, because it has no configuration for the GPU or the
-call. An ImportError is not a refusal, because a package that the wheel needs is missing.
+"refused" is true if the wheel's own Python code raised the exception, as it does if it has no configuration for the GPU
+or the call. An ImportError is not a refusal, because it means that a package that the wheel needs is missing.
 """
 
 from __future__ import annotations
@@ -44,11 +46,14 @@ class Utils:
         self._lds = lds
 
     def get_device_properties(self, _: int) -> dict[str, int]:
-        """Return the properties of the device. Triton refuses a kernel that needs more local memory."""
+        """Return the properties of the device. Triton refuses a kernel that needs more than `max_shared_mem` bytes."""
         return {"max_shared_mem": self._lds, "multiprocessor_count": 1}
 
     def load_binary(self, *_: Any) -> tuple[Any, Any, int, int, int]:
-        """Return a module, a function, and the numbers of registers, spills and threads; none of them is used."""
+        """Return a module, a function, the numbers of registers and spills, and a workgroup's maximum of threads.
+
+        Triton refuses a kernel that needs more threads. Nothing uses the other values.
+        """
         return (None, None, 0, 0, 1024)
 
 
@@ -78,7 +83,7 @@ class Driver:
         return sys.modules["torch"].device("cpu")
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
-        """Return a function that records the launch of a kernel."""
+        """Return a function that records a launch of the kernel; describe the kernel if CALLS_LAUNCHES is set."""
         if "CALLS_LAUNCHES" in os.environ:
             describe(src, Path(os.environ["CALLS_LAUNCHES"], f"{metadata.hash}.json"))
         return lambda *_: self._kernels.launched(src.name, metadata.hash)
@@ -87,7 +92,8 @@ class Driver:
 class Kernels:
     """The kernels that were launched since the last `take`, and whether Triton found each in its cache.
 
-    Triton reads its cache once for each kernel in a process and calls this listener; later launches do not read it.
+    Triton reads its cache once for each kernel in a process and then calls this listener. Later launches of the kernel
+    do not read the cache.
     """
 
     def __init__(self) -> None:
@@ -108,7 +114,7 @@ class Kernels:
 
 
 def describe(src: Any, path: Path) -> None:
-    """Write a kernel's source file, signature and constants to `path` as JSON, for launches without Triton."""
+    """Write the path of a kernel's source, its signature and its constants to `path` as JSON; see the module."""
     names, (top, *below) = src.fn.arg_names, src.fn.fn.__module__.split(".")
     constants = {names[at[0]]: plain(value) for at, value in src.constants.items() if len(at) == 1}
     launch = {
@@ -122,7 +128,7 @@ def describe(src: Any, path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a constant to JSON; a type or a function becomes its name."""
+    """Convert a constant to a JSON value; an object such as a type or a function becomes its name or its text."""
     value = getattr(value, "value", value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -130,12 +136,12 @@ def plain(value: Any) -> Any:
 
 
 def about(triton: Any) -> dict[str, Any]:
-    """Return the first line of the output: the values besides the kernels on which Triton's cache keys depend."""
+    """Return the content of the first line of the output, which describes this Triton."""
     try:
         key = importlib.import_module("triton.runtime.cache").triton_key()
-    except AttributeError:  # Triton 3.4 and older
+    except AttributeError:  # in Triton 3.4 and older, another module has the function
         key = importlib.import_module("triton.compiler.compiler").triton_key()
-    # MCV reads the key from this module only.
+    # Model Cache Vault looks for the key only in the module `triton.compiler.compiler`.
     known = getattr(importlib.import_module("triton.compiler.compiler"), "triton_key", None)
     return {
         "ready": True,
@@ -150,7 +156,7 @@ def about(triton: Any) -> dict[str, Any]:
 
 
 def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
-    """Replace Triton's driver, and return the record of launches. This must precede the import of the wheel."""
+    """Replace Triton's driver, and return the record of launches. The wheel must be imported after this call."""
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     lanes = 32 if int(gpu[3:-2]) >= 10 else 64
     kernels = Kernels()
@@ -185,7 +191,7 @@ def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row in a forked process and return its answer."""
+    """Make the calls of a row in a forked process and return the answer, a failure if the process sends none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -207,7 +213,7 @@ def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def main() -> None:
-    """Read rows from the input, or from FILE, and print the answers."""
+    """Print the first line of the output, read rows from standard input or from FILE, and print the answers."""
     gpu, lds, name, *file = sys.argv[1:]
     # The output of a wheel goes to standard error, because standard output carries the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -17,10 +17,10 @@ def prepare() -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *_: (9, 4)
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1, major=9, minor=4)
-    import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - it asks for the device
+    import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - the import reads the device
 
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
-        importlib.import_module(name)  # otherwise each forked process would import it, which takes seconds
+        importlib.import_module(name)  # without this, each forked process would spend seconds on the import
 
     # The operators are registered for "cuda" only. Meta tensors would not do, because then no kernel is launched.
     for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
@@ -34,7 +34,7 @@ def call(row: dict[str, Any]) -> None:
         row: `direction` (`forward`, `backward` or `decode`), `dtype`, `batch`, `heads` (the numbers of query heads and
             of key heads), `head` (the size of a head), `seq` (the length of a sequence), and `causal`.
     """
-    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - after prepare
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - prepare runs first
 
     batch, (heads, of_keys), head, length = row["batch"], row["heads"], row["head"], row["seq"]
     kind, backward = _TYPES[row["dtype"]], row["direction"] == "backward"

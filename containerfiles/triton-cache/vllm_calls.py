@@ -1,6 +1,7 @@
 """Call vLLM's attention functions in Triton with tensors in host memory. calls.py uses this module.
 
-The modules of these functions need few of vLLM's requirements. Other modules import packages that the image lacks.
+The modules of these functions need few of vLLM's requirements. Other modules of vLLM import packages that the image
+lacks.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import torch
 
 PACKAGE = "vllm"
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SEGMENTS = 16  # the number of segments in which vLLM's backend splits a decode on a busy GPU
+_SEGMENTS = 16  # vLLM's backend splits the keys of each sequence into this many segments in a small decode
 _SEQUENCES = 4
 
 
 def prepare() -> None:
-    """Make vLLM believe that the machine has an AMD GPU."""
-    from triton.backends import backends  # noqa: PLC0415 - after the driver is set
+    """Replace what vLLM calls to find a GPU, so that vLLM runs as on a machine with an AMD GPU."""
+    from triton.backends import backends  # noqa: PLC0415 - the driver is set first
     from triton.runtime.driver import driver  # noqa: PLC0415
 
     gpu = driver.active.get_current_target().arch
@@ -37,7 +38,7 @@ def prepare() -> None:
         amdsmi_get_gpu_asic_info=lambda _: {"target_graphics_version": gpu, "device_id": "0x0", "market_name": gpu},
     )
     sys.modules["amdsmi"] = library
-    if importlib.util.find_spec("regex") is None:  # vLLM reads only versions and names with it; `re` suffices
+    if importlib.util.find_spec("regex") is None:  # `re` suffices, because vLLM parses only versions and names
         sys.modules["regex"] = re
     for name, backend in backends.items():
         active = name == "amd"
@@ -52,13 +53,14 @@ def call(row: dict[str, Any]) -> None:
     Args:
         row: `function`, a key of `_FUNCTIONS`; `dtype`; `heads` (the numbers of query heads and of key heads); `head`
             (the size of a head); and the sizes that the function needs: `block` (the number of keys in a block of the
-            cache), `queries` (the number of new queries of each sequence), and `seq` (the number of all its keys).
+            cache), `queries` (the number of new queries of each sequence), and `seq` (the number of keys of each
+            sequence).
     """
     _FUNCTIONS[row["function"]](row, _TYPES[row["dtype"]], *row["heads"], row["head"])
 
 
 def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - after prepare
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - prepare runs first
 
     queries, length = row["queries"], row["seq"]
     query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
@@ -81,7 +83,7 @@ def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, h
 
 
 def _prefix(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # noqa: PLC0415 - after prepare
+    from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # noqa: PLC0415 - prepare runs first
 
     queries, length, block = row["queries"], row["seq"], row["block"]
     blocks, new = -(-length // block), _SEQUENCES * queries
@@ -98,7 +100,7 @@ def _prefix(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, he
 
 
 def _decode(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # noqa: PLC0415 - after prepare
+    from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # noqa: PLC0415 - prepare runs first
 
     length, block, splits = row["seq"], row["block"], 8
     blocks = -(-length // block)
@@ -112,7 +114,7 @@ def _decode(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, he
 
 
 def _merge(_: dict[str, Any], kind: torch.dtype, heads: int, __: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states  # noqa: PLC0415 - after prepare
+    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states  # noqa: PLC0415 - prepare runs first
 
     out, first, second = (torch.zeros(_SEQUENCES, heads, head, dtype=kind) for _ in range(3))
     sums = torch.zeros(3, heads, _SEQUENCES)

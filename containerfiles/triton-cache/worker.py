@@ -1,13 +1,14 @@
 """Run the calls of a wheel as tasks, with the protocol of aotriton/worker.py. calls.py makes the calls.
 
-The first line of the output is the first line of calls.py. A task is a JSON line, {"id", "source": the module of the
-calls, "target": GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}. The answer is
-{"id", "status": "done"|"failed", "reason", "seconds"}, with "sha256", "size" and "bitcode" if the task is done, or else
-with the "refused" of calls.py. If the task is done, `out` is a tar of the kernels' entries in Triton's cache, and a
-JSON file of the same name lists the kernels. calls.py gets the environment variables TRITON_CACHE_DIR and
-CALLS_LAUNCHES.
+The first line of the output is the first line that calls.py prints. A task is a JSON line, {"id", "source": the path of
+the module with the calls, "target": GPU, "constexprs": {"calls": the calls of a row, as JSON text}, "options": {"lds":
+bytes}, "out"}. The answer is {"id", "status": "done"|"failed", "reason", "seconds"}, with "sha256", "size" and
+"bitcode" (an empty list) if the task is done, or else with the "refused" of calls.py. If the task is done, `out` is a
+tar of the kernels' entries in Triton's cache and of their launch files, and a JSON file beside `out` lists the kernels.
+The environment variables TRITON_CACHE_DIR and CALLS_LAUNCHES must be set, and calls.py inherits them.
 
-A wheel asks for the GPU only once, so calls.py is started again for each GPU.
+A wheel reads the properties of the GPU only once, so calls.py is started again for a task with another GPU, LDS size or
+module than the task before.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Caller:
         self.about = self._answer()
 
     def ask(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Send a row of calls and return the answer."""
+        """Send a row of calls and return the answer; exit if calls.py has ended."""
         self._tasks.write(json.dumps(row) + "\n")
         self._tasks.flush()
         return self._answer()
@@ -81,7 +82,11 @@ def packed(hashes: Sequence[str]) -> bytes:
 
 
 def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of the JSON file beside a tar: the usual fields of a code object's JSON, and the kernels."""
+    """Return the content of the JSON file beside a tar.
+
+    The content is fields of a code object's JSON file, with the largest values of all kernels, the list of the kernels,
+    and `about`.
+    """
     rows = [json.loads((entry_of(hash_) / f"{name[:150]}.json").read_text(encoding="utf-8")) for name, hash_ in kernels]
     return {
         "compile_status": "Complete",
@@ -103,7 +108,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> dict[str, Any]:
-    """Make the calls of a task, write the tar and its JSON file, and return the answer."""
+    """Make the calls of a task and return the answer; if all calls succeed, write the tar and its JSON file."""
     made = caller.ask({"id": task["id"], "calls": json.loads(task["constexprs"]["calls"])})
     answer = {name: made.get(name) for name in ("id", "status", "reason")}
     answer["seconds"] = made.get("seconds", 0)

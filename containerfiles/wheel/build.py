@@ -1,11 +1,11 @@
-"""Build the wheel that /row/row.json describes from /src/project, in an image with PyTorch and Triton.
+"""Build a wheel from the source /src/project as /row/row.json describes, in an image with PyTorch and Triton.
 
 The Containerfile runs this program. /wheels has the packages that the build imports. The program writes the wheel to
 /out/wheel, and /out/result.json with
 
     torch      version
     triton     number of files and digest of the installed Triton, which the build must not change
-    network    [file:line, address] of each attempt of a Python process to open a connection
+    network    [file:line, address] of each attempt of a Python process to open a connection or look up a host
     failed     [kind, what, why] if the wheel cannot be built for a known reason; otherwise the key is absent
 """
 
@@ -83,7 +83,10 @@ def main() -> None:
 
 
 def edited(row: dict[str, Any]) -> Path:
-    """Copy the source without the files in `drop`, apply the edits of the row, and return the copy."""
+    """Copy the source without the files in `drop`, apply the edits of the row, and return the path of the copy.
+
+    If an edit does not apply, the program ends (see `fail`).
+    """
     src, drop = BUILD / "src", {os.fspath(SOURCE / name) for name in row["drop"]}
     shutil.copytree(
         SOURCE, src, symlinks=True, ignore=lambda at, names: [name for name in names if f"{at}/{name}" in drop]
@@ -112,7 +115,7 @@ def digest(content: bytes) -> str:
 
 
 def run(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> subprocess.CompletedProcess[str]:
-    """Run a program with standard error redirected to standard output."""
+    """Run a program with standard error redirected to standard output; return its exit code and output."""
     return subprocess.run(
         words,
         env=env,
@@ -126,7 +129,7 @@ def run(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> subprocess.
 
 
 def step(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> None:
-    """Run a program and exit if it fails."""
+    """Run a program and print its output; exit if it fails."""
     done = run(words, env, cwd)
     print(done.stdout, flush=True)
     if done.returncode != 0:
@@ -139,13 +142,13 @@ def tail(text: str) -> str:
 
 
 def reached() -> list[list[str]]:
-    """Return the recorded attempts to open a connection, each pair of place and address once."""
+    """Return the recorded attempts to use the network, each pair of place and address once."""
     rows = REACHED.read_text(encoding="utf-8").splitlines() if REACHED.is_file() else []
     return [json.loads(text) for text in dict.fromkeys(rows)]
 
 
 def fail(kind: str, what: str, why: str) -> NoReturn:
-    """Write a result that says why the wheel cannot be built, and exit with 0."""
+    """Write a result with the reason why the wheel cannot be built, and exit with 0."""
     RESULT["failed"] = [kind, what, why]
     print(f"{what}: {why}", flush=True)
     end()

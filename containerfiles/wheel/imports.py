@@ -32,7 +32,11 @@ def main() -> None:
 
 
 def modules(package: str) -> Iterator[str]:
-    """Yield the names of all modules in a package. To list them, the package and its subpackages are imported."""
+    """Yield the name of a package and the names of all modules in it.
+
+    To list the modules, the package and its subpackages are imported. The modules in one that cannot be imported are
+    left out.
+    """
     yield package
     try:
         folder = importlib.import_module(package).__path__

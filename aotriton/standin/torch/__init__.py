@@ -2,7 +2,8 @@
 
 Kernel modules for PyTorch import torch for their host code. Compiling their Triton functions does not run the host
 code, so the image does not need the 900 MB of torch. This module returns an inert object for every attribute and every
-`import torch.…`. Only the kernel worker puts its folder on the module path, and nothing of it reaches a code object.
+`import torch.…`. Only the kernel worker puts the folder of this module on the module path, and nothing of
+the module reaches a code object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 
 class _Anything:
-    """An object whose attributes, items and unions are such objects. A call returns one, or the decorated function."""
+    """An object whose attributes, items and unions are such objects. A call returns one or a decorated function."""
 
     _name: str
 
@@ -70,7 +71,7 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module for every name that begins with `torch.`."""
+    """A finder that finds a module for every name that begins with `torch.`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         if fullname.startswith("torch."):

@@ -11,8 +11,8 @@ import sys
 from typing import Any, NoReturn
 
 _PROGRAMS = {"curl", "wget", "aria2c"}
-# `submodule` is not listed, because old setup.py files call it for their backends, and continue without a git
-# repository.
+# `submodule` is not listed, because old setup.py files run `git submodule` for their backends, and continue if there
+# is no git repository.
 _FETCHING = {"clone", "fetch", "pull", "ls-remote"}
 _LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}
 
@@ -20,7 +20,7 @@ _LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}
 def _refuse(what: str) -> NoReturn:
     note = os.environ.get("TOOLCHAIN_REACHED")
     if note:
-        with open(note, "a", encoding="utf-8") as stream:  # noqa: PTH123 - loaded by every call of Python
+        with open(note, "a", encoding="utf-8") as stream:  # noqa: PTH123 - pathlib would slow each start
             stream.write(what.replace("\n", " ") + "\n")
     raise ConnectionRefusedError(f"toolchain: this build downloads nothing itself, and tried {what}")
 

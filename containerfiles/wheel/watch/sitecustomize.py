@@ -1,7 +1,8 @@
 """Record which lines of Python code open connections or look up hosts.
 
-Each record is a JSON line, [FILE:LINE, HOST], in the file that the environment variable WATCH_REACHED names. Python
-imports this module at startup, from PYTHONPATH. The module blocks nothing, because the container has no network.
+Each record is a JSON line, [FILE:LINE, ADDRESS], in the file that the environment variable WATCH_REACHED names. ADDRESS
+is HOST:PORT, or HOST if a lookup names no port. Python imports this module at startup, from PYTHONPATH. The module
+blocks nothing, because the container has no network.
 """
 
 import json
@@ -27,14 +28,14 @@ def _note(event: str, values: tuple[Any, ...]) -> None:
             frame = frame.f_back
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         host = ":".join(str(part) for part in address[:2] if part)
-        with open(os.environ["WATCH_REACHED"], "a", encoding="utf-8") as stream:  # noqa: PTH123 - started very often
+        with open(os.environ["WATCH_REACHED"], "a", encoding="utf-8") as stream:  # noqa: PTH123 - pathlib would slow each start
             stream.write(json.dumps([where, host]) + "\n")
     finally:
         _BUSY.pop()
 
 
 def _is_library(name: str, standard: str) -> bool:
-    """Return whether a file belongs to Python's standard library, so that its caller is recorded instead."""
+    """Return whether a file belongs to Python's standard library, whose folder is `standard`."""
     return name.startswith(("<frozen", standard)) and "-packages" not in name
 
 
