@@ -63,7 +63,10 @@ class _Child:
         Raises:
             DiedError: the child ended without a report.
         """
-        line = self._lines.readline()
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            line = ""
         if not line.endswith("\n"):
             self._close()
             raise DiedError(os.waitpid(self.pid, 0)[1])
@@ -104,7 +107,7 @@ class Chain:
 
         Raises:
             DiedError: a process of the chain ended without a report.
-            OSError: this process cannot fork, or the first process of the chain has ended.
+            OSError: this process cannot fork.
         """
         if self._group != group:
             self.stop()
@@ -117,7 +120,8 @@ class Chain:
                     shared.leave(self._compile_here(shared))
                 self._group, self._child, child = group, forked, forked
             else:
-                child.tell(rule)
+                with contextlib.suppress(OSError):  # if the child has ended, `report` raises DiedError
+                    child.tell(rule)
             report = child.report()
         except DiedError:
             self._child = None

@@ -48,6 +48,9 @@ chain = Chain(compile_here)
 for line in sys.stdin:
     rule = json.loads(line)
     rule.update(rule["options"])
+    if rule.get("kills"):
+        os.kill(chain._child.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, chain._child.pid, os.WEXITED | os.WNOWAIT)
     try:
         print(json.dumps(chain.compile(rule["group"], rule)), flush=True)
     except DiedError as error:
@@ -100,6 +103,13 @@ def test_a_compiler_that_dies_is_told_and_the_next_rule_starts_anew(tmp_path: Pa
 
     assert answers[-2] == {"died": 11}
     assert answers[-1]["id"] == "c"
+
+
+def test_a_waiting_process_that_was_killed_fails_no_later_rule(tmp_path: Path) -> None:
+    answers, _ = run(tmp_path, [rule("a", 4, 1), rule("b", 8, 1, kills=True), rule("c", 8, 1)])
+
+    assert answers[1] == {"died": 9}
+    assert answers[2]["id"] == "c"
 
 
 def test_a_rule_that_fails_keeps_no_other_from_its_values(tmp_path: Path) -> None:
