@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import refused
 from toolchain.core.errors import PatchError
-from toolchain.sources.patch import apply_patches, check_patch
+from toolchain.sources.patch import _unquote, apply_patches, check_patch
 from toolchain.sources.tree import tree_digest
 
 GOOD = """A word about it.
@@ -154,3 +154,17 @@ def test_a_patch_that_unpacks_to_gigabytes_is_refused(
         apply_patches(tree, [patch(tmp_path, text)], tmp_path / "dest")
     assert "memory" in caught.value.why
     assert not (tmp_path / "dest" / "z").exists()
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        (rb'"a/x\ry"', "a/x\ry"),
+        (rb'"a/x\\101"', "a/x\\101"),
+        (rb'"a/\101\"b"', 'a/A"b'),
+        (rb'"a/\303\274"', "a/ü"),
+        (rb"a/\101", "a/\\101"),
+    ],
+)
+def test_quoted_paths_are_decoded_as_git_does(raw: bytes, path: str) -> None:
+    assert _unquote(raw) == path

@@ -196,3 +196,11 @@ def test_what_lies_behind_the_end_of_a_tar_is_not_waved_through(tmp_path: Path) 
     (tmp_path / "padded").write_bytes(whole + bytes(50_000))
     found = {one.path: one.what for one in scan(tmp_path)}
     assert found == dict.fromkeys(["two", "garbage"], "tar with data after its end mark, not scanned")
+
+
+def test_an_exclamation_mark_in_a_name_separates_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a!b.so").write_bytes(ELF)
+    (tmp_path / "c!d.tar").write_bytes(tar_of(e=ELF))
+    found = scan(tmp_path)
+    assert [(finding.path, finding.file) for finding in found] == [("a!b.so", "a!b.so"), ("c!d.tar!e", "c!d.tar")]
+    assert "file" not in found[0].as_json()

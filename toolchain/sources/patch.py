@@ -121,6 +121,9 @@ _HEADER = re.compile(
     rb'^(?:(?:---|\+\+\+) (?P<file>"(?:[^"\\]|\\.)*"|[^\t\n]+)|(?:rename|copy) (?:from|to) (?P<moved>[^\n]+))',
     re.MULTILINE,
 )
+_ESCAPES = {
+    b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
+}  # fmt: skip
 _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
@@ -140,6 +143,10 @@ def _unquote(raw: bytes) -> str:
     """Decode a path in a patch. Git writes a path that contains special characters as a C string literal."""
     if raw.startswith(b'"') and raw.endswith(b'"') and len(raw) > 1:
         raw = raw[1:-1]
-        raw = re.sub(rb"\\([0-7]{1,3})", lambda m: bytes([int(m[1], 8) & 255]), raw)
-        raw = re.sub(rb"\\(.)", lambda m: {b"n": b"\n", b"t": b"\t"}.get(m[1], m[1]), raw)
+        raw = re.sub(rb"\\([0-7]{1,3}|.)", _unescaped, raw)
     return os.fsdecode(raw)
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    code = match[1]
+    return bytes([int(code, 8) & 255]) if code.isdigit() and code < b"8" else _ESCAPES.get(code, code)

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
@@ -85,21 +85,18 @@ class Finding:
         what: the kind of the file, for display.
         sha256: the digest `sha256:…` of the file, or of the archive that contains it.
         size: the size in bytes of the file whose digest is given.
+        file: the path of the file, or of the archive that contains it.
     """
 
     path: str
     what: str
     sha256: str
     size: int
-
-    @property
-    def file(self) -> str:
-        """Return the path of the file, or of the archive that contains it."""
-        return self.path.partition("!")[0]
+    file: str
 
     def as_json(self) -> dict[str, str | int]:
         """Return the finding in the form that records contain."""
-        return asdict(self)
+        return {"path": self.path, "what": self.what, "sha256": self.sha256, "size": self.size}
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:
@@ -118,7 +115,7 @@ def scan(tree: Path) -> tuple[Finding, ...]:
         hits = list(_look(path))
         if hits:
             digest, size = sha256_file(path), path.stat().st_size
-            findings += [Finding(name + inside, what, digest, size) for inside, what in hits]
+            findings += [Finding(name + inside, what, digest, size, name) for inside, what in hits]
     return tuple(sorted(findings))
 
 
