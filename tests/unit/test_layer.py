@@ -285,6 +285,12 @@ def test_normalise_tar_refuses_names_outside(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out.tar").exists()
 
 
+def test_normalise_tar_refuses_a_member_of_an_unknown_type(tmp_path: Path) -> None:
+    write_foreign(tmp_path / "in.tar", [(entry("x", b"Z"), b"")])
+    with refused("tar-member-unknown"):
+        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
+
+
 def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 2000)
     with pytest.raises(SourceError):

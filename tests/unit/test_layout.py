@@ -494,3 +494,23 @@ def test_a_malformed_index_is_a_clear_error(layout: Layout, value: object) -> No
     stored = layout.put_json(value, media.INDEX)
     with pytest.raises(ToolchainError):
         list(layout.walk(stored))
+
+
+def test_the_deepest_image_that_can_be_read_can_be_written(layout: Layout, tmp_path: Path) -> None:
+    top = small_index(layout, tmp_path)
+    for _ in range(media.DEEPEST - 1):
+        value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [top.plain.as_json()]}
+        top = layout.put_json(value, media.INDEX)
+    assert list(verify_layout(layout, top)) == []
+    published = LayoutPlace(LayoutRef(tmp_path / "there")).put(layout, top, ["deep"])
+    assert published.digest == top.digest
+
+
+def test_a_blob_that_cannot_be_read_is_not_held(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = layout.put_bytes(b"content", media.CONFIG)
+
+    def unreadable(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("toolchain.oci.blobs.open_regular", unreadable)
+    assert not layout.holds(blob.digest)

@@ -56,14 +56,14 @@ class Blobs:
     def holds(self, digest: str) -> bool:
         """Return whether the layout has a blob whose content matches the digest; log a warning for a damaged blob.
 
-        A damaged blob is not removed, because another process may be replacing it. RegistryError is raised if the blob
-        cannot be read.
+        A damaged blob is not removed, because another process may be replacing it. An unreadable blob is treated as
+        damaged.
         """
         if not self.has(digest):
             return False
         try:
             self.verify(digest)
-        except (DigestError, OSError) as error:
+        except (DigestError, RegistryError, OSError) as error:
             LOG.warning("%s: %s", self.root, error)
             return False
         return True

@@ -270,7 +270,10 @@ def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile) -
     name = _inside(info.name)
     if name == b"":
         return
-    kind = _KINDS[info.type]
+    if (kind := _KINDS.get(info.type)) is None:
+        raise SourceError(
+            "tar-member-unknown", f"{info.name} in a tar has the unknown type {info.type!r}", fix="create the tar again"
+        )
     capability = info.pax_headers.get(f"SCHILY.xattr.{tar.CAPABILITY}")
     member = tar.Member(
         name=name,

@@ -194,7 +194,7 @@ def children_first(
         return
     seen.add(descriptor.digest)
     for child in layout.children(descriptor):
-        yield from children_first(layout, child, seen, depth + 1)
+        yield from children_first(layout, child, seen, depth + (child.media_type in media.MANIFESTS))
     yield descriptor
 
 
