@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +156,17 @@ def test_programs_start_in_a_neutral_folder(monkeypatch: pytest.MonkeyPatch, tmp
     with process.piped(["pwd"]) as child:
         assert child.stdout is not None
         assert child.stdout.read() == "/\n"
+
+
+def test_what_an_ended_child_left_running_is_ended() -> None:
+    with process.piped(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]) as child:
+        assert child.stdout is not None
+        left = int(child.stdout.read())
+        assert Path(f"/proc/{left}").exists()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{left}/status").exists() and "State:\tZ" not in Path(f"/proc/{left}/status").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("entry", ["", ".", "bin", "./bin", "../here/bin"])

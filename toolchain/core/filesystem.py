@@ -138,14 +138,14 @@ def emptied(folder: Path) -> Path:
 def make_private(folder: Path) -> None:
     """Create a folder that only its owner can enter, or remove the permissions of other users from an existing folder.
 
-    A folder of another user keeps its permissions if this user may not change them.
+    A folder of another user keeps its permissions.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    if folder.stat().st_mode & 0o077:
-        with contextlib.suppress(PermissionError):
-            folder.chmod(0o700)
+    status = folder.stat()
+    if status.st_mode & 0o077 and status.st_uid == os.geteuid():
+        folder.chmod(0o700)
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -57,7 +57,7 @@ def patience() -> float:
     not a decimal number such as `3600` or `0.5`.
     """
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
         raise ConfigError(
             "lock-timeout-invalid",
             f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds",

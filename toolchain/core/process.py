@@ -300,7 +300,8 @@ def _started(
     try:
         yield child
     finally:
-        if child.poll() is None:
+        # While the child's exit code is unread, its id belongs to it or to its group, which may have other processes.
+        if child.returncode is None:
             kill_group(child)
         for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
