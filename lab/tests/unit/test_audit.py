@@ -236,6 +236,14 @@ def test_a_fat_binary_that_leads_back_to_itself_ends() -> None:
     assert list(nvidia_targets(io.BytesIO(header * 4), 0, 4 * len(header))) == []
 
 
+def test_too_many_entries_in_the_last_fat_binary_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain_lab.examine.libraries._MOST_ENTRIES", 3)
+    element = struct.pack("<HHIQ", 2, 0, 64, 0) + bytes(12) + struct.pack("<I", 90) + bytes(32)
+    fatbin = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, 10 * len(element)) + 10 * element
+    with pytest.raises(HostileInputError):
+        list(nvidia_targets(io.BytesIO(fatbin), 0, len(fatbin)))
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("word", [b"\1" * 8, b"\x50\xed\x55\xba\1\0\x10\0" + bytes(8)])
 def test_a_section_of_too_many_fat_binaries_is_refused(word: bytes) -> None:

@@ -153,3 +153,10 @@ def test_a_bound_is_that_of_amd_s_manuals_or_unknown(name: str, known: bool) -> 
     text = bound(name, Target("gfx942", 64))
     assert ("CDNA4" in text) == known
     assert text.startswith("unknown") != known
+
+
+def test_a_dot_product_is_as_exact_by_each_of_its_names() -> None:
+    """VOPD instructions have names of their own for the operations of other encodings."""
+    target = Target("gfx1100", 32)
+    assert bound("v_dot2acc_f32_f16", target)
+    assert bound("v_dot2acc_f32_f16", target) == bound("v_dot2c_f32_f16", target)

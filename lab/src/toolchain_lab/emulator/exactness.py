@@ -14,7 +14,7 @@ from toolchain_lab.emulator.wave import Target
 
 EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported")
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
-_DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
+_DOT = re.compile(r"v_dot(\d)(?:c|acc)?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"
 # The bounds for approximate instructions other than matrix instructions and dot products.
 _BOUNDS = (

@@ -166,10 +166,7 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
     while (place := skip_zeros(stream, place, last)) + 16 <= last:
         magic, _, head, length = struct.unpack("<4sHHQ", _exactly(stream, place, 16))
         entries, words = (entries, words - 1) if magic != _FATBIN or head < 16 else (entries - 1, words)
-        if entries < 0 or words < 0:
-            raise HostileInputError(
-                "fat-binary-too-many", "a section of CUDA's fat binaries has too many entries", fix="get the file again"
-            )
+        _require_few(entries, words)
         if magic != _FATBIN or head < 16:
             place += 8
             continue
@@ -183,9 +180,15 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
             yield f"{'compute' if kind == 1 else 'sm'}_{arch}"
             entry += header + payload
             entries -= 1
-            if entries < 0:
-                break
+            _require_few(entries, words)
         place = end
+
+
+def _require_few(entries: int, words: int) -> None:
+    if entries < 0 or words < 0:
+        raise HostileInputError(
+            "fat-binary-too-many", "a section of CUDA's fat binaries has too many entries", fix="get the file again"
+        )
 
 
 def _exactly(stream: BinaryIO, place: int, size: int) -> bytes:
