@@ -143,7 +143,7 @@ def verify(
 
 
 def _print(row: Verdict) -> None:
-    from toolchain.trust.contents import of_provenance  # noqa: PLC0415 - `--json` does not need it
+    from toolchain.trust.contents import of_provenance  # noqa: PLC0415 - other verbs do not need it
     from toolchain.trust.policy import named, summary  # noqa: PLC0415
 
     build = [named(row.provenance)] if row.provenance is not None else []
@@ -185,7 +185,7 @@ def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa:
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:
     """Print what an image contains, and how and with which command it was built, according to its provenance."""
-    from toolchain.trust.policy import stored  # noqa: PLC0415 - `--json` does not need it
+    from toolchain.trust.policy import stored  # noqa: PLC0415 - other verbs do not need it
 
     for name, text in inside.rows():
         console.note(f"  {name}: {text}")

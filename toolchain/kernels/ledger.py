@@ -70,7 +70,8 @@ class Entry:
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.
         size: the size of the object in bytes.
-        attempt: the number of the last attempt; above 1 if a worker died or was ended because of its memory.
+        attempt: the number of the last attempt; above 1 only if the worker of an earlier attempt died, or was
+            ended because of its memory.
         bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the path of the store that the object comes from, or the result of `of_worker`; empty for an object that
             was compiled here.

@@ -111,9 +111,9 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
 def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
     """Find the unknown commits of tags and the unknown repositories of commits, and return the plan after that.
 
-    With `--offline` the network is not used: no repository is searched for, and UnreachableError is raised if the
-    commit of a tag is unknown, or if only a tree that is not in the store names Triton's LLVM. See `read_pins` for the
-    PinError.
+    With `--offline` the network is not used: no repository is searched for. UnreachableError is raised if the commit of
+    a tag is unknown, or if Triton's LLVM is named only in Triton's tree and the tree is not in the store. PinError is
+    raised as `read_pins` describes.
 
     Args:
         ask: whether to look up the known commits of tags again, because tags can move, and to fetch Triton's tree even

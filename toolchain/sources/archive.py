@@ -23,7 +23,7 @@ ATTEMPTS = 5  # the maximum number of attempts to download a file; a retry resum
 BACKOFF = 2.0  # seconds before the first retry; each later wait is twice as long as the wait before it
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
-_PIECE = 1 << 16  # bytes read at once; a broken connection loses at most this many
+_PIECE = 1 << 16  # bytes read at once; if a download can be resumed, a broken connection loses at most this many
 
 
 def archive_name(url: str) -> str:

@@ -114,6 +114,6 @@ def _same_failure(entry: Entry, answer: Answer) -> bool:
         return answer.code == entry.exit_code
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
-    # If an entry has neither an exit code nor an exception, the campaign's own check refused the compiled object.
-    # Upstream's script then exits with 0.
+    # An entry with neither an exit code nor an exception usually means that the campaign's own check refused the
+    # compiled object. Upstream's script then exits with 0.
     return answer.code == 0

@@ -22,7 +22,8 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# The headers of LLVMDemangle and LLVMSupport, and those that they include. A table generator writes none of them.
+# The headers of LLVMDemangle and LLVMSupport, and those that they include. None of them is generated, so the
+# part `support` builds no table generator.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",

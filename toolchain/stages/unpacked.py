@@ -55,7 +55,8 @@ class System:
     """Packages that are unpacked with all their dependencies.
 
     Args:
-        name: the name of the system, for messages. A `sysroot` has the name of its only system.
+        name: the name of the system, for messages. For the stage `sysroot`, it is also the name of the `Unpacked`
+            content.
         arch: the OCI architecture.
         relative: whether absolute links are made relative.
     """

@@ -163,7 +163,7 @@ class Facts:
                 self.reach = need
 
     def part(self, group: str) -> Registers:
-        """Return those registers of the instruction that belong to a group."""
+        """Return the registers of the instruction in a group, such as `vector writes` (see `_SETS` and `_find`)."""
         known = self._parts.get(group)
         if known is None:
             known = self._parts[group] = frozenset(self._find(group))

@@ -209,7 +209,7 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
         first = descriptor.user_sgprs
         wave.s[first : first + len(ids)] = ids
         if descriptor.properties & _PRIVATE_BUFFER and descriptor.rsrc2 & 1:
-            # The kernel adds this offset of the wave's scratch memory to the base address in the descriptor.
+            # The kernel adds this value, the offset of the wave's scratch memory, to the base in the buffer descriptor.
             wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
             wave.scratch_address = _SCRATCH + place_of_wave
     # v0 contains the work-item ids of each lane: x in the low bits, and above it y and z, which are always 0.

@@ -57,9 +57,9 @@ def collect(
     Args:
         files: the files, which can be iterated several times.
         gpus: the GPUs for which code objects are chosen; by default, all GPUs.
-        count: the maximum number of code objects to choose, see `objects.sample`; None to choose all.
+        count: the maximum number of code objects to choose (see `objects.sample`); None to choose all.
         label: the name of the image, archive or folder that contains the files, for error messages.
-        planned: a function that returns launch data for packs that contain none.
+        planned: a function that returns the launch data of a kernel in a pack without a launch list; None for none.
 
     Raises:
         ConfigError: there is no code object for these GPUs, or two code objects have the same name.

@@ -1,4 +1,7 @@
-"""Compute attention and its gradients in float64, or as a plain implementation in the kernel's type does."""
+"""Compute attention and its gradients in float64, exactly or with roundings to the kernel's type.
+
+The roundings are those of PyTorch's `math` backend, which stores intermediate results in the kernel's type.
+"""
 
 from __future__ import annotations
 
