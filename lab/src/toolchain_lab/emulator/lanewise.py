@@ -114,8 +114,8 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
     """Return the function that reads one source of the type `letter` (see `LaneOp`).
 
     Args:
-        high: for a 16-bit type, 1 to read the upper half of a register, 0 to read the lower half; ignored if `text` names
-            a half.
+        high: for a 16-bit type, 1 to read the upper half of a register, 0 to read the lower half; ignored if `text`
+            names a half.
     """
     if letter in _SOURCES:
         return _SOURCES[letter](operands, text)
