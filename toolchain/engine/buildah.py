@@ -17,6 +17,7 @@ from toolchain.core.cache import LARGEST_NINJA_LOG, Cache
 from toolchain.core.digest import sha256_bytes, write_atomically
 from toolchain.core.errors import EngineError
 from toolchain.core.filesystem import read_regular
+from toolchain.core.locks import held
 from toolchain.core.process import Result, RunOptions
 from toolchain.core.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 from toolchain.engine import container_limits, relay, view
@@ -102,17 +103,27 @@ class Buildah(Storage):
             digest: the digest of the image's manifest, `sha256:…`.
         """
         reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
-        present = self.call("images", "--quiet", reference, check=False)
-        if present.returncode != 0 or not present.stdout.strip():
-            with self.invocation("run") as folder:
-                single = single_layout(layout, digest, folder)
-                files = [path for path in single.rglob("*") if not path.is_dir()]
-                show = [Mount(view.visible(path, folder / "copies"), f"/{path.relative_to(folder)}") for path in files]
-                pulled = self.call("pull", "--quiet", f"oci:{single.name}:image", show=show, timeout=None)
-                self.call("tag", pulled.stdout.split()[-1], reference)
-                self.call("rmi", f"localhost/{single.name}", check=False)
+        if not self._has(reference):
+            # Images share layers, such as the base's. Two invocations that unpacked the same layer at the same time would
+            # each spend the CPU time for it.
+            with held(self.cache.locks / "unpack.lock", what="unpacking an image"):
+                if not self._has(reference):
+                    self._unpack(layout, digest, reference)
         self._references[key] = reference
         return reference
+
+    def _has(self, reference: str) -> bool:
+        present = self.call("images", "--quiet", reference, check=False)
+        return present.returncode == 0 and bool(present.stdout.strip())
+
+    def _unpack(self, layout: Path, digest: str, reference: str) -> None:
+        with self.invocation("run") as folder:
+            single = single_layout(layout, digest, folder)
+            files = [path for path in single.rglob("*") if not path.is_dir()]
+            show = [Mount(view.visible(path, folder / "copies"), f"/{path.relative_to(folder)}") for path in files]
+            pulled = self.call("pull", "--quiet", f"oci:{single.name}:image", show=show, timeout=None)
+            self.call("tag", pulled.stdout.split()[-1], reference)
+            self.call("rmi", f"localhost/{single.name}", check=False)
 
     def forget_image(self, reference: str) -> None:
         """Remove an image from the engine's storage, but not from its OCI layout."""
