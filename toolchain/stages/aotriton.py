@@ -64,10 +64,11 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# The names of two files in a pack. LEDGER lists the kernels of the pack. PARTIAL describes the kernels and GPUs that
-# the pack lacks; a complete pack does not contain this file.
+# The names of two files in a pack. LEDGER lists the kernels of the pack. PARTIAL is present only if the pack lacks
+# kernels or GPUs, or if only some kernels of the plan were requested. It names the missing GPUs and the kernels
+# that did not compile.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
-# The signature file that upstream's packing tool writes into each pack. The tool of AOTriton 0.10b does not write one.
+# The name of upstream's signature file in each pack. Some releases, such as AOTriton 0.10b, have no such file.
 SIGNATURE = "__signature__"
 # The format of the file with the launch values in each pack. It is an input, because it determines the bytes of that
 # file.
@@ -291,8 +292,8 @@ def assemble(
 ) -> None:
     """Empty `tree`, copy the library and the image packs to it, and write lists of the kernels.
 
-    The list in each pack contains the result of each kernel. If the library contains its kernels, there are no packs,
-    and `lay_ledger` writes one list.
+    The list in each pack contains the result of each of the pack's kernels. If the library contains its kernels, there
+    are no packs, and `lay_ledger` writes one list.
 
     Args:
         installed: the root of the files that the library's build installed.
@@ -310,7 +311,7 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # A library looks for this folder next to itself. All libraries share one copy through this link.
+        # Each library looks for the folder of packs next to itself. All libraries share one folder through links.
         require_no_link(folder, tree)
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result

@@ -61,7 +61,7 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
 def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str, str]:
     """Write the objects that the plan lists as copies of other objects, each with its JSON.
 
-    Copies of objects that do not exist are not written.
+    If an object does not exist, its copies are not written.
 
     Returns:
         the SHA-256 (64 hex digits) of each compiled object, copies included, by its path below `build`.

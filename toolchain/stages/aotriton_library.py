@@ -264,7 +264,7 @@ def aotriton_source(request: Request) -> Source:
     An error is raised if the library would be linked with the base's HIP but the base's recipe lacks a suitable HIP, if
     the request names no AOTriton, or if it names a release whose commit is unknown.
     """
-    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - used only if a base is named
+    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - only a build on a base uses it
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
@@ -333,7 +333,9 @@ _GENERATORS = ("v2python", "v3python", "modules")
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Return the generation of an AOTriton tree; raise an error if the tree is incomplete or cannot be built.
+    """Return the generation of an AOTriton tree.
+
+    An error is raised if the tree is incomplete, does not contain the given release, or cannot be built.
 
     Args:
         release: the release that the tree must contain; empty if it may be any tree.

@@ -205,9 +205,9 @@ def run_mmdebstrap(
     what: str,
     options: Sequence[str],
 ) -> None:
-    """Make a tar archive of a root file system, from the first mirror in the configuration of the machine's apt.
+    """Make a tar archive of a root file system, from the first mirror of the distribution in apt's configuration.
 
-    UnreachableError is raised if --offline is given or a host is unreachable, SourceError if apt has no mirror,
+    UnreachableError is raised if --offline is given or a host is unreachable, SourceError if no mirror is found,
     EngineError if mmdebstrap is not installed, and BuildError if mmdebstrap fails for any other reason.
 
     Args:
@@ -234,8 +234,8 @@ def run_mmdebstrap(
     # characters. The tar archive may have any path.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a root file system in this folder. The file system can be deleted, because the caller
-    # holds the stage's lock, so no other process uses the folder.
+    # A killed run may have left a root file system in this folder. It can be deleted, because the caller holds the
+    # stage's lock, so no other process uses the folder.
     emptied(place)
     # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
     mirror = place / "sources.list"
@@ -321,8 +321,8 @@ def local_image(request: Request) -> LocalImage:
     """Return the local base image that the request names, for the architecture of the request.
 
     RegistryError is raised if the layout lacks the named image, or if the request gives neither a tag nor a digest and
-    the layout contains several images. UnsupportedError is raised if the base is not a local image, or if there is no
-    image for the architecture.
+    the layout does not contain exactly one image. UnsupportedError is raised if the base is not a local image, or if
+    there is no image for the architecture.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - most bases are recipes
 

@@ -29,8 +29,8 @@ from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, triton_
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# The bytes of the build tree, the ccache and the installed copy: an estimate, nearly half of what the
-# whole LLVM 22.1.8 needs.
+# The estimated size, in bytes, of the build tree, the ccache and the installed copy. It is nearly half of the size for
+# the whole LLVM 22.1.8.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
@@ -116,7 +116,7 @@ class CodegenLlvmStage:
         )
 
         def check(image: str, **how: Any) -> dict[str, Any]:
-            from toolchain.stages.contract import check_part  # noqa: PLC0415 - needed only after the build
+            from toolchain.stages.contract import check_part  # noqa: PLC0415 - a plan runs no check
 
             return check_part(workspace.runner, image, planned.prefix, "codegen", sorted(rule.links), **how)
 

@@ -1,9 +1,9 @@
 """Make an image with HIP's headers and stub libraries, so that programs can be linked where no ROCm is installed.
 
-There is a stub library of HIP for each ROCm, which is described in data/hip.toml. Below `PLACE`, the image contains a
-folder such as `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake finds
-HIP. The folder `liblzma` contains the headers and a stub of liblzma, because the image of the stage `sysroot` does not
-contain liblzma.
+Each requested ROCm has a stub library of HIP, whose functions data/hip.toml lists. Below `PLACE`, the image contains
+a folder such as `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake
+finds HIP. The folder `liblzma` contains the headers and a stub of liblzma, because the image of the stage `sysroot`
+does not contain liblzma.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def _take_lzma(content: Path, into: Path) -> None:
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """Write a CMake package of HIP with the targets that AOTriton uses, without compiler flags."""
+    """Write a CMake package of HIP with the targets that AOTriton uses, without compile options."""
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)

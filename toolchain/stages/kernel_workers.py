@@ -45,7 +45,7 @@ RECIPE, OUT = "/recipe", "/out"
 SCRATCH = "compiling"
 # The environment variables that every compile process gets. Those of the image are not passed on.
 VARIABLES = {
-    "HOME": "/tmp",  # noqa: S108 - in the container
+    "HOME": "/tmp",  # noqa: S108 - the path is in a container
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -250,8 +250,8 @@ def allocator(request: Request) -> dict[str, str]:
     """Return the environment variable that makes compile processes load the base's allocator.
 
     The result is empty if the base has no allocator of its own or is a local image. An allocator changes no byte of a
-    code object. The contract check of AOTriton confirms this: it compares objects with those of upstream's compile
-    script, which runs without the allocator.
+    code object. The contract check of AOTriton tests this on a sample: it compares objects with those of upstream's
+    compile script, which runs without the allocator.
     """
     if request.base.image is not None:
         return {}

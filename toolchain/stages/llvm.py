@@ -216,7 +216,7 @@ class LlvmStage:
         )
 
         def check(image: str, **how: Any) -> dict[str, Any]:
-            from toolchain.stages.contract import check_layer, check_part  # noqa: PLC0415 - needed only after the build
+            from toolchain.stages.contract import check_layer, check_part  # noqa: PLC0415 - a plan runs no check
 
             if part.whole:
                 return check_layer(workspace.runner, image, planned.prefix, needs, **how)
@@ -276,7 +276,7 @@ def build_llvm(
     )
 
     def checked(image: str) -> Mapping[str, Any]:
-        from toolchain.stages.contract import CrossTarget  # noqa: PLC0415 - needed only after the build
+        from toolchain.stages.contract import CrossTarget  # noqa: PLC0415 - a plan runs no check
 
         assert check is not None  # noqa: S101 - without a check, `finish` gets no `checked`
         workspace.step("contract")

@@ -22,8 +22,8 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# The headers of LLVMDemangle and LLVMSupport, and those that they include. None of them is generated, so the
-# part `support` builds no table generator.
+# The headers of LLVMDemangle and LLVMSupport, and those that they include. No header needs a table generator, so the
+# part `support` builds none.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",
@@ -45,7 +45,7 @@ class LlvmSubset:
         projects: the value of LLVM_ENABLE_PROJECTS.
         components: the value of LLVM_DISTRIBUTION_COMPONENTS.
         target: the build target: `distribution`, or the programs of the layer.
-        libraries: the libraries of the part `support`, which its contract check tests; empty for other parts.
+        libraries: the libraries that the contract check of the part `support` tests; empty for other parts.
         headers: the files and folders below include/ that are installed although no component contains them.
         native: the programs that a build for another machine first builds for this machine, and then runs.
         disk: the bytes of the build tree, the ccache and the installed copy, measured with LLVM 22.1.8.

@@ -59,7 +59,7 @@ def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
     """Return the architectures for which a stage with `cross` in its row can be cross-compiled; () for other stages."""
     if not row.cross:
         return ()
-    from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - most plans have no such stage
+    from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - only rows with `cross` need it
 
     return of_triton(request)
 

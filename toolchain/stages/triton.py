@@ -43,7 +43,7 @@ class TritonDetails:
 
     @classmethod
     def of(cls, request: Request, dependencies: Mapping[str, Planned], pythons: tuple[str, ...]) -> TritonDetails:
-        """Return the decisions about the Triton of a request, except `held` and `cross`, which the stages set."""
+        """Return the decisions about the Triton of a request; `held` and `cross` have their default values."""
         rules = tuple(rule for rule in codegens() if rule.stage in dependencies)
         source, tree = triton_source(request), triton_here(request)
         return cls(source=source, tree=tree, bindings=bindings(request, tree), rules=rules, pythons=pythons)

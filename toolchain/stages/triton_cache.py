@@ -80,7 +80,7 @@ class TritonCacheDetails:
 class TritonCacheStage:
     """The stage that compiles the kernels of a wheel's calls into a Triton cache.
 
-    The image consists of one layer, which contains the cache and the manifest from which MCV reads its entries.
+    The image consists of one layer, which contains the cache, and a manifest that describes the cache's entries to MCV.
     """
 
     name: str = "triton-cache"
@@ -234,7 +234,7 @@ def variables(wheel: str) -> dict[str, str]:
     They are those of the wheel's image and some more, such as the path of Triton's cache. The keys of cache entries do
     not depend on any of them.
     """
-    home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - in the container
+    home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - the path is in a container
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
 
 

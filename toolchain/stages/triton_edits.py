@@ -26,8 +26,9 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
     The edits come before the user's own patches.
 
     An edit is for a release, or a series of releases, of LLVM. It applies to a Triton at the edit's commit, and to a
-    folder in which the files to edit have the expected digests. If the request names no LLVM, Triton is built on the
-    LLVM that it pins and needs no edits.
+    folder in which the files to edit have the expected digests. PatchError is raised if a checkout of the edit's commit
+    has changes in these files. If the request names no LLVM, Triton is built on the LLVM that it pins and needs no
+    edits.
 
     Args:
         target: the stage to build. If Triton is not needed for it, no edits are added.

@@ -65,10 +65,11 @@ def triton_spec(request: Request) -> SourceSpec:
 def named_triton(request: Request) -> str | None:
     """Return the version or the commit of the Triton that a request names, or the default version if it names none.
 
-    The Triton in a folder is identified by the LLVM that it pins; the result is None if no known Triton pins this LLVM.
-    If the request names an LLVM, the result is also None, unless the request names Triton by version, by a git source
-    or by an AOTriton release. A source that cannot be identified before it is fetched, such as an archive, is treated
-    as the default version. PinError is raised if the Triton of the AOTriton release is unknown.
+    The Triton in a folder is identified by the LLVM that it pins; the result is None if the folder has no pin file, or
+    if no known Triton pins this LLVM. If the request names an LLVM, the result is also None, unless the request names
+    Triton by version, by a git source or by an AOTriton release. A source that cannot be identified before it is
+    fetched, such as an archive, is treated as the default version. PinError is raised if the Triton of the AOTriton
+    release is unknown.
     """
     if request.triton:
         return _by_version(request.triton)

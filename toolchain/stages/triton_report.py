@@ -20,7 +20,7 @@ def lit_totals(path: Path) -> dict[str, Any]:
         that passed, failed and were skipped, and the reasons why tests failed or were skipped, by the test's name.
     """
     try:
-        cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
+        cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - our recipe writes the file
     except (ET.ParseError, UnicodeError, ValueError, LookupError) as error:
         raise _unusable(f"{path.name} is not a JUnit file") from error
     if not cases:

@@ -320,7 +320,7 @@ def run_contract(
         image,
         [*python, "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS],
         mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton"), *mounts],
-        env={"HOME": "/tmp", **env},  # noqa: S108 - in the container
+        env={"HOME": "/tmp", **env},  # noqa: S108 - the path is in a container
         log=workspace.log,
         capture=True,
         check=False,

@@ -131,8 +131,8 @@ def python_requires(tree: Path) -> str:
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     """Return the value of an expression in setup.py, without running code.
 
-    The expression may be a literal, a name, a tuple, `MIN[0]`, `MAX[1] + 1`, or an f-string of these. Return None for
-    any other.
+    The expression may be a literal, a name, a tuple, a subscript such as `MIN[0]`, a sum such as `MAX[1] + 1`, or an
+    f-string of these. Return None for any other expression.
     """
     result: Any = None
     match node:

@@ -66,7 +66,8 @@ class TritonWheelStage:
 def wheel_source(request: Request) -> Source:
     """Return the wheel that the request names, without using the network.
 
-    UnsupportedError is raised if data/pypi.toml does not list the wheel.
+    SourceError is raised if data/pypi.toml does not list the requested version, and UnsupportedError if it does not
+    list the requested file.
     """
     spec = request.sources["triton"]  # `triton_stage` chooses this stage only if the request names a wheel
     source = request.locate("triton", spec)

@@ -151,7 +151,7 @@ def sysroot_stage(name: str, request: Request) -> UnpackedStage | None:
 
 def python_stage(name: str, request: Request) -> UnpackedStage | None:
     """Return the stage if Triton is built from source on a portable LLVM, otherwise None."""
-    from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - most plans have no portable Triton
+    from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - only the stage `python` needs it
 
     return UnpackedStage(name) if request.glibc and from_source(request) else None
 

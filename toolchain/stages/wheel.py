@@ -229,7 +229,7 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
             image,
             ["python3", "/recipe/wheel/imports.py", *wanted, "--", *(name for row in rows for name in row.walks)],
             mounts=[Mount(recipe.root() / "containerfiles", "/recipe")],
-            env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - in the container
+            env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - the path is in a container
             log=workspace.log,
             capture=True,
             check=False,
