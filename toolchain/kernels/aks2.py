@@ -49,7 +49,7 @@ class Kernel:
     def read(self) -> bytes:
         """Return the bytes of the code object; raise HostileInputError if it has more than `LARGEST_OBJECT` bytes.
 
-        The archive must still be open.
+        The context manager of `open_aks2` must not have exited.
         """
         if self.size > LARGEST_OBJECT:
             raise too_large(self.name, self.size, LARGEST_OBJECT)
@@ -109,7 +109,7 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
     if left == 0:
         raise _damaged("does not match the size in its header", f"it unpacks to more than {total} bytes")
     if not unpack.eof or unpack.unused_data or stream.read(1):
-        # A stream that ends early lacks its checksum, which comes last. AOTriton's loader would accept such a stream.
+        # A stream that ends early may lack its checksum, which follows the data. AOTriton's loader would accept it.
         raise _damaged("ends early, or has data after its end", f"it unpacks to {total + 1 - left} bytes")
     if left > 1:
         raise _damaged(

@@ -65,7 +65,8 @@ class Archive:
     Args:
         path: the path of the .zip or .aks2 below the build folder.
         manifest: the path of the .zip's .nsv below the build folder; empty for an .aks2 file.
-        members: pairs of an .aks2 file's path below the build folder and its name in the .zip.
+        members: pairs of an .aks2 file's path below the build folder and its name in the .zip. An archive that is
+            an .aks2 file has one pair, with its own path and file name.
     """
 
     path: str
@@ -152,7 +153,10 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """Yield the fields of each line in a file of the generator; raise SourceError if a line has fewer than `least`."""
+    """Yield the fields of each line in a file of the generator.
+
+    SourceError is raised if the file cannot be read as UTF-8, or if a line has fewer than `least` fields.
+    """
     # The file is read line by line, because the file for all GPUs is several hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
@@ -203,9 +207,9 @@ def _folder_below(folder: str, top: str) -> str:
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the path below the build folder, and the name, of each file that a manifest lists.
+    """Return, for each file that a manifest lists, its path below the build folder and its name in the archive.
 
-    SourceError is raised if these files are not those in `listed`, because kernels would be missing. It is also raised
+    SourceError is raised if these files are not those in `listed`, because kernels could be missing. It is also raised
     if two files have the same name, because AOTriton's loader would find only the first.
     """
     try:
@@ -266,7 +270,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
-    """Return the name of the group of the code object at each path. Clusters that share an object form one group."""
+    """Return the name of each code object's group by the object's path. Clusters that share an object form a group."""
     parent: dict[str, str] = {}
 
     def top(name: str) -> str:
@@ -355,7 +359,7 @@ def parse_signature(
         text: the signature, with a comma between two arguments.
         names: the names of the kernel's arguments, in order.
         where: the name of the code object in messages.
-        known: a cache of parsed arguments, by name and text.
+        known: a cache of parsed arguments, by name and text; None for a cache that only this call uses.
     """
     parts = text.split(",")
     if len(parts) != len(names):
@@ -422,9 +426,9 @@ def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return the first rule for each id, sorted by output, and the outputs of the other rules, by that rule's output.
+    """Return the first rule for each id, sorted by output, and the outputs of its copies by its own output.
 
-    KernelError is raised if several rules have the same id, unless `alike` is set.
+    A copy is a later rule with the same id. KernelError is raised if a rule has copies, unless `alike` is set.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

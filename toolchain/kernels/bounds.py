@@ -97,7 +97,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
 
 
 def over_share(pid: int, bounds: MemoryBounds | None) -> int:
-    """Return the bytes of memory that a worker uses if they exceed `bounds.share`, else 0."""
+    """Return the bytes of memory that a worker uses if they exceed `bounds.share`; 0 if not, or if `bounds` is None."""
     if bounds is None or resident(pid) <= bounds.share:
         return 0
     memory = proportional(pid)
@@ -107,7 +107,7 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 class Turns:
     """A lock that either several workers hold at the same time, or one worker holds alone.
 
-    After `stopping` is set, no thread starts to wait, and `wake` ends the waits of other threads.
+    After `stopping` is set, no thread starts to wait, and `wake` ends the waits that began earlier.
     """
 
     def __init__(self, stopping: threading.Event) -> None:

@@ -26,7 +26,7 @@ from toolchain.kernels.codeobject import check_object
 from toolchain.oci.labels import CACHE_MCV_KEY
 
 FOLDER = "io.triton.cache"
-LAUNCHES = "launches"  # the folder beside the entries to which containerfiles/triton-cache/calls.py writes
+LAUNCHES = "launches"  # the folder in Triton's cache to which containerfiles/triton-cache/calls.py writes launch values
 PACKED = ".tar"  # the suffix of a tar with the cache entries of a call
 MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
@@ -132,8 +132,8 @@ def unpack(path: Path, made: Path) -> None:
         made: the cache. Containers could write to it, so it may contain links that lead out of it.
 
     Raises:
-        KernelError: the tar is damaged or contains a file that does not belong to its kernels, or a link leads out of
-            the cache.
+        KernelError: the tar or its JSON file is damaged, the tar contains a file that is too large or does not belong
+            to its kernels, a link leads out of the cache, or a file cannot be written.
     """
     kernels, _ = packed_kernels(path)
     folders = {entry_folder(hash_) for _, hash_ in kernels}

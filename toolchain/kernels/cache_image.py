@@ -131,7 +131,7 @@ class _File:
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
     """Return the files of a layer by name.
 
-    ContractError is raised for too much content, for links, and for files that MCV would silently omit.
+    ContractError is raised for damage, for too much content, for links, and for files that MCV would silently omit.
     """
     files: dict[str, _File] = {}
     left = _LARGEST
@@ -202,7 +202,7 @@ def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
 
 
 def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
-    """Raise ContractError unless each group file names the other files of its folder.
+    """Raise ContractError unless each group file names exactly the other files of its folder.
 
     The paths must be those of a cache at `mount`, unless `mount` is None or empty.
     """

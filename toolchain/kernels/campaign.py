@@ -138,7 +138,7 @@ def run_campaign(
     shared: SharedResults | None = None,
     scope: str = "",
 ) -> CampaignResult:
-    """Compile the rules without a valid object in `out` or in a store, check every object, and write the report.
+    """Compile the rules that have no valid object in `out` or in a store, check every object, and write the report.
 
     The failure of a kernel does not stop the campaign. `status.json` beside the ledger shows the progress.
 
@@ -186,7 +186,10 @@ def run_campaign(
 
 
 def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
-    """Write the report. If rules failed, first mark them as known bad, or raise KernelError without `keep_going`."""
+    """Write the report.
+
+    If rules failed, first mark them as known bad if `keep_going` is set, or else raise KernelError.
+    """
     # Killed workers leave partial files, which must not stay among the objects.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()

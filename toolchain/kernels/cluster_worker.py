@@ -61,9 +61,9 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
         """Compile rules one after the other, and return their outcomes under the key `answers`.
 
-        The key `worker` contains the name of this worker, and `about` the facts that its processes reported. The
-        outcome of a compiled rule also contains the bytes of its object as `code`, and the bytes of its JSON as `json`.
-        If this machine cannot compile, the worker is closed and the error is raised.
+        The key `worker` contains the name of this worker, and the key `about` contains the facts that its processes
+        reported. The outcome of a compiled rule also contains the bytes of its object as `code`, and the bytes of its
+        JSON as `json`. If this machine cannot compile, the worker is closed and the error is raised.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:

@@ -24,7 +24,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _LOAD, _NOTE, _DYNSYM = 1, 4, 11  # types of segments (PT_LOAD, PT_NOTE) and of a section (SHT_DYNSYM)
-_MOST = 4096  # the maximum number of sections, and of segments; a code object has about twenty
+_MOST = 4096  # the maximum number of sections, and of segments; a code object has a few dozen at most
 _MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
 _LARGEST_NAMES = 16 << 20
 

@@ -14,7 +14,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import Job, MakeWorker, groups
 
 SHARES = 4
-"""Rules are handed out in parts of at most an equal share for each worker, divided by this number and rounded up.
+"""A worker gets at most `1 / SHARES` of an equal share of the rules, rounded up, at a time.
 
 So no worker is busy alone for long."""
 
@@ -30,9 +30,9 @@ class Executor(Protocol):
             out: the folder for the objects on this machine.
 
         Yields:
-            an outcome for each rule, with the keys `id` and `status` ("done", "failed" or "timeout"). It may also
-            contain `log`, the last lines that the worker printed, and fields of `ledger.Entry` such as `reason`.
-            Closing the generator stops the run.
+            an outcome for each rule, with the keys `id` and `status` ("done", "failed" or "timeout"). An
+            outcome may also contain `log`, the last lines that the worker printed, and fields of `ledger.Entry` such as
+            `reason`. Closing the generator stops the run.
         """
         ...
 
@@ -58,13 +58,13 @@ class LocalExecutor:
     memory, the largest worker that compiles is ended. If there are others, its rule is tried again while they wait.
 
     Args:
-        make_worker: returns a context manager that starts a worker and yields its process, which has text pipes and is
-            the leader of a session.
+        make_worker: a function that returns a context manager, which starts a worker and yields its process. The
+            process has text pipes and is the leader of a session.
         workers: the number of workers that run at the same time; it is lowered to the number of rules.
         timeout: the seconds that one rule may take; None for no limit.
         bounds: the limits on the memory of the workers; None for no limits.
-        files: returns the set of source files that a rule's worker sees (see `Naming.files`); by default all rules have
-            the same set.
+        files: a function that returns the name of the set of source files that a rule's worker sees (see
+            `Naming.files`); by default all rules have the same set.
         seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
         scratch: the parent of the folders that workers write to; by default the system's temporary folder.
     """

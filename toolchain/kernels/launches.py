@@ -27,7 +27,7 @@ def launch_files(
     archives: Iterable[Archive],
     scratch: Callable[[str], int | None],
 ) -> dict[str, bytes]:
-    """Return the content of the file `NAME` for each pack with compiled kernels, by a name such as `amd-gfx942`.
+    """Return the content of the file `NAME` of each pack with compiled kernels, by pack, such as `amd-gfx942`.
 
     Args:
         scratch: a function that returns how many bytes of Triton's own scratch memory the code object at a path
@@ -83,7 +83,7 @@ class Launches:
     AttributeError for a malformed file.
 
     Args:
-        content: the parsed content of the file.
+        content: the parsed JSON of a file `NAME`.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -95,7 +95,10 @@ class Launches:
             self.metadata(key, 0)  # raises an error if a row is malformed
 
     def metadata(self, key: str, shared: int) -> dict[str, Any]:
-        """Return the launch values of a kernel that needs `shared` bytes of LDS, by the keys in aotriton/worker.py."""
+        """Return the launch values of the kernel at `key` in the file, whose object needs `shared` bytes of LDS.
+
+        The result has keys of the JSON that aotriton/worker.py writes beside an object.
+        """
         signature, gpu, warps, scratch = self.kernels[key]
         function, parts = self._signatures[signature]
         source, kernel, names = self._functions[function]

@@ -75,7 +75,7 @@ class Entry:
         bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the path of the store that the object comes from, or the result of `of_worker`; empty for an object that
             was compiled here.
-        signer: the id of the key that verified a result from a store; empty for every other result.
+        signer: the id of the key that verified a result from a store; empty if no key verified the result.
     """
 
     id: str
@@ -137,8 +137,8 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 class Ledger:
     """The entries of a campaign in an SQLite file. Only the thread that opens a ledger may use it.
 
-    Opening a ledger that does not have the format `FORMAT` deletes its content. If the file cannot be used or is not a
-    ledger, ConfigError is raised.
+    Opening a ledger that does not have the format `FORMAT` deletes its content. ConfigError is raised if the file
+    cannot be used as a ledger.
     """
 
     def __init__(self, path: Path) -> None:
@@ -229,7 +229,7 @@ class Ledger:
         return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
     def progress(self, count: int, total: int) -> None:
-        """Record how many kernels of the latest request are finished, and how many there are."""
+        """Record how many kernels of the latest request are finished, and how many kernels it contains."""
         self._write(_progress_row(count, total))
 
 
@@ -238,7 +238,7 @@ class Standing:
     """The state of a campaign, read from its ledger.
 
     Args:
-        count, total: how many kernels of the latest request are finished, and how many there are; 0 if unknown.
+        count, total: how many kernels of the latest request are finished, and how many it contains; 0 if unknown.
         counted: the numbers that `counts` returns for the entries.
         entries: the entries sorted by id; empty if only their counts were read.
         numbers: how many of the checked kernels are `right`, `wrong`, `skipped` and `refused`.
@@ -255,7 +255,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
     """Return the state of a campaign from a ledger, which the campaign may be writing to. No entry is changed.
 
     A ledger that does not have the format `FORMAT` gives the default `Standing`. ConfigError is raised if the file
-    cannot be used or is not a ledger.
+    cannot be used as a ledger.
 
     Args:
         entries: whether to read the entries, which takes half a second for a whole AOTriton release.

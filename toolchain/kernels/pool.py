@@ -68,9 +68,9 @@ class Slot:
     """The state of a thread that compiles.
 
     Args:
-        worker: the current worker; None before one is started.
+        worker: the current worker; None if the thread has none.
         jobs: the next jobs.
-        files: the set of source files of the jobs that the thread took last; None before it took any.
+        files: the name of the set of source files of the jobs that the thread took last; None before it took any.
     """
 
     worker: Worker | None = None
@@ -82,7 +82,7 @@ class WorkerPool:
     """The workers of one run, each of which only one thread uses at a time.
 
     Args:
-        make: see `LocalExecutor`.
+        make: see `make_worker` of `LocalExecutor`.
         take: a function that returns the next jobs for a worker that sees a set of files (None for a new worker), or an
             empty list if no jobs are left. Only one thread calls it at a time.
         folder: the parent of the folders that workers write to.

@@ -222,7 +222,7 @@ def link_digest(path: Path) -> str:
 
 
 def _scan(module: ast.Module) -> _Scanned:
-    # Decorators, defaults and annotations run when the function is defined.
+    # The defaults and annotations of a function run when the function is defined.
     plain = [node for node in module.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
     rest: list[ast.AST] = [node for node in module.body if node not in plain]
     rest += [part for node in plain for part in (node.args, node.returns) if part is not None]

@@ -124,7 +124,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
     Args:
         inputs: the inputs that the result must have.
-        key: the key that must have signed the record; None accepts any record.
+        key: the key that must have signed the record; with None, no signature is required.
 
     Raises:
         DamagedError: the record is incomplete, was changed, or has other inputs.

@@ -120,8 +120,10 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
     """Return the rules of the clusters that `select` and `limit` choose; no cluster is split.
 
     Args:
-        select: a glob. A cluster is taken if the glob matches the kernel, the cluster or the id of one of its rules.
-        limit: take clusters round-robin from all pairs of GPU and kernel until there are at least this many rules.
+        select: a glob. A cluster is taken if the glob matches the kernel, the cluster or the id of one of its rules;
+            None takes all clusters.
+        limit: the number of rules at which no more clusters are taken; None for no limit. Clusters are taken
+            round-robin from all pairs of GPU and kernel.
 
     Raises:
         ConfigError: `select` matches no rule, or `limit` is below 1.

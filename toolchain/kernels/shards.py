@@ -122,8 +122,9 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
         shared: the kernel stores, which a shard needs; None if there are none.
 
     Raises:
-        ConfigError: there are fewer clusters than shards, a shard has no store, or the stores do not contain shards of
-            this campaign.
+        ConfigError: there are fewer clusters than shards, a shard has no store, a store contains no shard of this
+            campaign or an invalid mark of one, or the stores contain several incomplete campaigns with different
+            numbers of shards.
         KernelError: shards are missing.
     """
     if shared is not None and shared.only:
@@ -142,7 +143,8 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
     """Return the entries of kernels that do not compile, by the rule's id. Raise KernelError if shards are missing.
 
-    ConfigError is raised if a store contains no shard of this campaign, or an invalid mark of one.
+    ConfigError is raised if a store contains no shard of this campaign or an invalid mark of one. It is also raised if
+    the stores contain several incomplete campaigns with different numbers of shards.
     """
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:

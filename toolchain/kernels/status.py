@@ -58,7 +58,7 @@ class _Group:
 class Board:
     """The counts of a campaign's outcomes, which are written to a file every two seconds.
 
-    The board is a context manager. An exception in its block, or none, decides the campaign's final state.
+    The board is a context manager. The campaign's final state depends on whether an exception ends its block.
 
     Args:
         path: the file, which is replaced as a whole.
@@ -256,7 +256,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """Return a string that distinguishes a process from later ones with the same PID; empty if no process has it."""
+    """Return a string that distinguishes a process from later ones with its PID; empty if no process has this PID."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

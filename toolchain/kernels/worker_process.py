@@ -28,8 +28,8 @@ from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT, wri
 LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
-# A function that starts a process. Its arguments are the set of source files that the process sees (see `Naming.files`)
-# and the folder on this machine that the process may write to.
+# A function that starts a process. Its arguments are the name of the set of source files that the process sees (see
+# `Naming.files`) and the folder on this machine that the process may write to.
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
@@ -43,7 +43,7 @@ _MACHINE_FAULT = re.compile(
     r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
 )
 LEAST_FREE = 32_000_000
-"""If fewer bytes are free, a failure is blamed on a full disk, because compilers do not say that the disk is full."""
+"""If fewer bytes are free, a failure is blamed on a full disk, because a compiler may not report a full disk."""
 # The tasks of a group may differ in these keys. aotriton/worker.py does the common part of such tasks only once; see
 # aotriton/shared_stages.py.
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
@@ -86,7 +86,7 @@ def machine_fault(reason: str, folder: Path) -> str:
 
 
 class DiedError(Exception):
-    """The worker ended. `code` is its exit code, negative for a signal; None if the worker only closed its output."""
+    """The worker ended or closed its output. `code` is its exit code, negative for a signal; None if it still runs."""
 
     def __init__(self, reason: str, code: int | None) -> None:
         super().__init__(reason)
@@ -206,7 +206,7 @@ class Worker:
                 self.served += 1
 
     def collect(self, job: Job) -> None:
-        """Move the object of a job and its JSON, if the process wrote them, from its folder to their final places.
+        """Move a job's object and its JSON, if the process wrote them, from the process's folder to their final places.
 
         OSError is raised if a file is not regular, is too large, or cannot be written.
         """

@@ -41,8 +41,8 @@ class Option:
         explicit: whether giving the default value requests something other than giving no value.
         negated: whether the command line also accepts the form `--no-NAME`.
         of: the valid names in `NAME=VALUE` pairs; empty if all names are valid.
-        place: which part of a value in a file is a path: all of it, or the text after `NAME=` or `oci:`; empty for
-            none.
+        place: which part of a value in a file is a path: all of it except a prefix `oci:` (`path`), the text after
+            `NAME=` (`pair`), or the text after `oci:` (`oci`); empty for none.
         is_path: a function that returns whether that part is a path, for an option whose value can be something else.
         environment: whether an environment variable can set the option.
         file: whether toolchain.toml can set the option.
@@ -101,9 +101,10 @@ class Option:
 
     @property
     def given_default(self) -> Any:
-        """Return the default as the command line would give it; None if the command line cannot express it.
+        """Return the default in the form in which the command line gives a value.
 
-        The result is also None for an `explicit` option, because giving its default requests something else.
+        The result is None for an empty default of a `commas` option, and for `names`, `pairs` and `path` options. It is
+        also None for an `explicit` option, because giving its default differs from giving no value.
         """
         if self.kind == "commas":
             return ",".join(self.default) if self.default else None

@@ -269,7 +269,7 @@ class Request:
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
         """Return a source as `sources.resolve.locate` does, but look it up only once if `looked_up` is set."""
-        from toolchain.sources.resolve import locate  # noqa: PLC0415 - `--help` does not need it
+        from toolchain.sources.resolve import locate  # noqa: PLC0415 - many commands use no sources
 
         known = {} if self.looked_up is None else self.looked_up
         if (name, spec) not in known:

@@ -107,7 +107,7 @@ def kernel_store(given: Path) -> Path:
 
 def scheduler(text: str) -> str:
     """Return the address of a Dask scheduler; raise ConfigError if `check_address` does not accept it."""
-    from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls do not need it
+    from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - few commands use a scheduler
 
     return check_address(text.strip())
 
@@ -128,7 +128,7 @@ def shard(text: str) -> tuple[int, int]:
 
 def is_path(text: str) -> bool:
     """Return whether the text after `NAME=` in `--source` is a path; False for invalid text, which is refused later."""
-    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - only values from files need it
+    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - many commands use no sources
 
     try:
         return parse_source_spec(text).path is not None
@@ -138,7 +138,7 @@ def is_path(text: str) -> bool:
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
     """Parse the values of `--source` into sources by name; raise an error for a wrong value or repeated name."""
-    from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls do not need it
+    from toolchain.sources.local import check_local  # noqa: PLC0415 - many commands use no sources
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
     named = _pairs(values, "--source")
@@ -190,7 +190,7 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
     ConfigError is raised if a value is invalid.
     """
-    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - most calls use no mirror
+    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - many commands use no network
 
     return parse_mirrors(values)
 
