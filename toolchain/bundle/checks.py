@@ -59,7 +59,7 @@ def require_fitting(lock: Lock) -> None:
 
 
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
-    """Return the record of a base or sysroot; raise HostileInputError if it is malformed or contradicts the lock.
+    """Return the record of a `LockedBase`; raise HostileInputError if it is malformed or contradicts the lock.
 
     Of the record's facts, only the number of packages and the facts about the layer are kept, because the provenance
     and the SBOM of later builds would repeat the other facts, which were not checked. UnsupportedError is raised if

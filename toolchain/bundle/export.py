@@ -46,9 +46,9 @@ class Entry:
 
     Args:
         kind: `lock` for the lock of the bundle; `file` for a source that is a file; `tree` for the tar of a source
-            tree; `patch` for a patch to a source; `base` for the package list of a base or sysroot; `record` for
-            the record of a base or sysroot; `blob` for the manifest, the config or a layer of its image.
-        name: the name of the source, base or sysroot that the entry belongs to; `toolchain` for the lock.
+            tree; `patch` for a patch to a source; `base` for the package list of a `LockedBase`; `record` for the
+            record of a `LockedBase`; `blob` for the manifest, the config or a layer of its image.
+        name: the name of the source, or the `owner` of the `LockedBase`; `toolchain` for the lock.
         of: the media type of the manifest, config or layer of an image; empty for other kinds.
     """
 
@@ -117,7 +117,7 @@ class Exported:
 
 
 def export(request: Request, target: str, dest: Target) -> Exported:
-    """Write a bundle with all inputs of a build: sources, wheels, patches, finished bases and sysroots, and the lock.
+    """Write a bundle with the lock of a build and its inputs: sources, patches and the image of each `LockedBase`.
 
     The same cache and request give the same bytes. Blobs that the destination already has are skipped.
 
@@ -220,9 +220,9 @@ class _Packer:
             self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
 
     def base(self, base: LockedBase, row: PlanRow) -> None:
-        """Add the image, the record and the package list of a base or sysroot; for a user's base, only the image.
+        """Add the image, the record and the package list of a `LockedBase`; for a user's base, add only the image.
 
-        SourceError is raised if the base or sysroot was downloaded and not built here.
+        SourceError is raised if the image was downloaded and not built here, unless it is a user's base.
         """
         cache = self.request.cache
         if base.state == "image":

@@ -81,7 +81,8 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
 
     RegistryError is raised if `ref` does not name a bundle, HostileInputError if the bundle does not contain exactly
     what its lock names, DigestError if content has a wrong digest, LockedError if the bundle contradicts an existing
-    lock or the content of the cache, and UnsupportedError if this machine or this version cannot use the bundle.
+    lock or the content of the cache, UnsupportedError if this machine or this version cannot use the bundle, and
+    ConfigError if a lock is malformed, or cannot be read or written.
 
     Args:
         lock_path: the path of the user's lock. If this file exists, the bundle must agree with it. Otherwise, the
@@ -175,7 +176,7 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Check the blobs of each image in the lock, and remember its layers for the check of its record.
+        """Check the blobs of each image in the lock, and store its layers in `_layers` for the check of its record.
 
         HostileInputError is raised unless the bundle contains exactly the blobs that the image's manifest names, and
         the image's config names the architecture in the lock.

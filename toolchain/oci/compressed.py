@@ -64,7 +64,10 @@ class _Gunzipped:
 
 
 class _Bounded:
-    """A stream that raises BombError when a file unpacks to more bytes than `LARGEST` or the file's size allows."""
+    """A stream of a decompressed file.
+
+    BombError is raised after `LARGEST` bytes, or after `FREE` plus `RATIO` times the size of the compressed file.
+    """
 
     def __init__(self, stream: Readable, path: Path) -> None:
         self._stream, self._name = stream, path.name
@@ -81,10 +84,11 @@ class _Bounded:
 
 @contextlib.contextmanager
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
-    """Yield a stream of the tar in a layer's file; raise UntrustedError for an unknown media type.
+    """Yield a stream of the tar in a layer's file.
 
-    Reading the stream raises BombError if a compressed layer unpacks to too many bytes. If a compressed layer is
-    damaged, one of `DAMAGED` is raised while the stream is read or at the end of the block.
+    UntrustedError is raised for an unknown media type, and EngineError if `zstd` is needed but not installed. Reading
+    the stream raises BombError if a compressed layer unpacks to too many bytes. If a compressed layer is damaged, one
+    of `DAMAGED` is raised while the stream is read or at the end of the block.
     """
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:

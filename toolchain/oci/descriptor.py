@@ -97,7 +97,7 @@ def _platform(value: Any) -> Platform:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The media type, digest and size in bytes of a blob, and the platform, annotations and type in its entry."""
+    """The media type, digest and size in bytes of a blob; optionally its platform, annotations and artifact type."""
 
     media_type: str
     digest: str

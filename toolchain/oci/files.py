@@ -1,4 +1,4 @@
-"""Store plain files as an OCI artifact with a layer for each file.
+"""Write and read OCI artifacts with plain files, which have a layer for each file.
 
 The title annotation of a layer is the name of its file, so that `oras pull` can download the files.
 """

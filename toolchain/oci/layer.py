@@ -108,7 +108,8 @@ def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()
     """Write the content of `tree` as a .tar.gz with a single top folder, and return its digest.
 
     The archive is deterministic like a layer: its members are sorted, and have normalised owners, modes and times.
-    ConfigError is raised if `top` is not a plain name.
+    ConfigError is raised if `top` is not a plain name, HostileInputError if a member would be a device node, pipe
+    or socket, and SourceError if `tree` is not a folder.
 
     Args:
         exclude: shell patterns of paths relative to `tree`. A matching folder is skipped with its content.
@@ -253,8 +254,8 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
 
     Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, the member of the root folder itself, and all
     extended attributes except file capabilities are removed. Ids, modes, links and device nodes are kept, but the owner
-    of the folders in `_APTS_OWN` becomes root. SourceError is raised if the tar is damaged, and HostileInputError if a
-    name or a hard link leads out of it.
+    of the folders in `_APTS_OWN` becomes root. SourceError is raised if the tar is damaged or has a member of unknown
+    type, and HostileInputError if a name or a hard link leads out of the tar.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -324,8 +325,8 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
                     if layer.size > CHUNK:
                         tell("compressing a layer", source.tell(), layer.size)
         else:
-            # With -T, zstd cuts the input into the same jobs for any number of threads. With --single-thread, zstd does
-            # not cut the input.
+            # With -T, zstd cuts the input into the same jobs for any number of threads, so the output is the same. With
+            # --single-thread, the output would differ, because zstd would not cut the input.
             threads = f"-T{len(os.sched_getaffinity(0))}"
             words: list[str | Path] = ["zstd", "-q", "-c", f"-{used}", threads, "--", layer.path.absolute()]
             with process.output(words) as packed:

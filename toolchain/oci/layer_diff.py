@@ -1,4 +1,4 @@
-"""Compare two builds of a layer, and find the first differing byte of each file that differs."""
+"""Compare two builds of a layer, and find where their files differ."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str,
 
 
 def first_difference(a: bytes, b: bytes) -> int:
-    """Return the offset of the first differing byte; if one content is a prefix of the other, return its length."""
+    """Return the offset of the first differing byte; if `a` or `b` is a prefix of the other, return its length."""
     end = min(len(a), len(b))
     for start in range(0, end, _PIECE):
         if a[start : start + _PIECE] != b[start : start + _PIECE]:

@@ -98,7 +98,8 @@ class LayerMember(CheckedHeader):
         above = cls.above
         if kind in _LONG:
             above.append(kind)
-            # A program uses the first or the last header of a type, and prefers the names of PAX or those of GNU tar.
+            # Some programs use the first header of a type, others the last one. Some prefer the names of PAX,
+            # others those of GNU tar.
             if len(set(above)) < len(above) or (tarfile.XHDTYPE in above and len(above) > 1):
                 return "it has several extended headers"
         else:
@@ -158,7 +159,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
-    """Yield the paths of a layer's files and links in the order of the layer, without hashing them."""
+    """Yield the paths of a layer's files and links in the order of the layer, without hashing contents."""
     with _readable(path):
         for name, _, _ in _walk(path, media_type):
             yield name

@@ -145,7 +145,7 @@ class Layout(Blobs):
                 entries.append(_untagged(descriptor).as_json())
 
     def roots(self) -> tuple[Descriptor, ...]:
-        """Return all entries of index.json, tagged or not, without the annotations that name tags."""
+        """Return all entries of index.json, tagged or not, without the annotation `media.REF_NAME`."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
@@ -226,7 +226,7 @@ class Layout(Blobs):
         return all(layer.media_type in media.STATEMENTS for layer in layers)
 
     def resolve(self, name: str) -> Descriptor:
-        """Return the descriptor for a tag or digest, without the annotation that names the tag.
+        """Return the descriptor for a tag or digest, without the annotation `media.REF_NAME`.
 
         A digest may also belong to content that index.json does not list. RegistryError is raised if the layout does
         not contain the tag or digest.

@@ -65,9 +65,9 @@ class Attached:
 class Place(ABC):
     """A folder or repository with images.
 
-    Every method may raise RegistryError if something is missing or refused, ConfigError if a tag or the name of a
-    repository is invalid, and UnreachableError if the registry does not answer. Content that is requested by its digest
-    is compared with the digest before it is returned, and DigestError is raised if they differ.
+    Methods may raise RegistryError if something is missing or refused, ConfigError if a tag or the name of a repository
+    is invalid, and UnreachableError if the registry does not answer. Content that is requested by its digest is
+    compared with the digest before it is returned, and DigestError is raised if they differ.
     """
 
     ref: Target
@@ -199,7 +199,7 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Raise RegistryError if `depth`, the number of manifests and indexes above an item, exceeds `media.DEEPEST`."""
+    """Raise RegistryError if `depth`, the number of indexes above an item, exceeds `media.DEEPEST`."""
     if depth > media.DEEPEST:
         raise RegistryError(
             "index-too-deep",

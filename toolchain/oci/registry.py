@@ -204,7 +204,8 @@ class Registry(Transport):
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> None:
         """Upload a manifest without retrying.
 
-        TryAgainError is raised for an error that may be temporary, and RegistryError for any other error.
+        TryAgainError is raised for an error that may be temporary, RegistryError if the registry does not accept the
+        manifest, and UnreachableError if the token service does not answer.
 
         Args:
             failures: the number of earlier failures; from `_UNSETTLED_TRIES` on, 400 and 404 are not temporary errors.

@@ -53,7 +53,7 @@ class AttachedEvidence:
     Args:
         signed_by: the id of the key, or the identity; empty if the documents are not signed.
         how: where the documents are listed (see `place.Attached`); `none` if no document was added to a list.
-        tags: cosign's tags that also point to the documents.
+        tags: cosign's tags under which the documents and cosign's signatures are also stored.
     """
 
     kinds: tuple[str, ...]
@@ -109,7 +109,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """Return the packages of a sysroot, each with the distribution of the sysroot's glibc floor, if that is known."""
+    """Return the packages of a sysroot; if its glibc floor is known, each package gets the floor's distribution."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -123,7 +123,8 @@ def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# For each stage that compiles or copies the code of packages into its image, a function that returns the packages.
+# Builds compile against the packages of these stages, or import them. Each value is a function that returns
+# such packages.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
@@ -325,7 +326,7 @@ def _tagged(
 def _signed_before(who: Identity, manifest: Descriptor, place: Place, scratch: Layout) -> dict[bytes, Evidence]:
     """Return the attached bundles that an identity signed earlier, by their payload.
 
-    These bundles are attached again, because signing a payload again would add another entry to a public log.
+    For an unchanged payload, the earlier bundle is attached again, because signing adds an entry to Sigstore's log.
     """
     by_payload: dict[bytes, Evidence] = {}
     for attached in gather(place, [manifest.digest], scratch):

@@ -24,7 +24,7 @@ from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
 from toolchain.trust.verify import verify
 
-# The maximum number of artifacts that are attached to an image, and of layers under cosign's tags for it. There is a
+# The maximum number of artifacts that are attached to an image plus layers under cosign's tags for it. There is a
 # limit, because anyone who may push can attach artifacts.
 _MOST_ARTIFACTS = 1000
 _KINDS: tuple[Kind, ...] = get_args(Kind)
