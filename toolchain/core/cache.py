@@ -20,7 +20,7 @@ _MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes wha
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache folder. Everything in it can be deleted, because the tool fetches or builds it again."""
+    """The cache folder. If a file in it is deleted, the next build that needs the file fetches or makes it again."""
 
     root: Path
 
@@ -109,9 +109,9 @@ class Cache:
         """Create the folder with access only for its owner, and mark it as a cache of this tool.
 
         The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `toolchain-cache`, without
-        which `cache prune` removes nothing. An unmarked folder with other content gets no marks and keeps its
-        permissions, because other users may need that content. Then the folders of this tool that may contain the
-        user's sources become private instead.
+        which `cache prune` removes nothing. An unmarked folder that is neither empty nor a new cache gets no marks and
+        keeps its permissions, because other users may need its content. If they can enter it, the tool's folders that
+        may contain the user's sources become private instead.
         """
         # Looking up a source may have created these folders already, so the cache is still new if it contains only
         # them.
@@ -150,7 +150,7 @@ class Cache:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """Raise a ConfigError unless the path is a folder that this user can enter and, with `write`, write to.
+        """Raise a ConfigError unless `root` is a folder that this user can enter and, with `write`, write to.
 
         If the folder does not exist, the nearest existing folder above it is checked.
         """

@@ -14,7 +14,7 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
-EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the modification time of all files in layers
+EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the latest modification time of files in layers
 FORMAT = 2  # part of input digests; increase it when a change of the tool changes the bytes made from the same inputs
 
 
@@ -70,14 +70,20 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
 
 
 def clear_output(path: Path, *, option: str) -> None:
-    """Remove the file that `write_output` would replace, so that no outdated file remains after a failure."""
+    """Remove the file that `write_output` would replace, so that no outdated file remains after a failure.
+
+    Raise a ConfigError for a path that `write_output` refuses, and for a file that cannot be removed.
+    """
     with _output(path, option) as real:
         real.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _output(path: Path, option: str) -> Iterator[Path]:
-    """Yield the path to write to after following a safe link; raise a ConfigError if that file cannot be written."""
+    """Yield the path to write to after following a safe link.
+
+    Raise a ConfigError for an unsafe link, for a path that is not a regular file, and for an OSError in the block.
+    """
     fix = f"choose another file: {option} FILE"
     try:
         real = Path(os.path.realpath(path))

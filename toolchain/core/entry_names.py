@@ -14,15 +14,15 @@ class EntryNames:
     """The names in one archive. Each must lead to a path below the target folder, and no two files may share a path.
 
     Args:
-        printable: whether names must be printable and contain no backslash, so that they work on all systems.
-        ignore_case: whether names that differ only in case are the same name, as on some systems.
+        printable: whether names must be printable and contain no backslash, which some systems interpret as a slash.
+        ignore_case: whether names that differ only in case are treated as the same name, as on some systems.
     """
 
     def __init__(self, archive: str, *, printable: bool = True, ignore_case: bool = False) -> None:
         self._archive = archive
         self._printable = printable
         self._ignore_case = ignore_case
-        # Only hashes are stored, because a million names would need much more memory.
+        # Hashes are stored instead of names, because a million names would need much more memory.
         self._files: set[int] = set()
         self._folders: dict[int, int] = {}  # the hash of a folder's name as first written, by the folder's key
         self._last = ""
@@ -30,8 +30,8 @@ class EntryNames:
     def add(self, name: str, *, folder: bool = False) -> str:
         """Record a name, and return it without `.` parts, repeated slashes or a trailing slash.
 
-        Raise a HostileInputError if the name is unsafe or conflicts with a name that was added before, or if the
-        archive has too many files.
+        Raise a HostileInputError if the name is unsafe, too long, or in conflict with a name that was added before, or
+        if the archive has too many files.
         """
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:

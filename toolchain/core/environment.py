@@ -1,10 +1,10 @@
 """The environment variables that `core.process` passes to programs on the host.
 
 The lists are fixed, and contain a reason for each variable that programs inherit from the caller in addition to `PATH`.
-So variables that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`, `GIT_EXEC_PATH`,
-`TAR_OPTIONS`) never reach these programs. Callers add the variables that a single program needs. `network_environment`
-returns those for programs that use the network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py`
-list those for pip, credential helpers and docker.
+So programs do not inherit variables through which code can be injected (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
+`GIT_EXEC_PATH`, `TAR_OPTIONS`). Callers add the variables that a single program needs. `network_environment` returns
+those for programs that use the network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py` list those
+for pip, credential helpers and docker.
 """
 
 from __future__ import annotations

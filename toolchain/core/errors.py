@@ -97,7 +97,7 @@ class ContractError(ToolchainError, code=11, title="Contract"):
 
 
 class KernelError(ToolchainError, code=12, title="Kernels"):
-    """Kernels could not be compiled, or a kernel or code object is missing, damaged or faulty."""
+    """Kernels could not be compiled, or a kernel, code object or description of kernels is missing or faulty."""
 
 
 class RegistryError(ToolchainError, code=13, title="Registry"):
@@ -140,7 +140,7 @@ class NotReproducedError(ToolchainError, code=20, title="Not reproduced"):
 
 
 class LockedError(ToolchainError, code=21, title="Not locked"):
-    """An input is not in toolchain.lock, or differs from it."""
+    """An input is missing from toolchain.lock, or differs from its entry there, or the tag of a source moved."""
 
 
 class DocumentError(ToolchainError, ValueError, code=22, title="Document", advice="do not use it; ask its author"):
@@ -185,4 +185,4 @@ class LaunchError(
 
 
 class NotCheckedError(ToolchainError, code=28, title="Not checked"):
-    """A check has no test case for some of the kernels."""
+    """A check skipped kernels, for example because it has no test case for them."""

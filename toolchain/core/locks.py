@@ -78,7 +78,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
     try:
         descriptor = _open(cache)
     except OSError:
-        # The folder does not exist, or belongs to another user and is read-only, so there is no lock file to hold.
+        # The cache folder may be missing, or read-only and without a lock file.
         yield
         return
     try:
@@ -125,10 +125,10 @@ def kept(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free(path: Path) -> Iterator[bool]:
-    """Yield whether a file or folder exists and no process holds it with `kept`; if so, `kept` waits during the block.
+    """Yield whether a path exists and no process holds it with `kept` or `free`; if so, `kept` waits during the block.
 
-    If the file system has no locks, an existing path is reported as unused. The locks work across PID namespaces, and
-    the kernel releases the locks of a dead process.
+    If an existing path cannot be opened or locked, for example because its file system has no locks, it is reported as
+    unused without being locked. The locks work across PID namespaces, and the kernel releases those of a dead process.
     """
     nobody = True
     with contextlib.ExitStack() as stack:
@@ -138,7 +138,7 @@ def free(path: Path) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             nobody = False
-        except OSError:  # without locks, as on some file systems, assume that the path is unused
+        except OSError:  # some file systems have no locks
             pass
         yield nobody
 
@@ -170,7 +170,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """Return the first three arguments of a `toolchain` process, as in ` (build llvm)`; an empty string if unknown."""
+    """Return up to three arguments of a `toolchain` process, as in ` (build llvm)`; an empty string if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

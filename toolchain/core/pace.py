@@ -40,7 +40,7 @@ class Pace:
         self._moved = 0
 
     def wait(self, move: Callable[[], int]) -> int:
-        """Call `move`, which transfers bytes and returns their number, and measure the time that it takes.
+        """Call `move`, which transfers bytes and returns their number; measure its duration, and return that number.
 
         The first call is not timed, because a server may need a long time to begin its response; only the socket's
         timeout limits that time. Raise a TooSlowError if fewer than `RATE` bytes per second arrive over at least
@@ -110,7 +110,7 @@ class _Response(http.client.HTTPResponse):
         super().begin()
         self._reader.head = None
 
-    # urllib3 and http.client both accept a chunk of a negative size, with which they would read to the end.
+    # urllib3 and http.client both accept a negative chunk size, and would then read to the end of the connection.
 
     def _safe_read(self, amt: int) -> bytes:
         if amt < 0:
@@ -139,11 +139,11 @@ class _Timed:
         return functools.partial(_Response, host=self.host)
 
 
-class _Connection(_Timed, HTTPConnection):  # type: ignore[misc] # a property where the base has an attribute
+class _Connection(_Timed, HTTPConnection):  # type: ignore[misc] # `response_class` is an attribute in the base
     pass
 
 
-class _TLSConnection(_Timed, HTTPSConnection):  # type: ignore[misc] # a property where the base has an attribute
+class _TLSConnection(_Timed, HTTPSConnection):  # type: ignore[misc] # `response_class` is an attribute in the base
     pass
 
 

@@ -89,7 +89,7 @@ class Result:
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program in the absolute folders of `PATH`; None if it is not installed."""
+    """Return the path of a program; None if it is missing. A name without a slash is looked up in `search_path()`."""
     return shutil.which(program, path=search_path())
 
 
@@ -132,7 +132,7 @@ def _file(program: str) -> str:
 
 
 def die_with_parent() -> None:  # pragma: no cover - runs in the child
-    """Make the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when the thread that forked it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -300,7 +300,7 @@ def _started(
     try:
         yield child
     finally:
-        # While the child's exit code is unread, its id belongs to it or to its group, which may have other processes.
+        # The group may outlive the child. Until the child's exit code is read, no other process or group gets its id.
         if child.returncode is None:
             kill_group(child)
         for stream in (child.stdin, child.stdout, child.stderr):
@@ -387,7 +387,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
 
 
 def kill_group(child: subprocess.Popen[Any]) -> None:
-    """End a child process and its group with SIGTERM, and with SIGKILL if the child does not end within 3 seconds."""
+    """Send SIGTERM to the process group of a child, and SIGKILL if the child does not end within 3 seconds."""
     for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
@@ -404,7 +404,7 @@ _NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:
     """Return a command line that runs `argv` in its own PID namespace, and without a network unless `network` is set.
 
-    If this tool is killed, even by SIGKILL, the kernel kills all processes in the namespace. The host name in it is
+    If this tool is killed, even by SIGKILL, the kernel kills all processes in the PID namespace. Their host name is
     `toolchain`.
     """
     flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]

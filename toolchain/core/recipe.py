@@ -28,8 +28,8 @@ class Recipe:
         images: references to more images, or their keys, by the names of the build arguments that pass them.
         args: more build arguments.
         contexts: named read-only trees, each of which becomes a `--build-context`.
-        cache_key: the key that is appended to the id of the cache for the build tree; empty for none. A build continues
-            in the tree that a killed build with the same key has left.
+        cache_key: the key that is appended to the id of the cache for the build tree; empty for a build without such a
+            cache. A build continues in the tree that a killed build with the same key has left.
         compiler_cache: the key that is appended to the id of the compiler cache; empty for a build without one.
         network: whether the build may use a network, which only the build of a base needs.
         steps: the relative duration of each `@step` that the script announces, for estimating the remaining time.

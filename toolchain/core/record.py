@@ -13,7 +13,7 @@ from toolchain.core.strict_json import Keys
 from toolchain.core.typed import TypedError, typed
 
 VERSION = 2
-# This is a name, not an address; docs/trust.md explains what it says about the builder.
+# This URN is a name, not an address; docs/trust.md explains its meaning.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 STORED_KERNELS = "stored_kernels"
 """The key in a record's facts for kernels from kernel stores (see `stages.kernel_workers.stored_kernels`)."""
@@ -101,7 +101,7 @@ class LayerFacts:
 
     @classmethod
     def parse(cls, facts: Mapping[str, Any]) -> Self:
-        """Parse the facts of a record; raise a RecordError if one is missing or invalid."""
+        """Parse the facts of a record; raise a RecordError if a required fact is missing or a fact is invalid."""
         known = {each.name for each in fields(cls)}
         try:
             return typed(cls, {name: value for name, value in facts.items() if name in known and value is not None})

@@ -1,8 +1,8 @@
 """The parser that this tool uses for JSON documents.
 
 It refuses documents that two programs could interpret differently. For example, Go's encoding/json, which most
-container programs use, ignores the case of keys, but Python's json module does not. A document whose meaning depends on
-this could pass a check here and mean something else to the program that uses it.
+container programs use, ignores the case of keys, but Python's json module does not. A document with keys that differ
+only in case could pass a check here and be read differently by such a program.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 Kind = TypeVar("Kind")
-_PLAIN = {str, int, bool}  # a value of exactly this type needs no other check
+_PLAIN = {str, int, bool}  # a value of exactly this type needs no further check
 _NAMES = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", tuple: "a list",
     dict: "a table", Mapping: "a table", type(None): "null",

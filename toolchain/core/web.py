@@ -1,4 +1,4 @@
-"""The parts that all HTTP clients share: sessions, retries, numbers in headers, and the test for loopback hosts."""
+"""The parts that HTTP clients share: sessions, retries, bodies, headers, and the test for loopback hosts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def whole_body(response: requests.Response, most: int) -> bytes | None:
 
 
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
-    """Return a session that retries GET and HEAD requests when a server is busy or a connection fails.
+    """Return a session that retries GET and HEAD requests after a temporary failure of a server or a connection.
 
     The session does not retry when a connection breaks in the middle of a body; use `Retries` for that. It raises a
     `pace.TooSlowError` for slow responses, and refuses redirects from https to http.
@@ -131,7 +131,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
 
     made.hooks["response"] = [check_redirect]
     if not netrc:
-        made.auth = lambda request: request  # any value here prevents requests from reading ~/.netrc
+        made.auth = lambda request: request  # requests reads ~/.netrc only if `auth` is not set
     for scheme in ("http://", "https://"):
         made.mount(scheme, Adapter(max_retries=retry))
     return made
@@ -157,8 +157,8 @@ class Retries:
 
     Args:
         attempts: the maximum number of consecutive retries without progress.
-        backoff: the seconds before the second attempt; each later wait is twice as long, up to `LONGEST_BACKOFF`. A
-            server's Retry-After header takes precedence.
+        backoff: the seconds before the second attempt; each later wait is twice as long as the wait before it, up to
+            `LONGEST_BACKOFF`. A server's Retry-After header takes precedence.
         failures: the number of consecutive failures without progress.
         furthest: the position, in bytes, at which the failures were last reset.
     """

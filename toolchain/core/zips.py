@@ -35,7 +35,7 @@ class _ContradictionError(zipfile.BadZipFile):
 class _Zip(zipfile.ZipFile):
     """A zip archive that refuses entries whose header contradicts the list of entries."""
 
-    ends: dict[int, int]  # the offset where each entry must end, by the offset where it begins
+    ends: dict[int, int]  # the largest offset where each entry may end, by the offset where it begins
 
     def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
         row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)

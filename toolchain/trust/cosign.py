@@ -58,8 +58,7 @@ def attestation_layer(layout: Layout, envelope: bytes, predicate: str) -> Descri
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
     """Return a Sigstore bundle that contains an envelope, and that can be verified with `key`.
 
-    The key ids in the envelope are removed, because other programs skip signatures whose key ids have the form
-    that this tool uses.
+    The key ids in the envelope are removed, because other programs skip signatures with key ids in this tool's form.
     """
     wrapped = envelope.as_json()
     for signature in wrapped["signatures"]:

@@ -1,4 +1,4 @@
-"""Make a CycloneDX 1.6 SBOM from the SPDX document of the same image; equal images give equal SBOMs.
+"""Make a CycloneDX 1.6 SBOM from the SPDX document of the same image; equal documents give equal SBOMs.
 
 This module imports the CycloneDX library, which takes 0.15 seconds, so callers import this module only when they need
 it.
@@ -40,7 +40,7 @@ _TYPES = {
     "FILE": ComponentType.FILE,
 }
 _ALGORITHMS = {"SHA256": HashAlgorithm.SHA_256, "SHA512": HashAlgorithm.SHA_512}
-# The types of SPDX relationships which say that a package was used only during the build.
+# The types of SPDX relationships that mark a package as used only during the build.
 _BUILD_ONLY = frozenset({"BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"})
 
 

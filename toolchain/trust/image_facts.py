@@ -131,8 +131,8 @@ class Origin:
     Args:
         version: the commit, the version, or the first digits of the digest.
         location: the download location in SPDX's form: a repository or URL, or else NOASSERTION.
-        sha256: the SHA-256 of the source's archive or package in hex; empty if it is unknown, or if the
-            source is a commit or a tree.
+        sha256: the SHA-256 of the source's archive or package in hex; empty if it is unknown, or if the source is a
+            commit or a tree.
         commit: the commit, as 40 hex digits; empty if the source is not from git.
     """
 

@@ -112,7 +112,8 @@ class Keyless:
         """Sign a statement, and return a Sigstore bundle.
 
         The bundle contains the statement, its signature, the certificate of the identity, and the entry in Sigstore's
-        log. UnreachableError is raised if Sigstore does not answer or fails, and ConfigError if it refuses to sign.
+        log. UnreachableError is raised if Sigstore does not answer or fails, and ConfigError if it refuses to sign, or
+        if the trust config or a new token cannot be used.
         """
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415

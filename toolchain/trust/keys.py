@@ -74,8 +74,8 @@ class Signer:
     def sign(self, content: bytes) -> bytes:
         """Return a signature over `content`.
 
-        Signing the same content again gives the same bytes, so publishing an image again adds nothing. This is not the
-        case with a P-256 key and an OpenSSL version before 3.2, which makes a different signature each time.
+        Signing the same content again gives the same bytes, so publishing an image again adds no signatures. The
+        exception is a P-256 key with an OpenSSL version before 3.2, which makes a different signature each time.
         """
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)
@@ -90,7 +90,7 @@ def new_key(path: Path) -> PublicKey:
 
     The private key is written to `path` with the mode 0600, and the public key to `<path>.pub`. If
     TOOLCHAIN_KEY_PASSPHRASE is set, the private key is encrypted with it. ConfigError is raised if one of the files
-    exists or cannot be written, or if the passphrase is too long.
+    exists or cannot be written, or if the passphrase is too long, and DigestError if another process changes a file.
     """
     if not path.name:
         raise ConfigError(

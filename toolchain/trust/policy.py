@@ -142,7 +142,7 @@ def reading(check: str) -> Iterator[None]:
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
-    """Raise UntrustedError if a provenance contradicts itself or the image, or does not meet a requirement.
+    """Raise UntrustedError if a provenance is malformed, contradicts itself or the image, or violates a requirement.
 
     The caller must have checked the signature and the subjects of the provenance.
 
@@ -318,13 +318,13 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: Mapping[str, Any]) -> str:
-    """Return a sentence that says how many kernels came from a kernel store, and which key signed them, if any."""
+    """Return a sentence with the number of kernels from a kernel store, and the key that signed them, if any."""
     signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
     return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 
 
 def named(statement: Mapping[str, Any]) -> str:
-    """Return the name of the image in a provenance, and whether it is partial or was built without a contract check."""
+    """Return the name of the image in a provenance, with a note if it is partial or its contract was not checked."""
     row = summary(statement)
     part = f", a part: {row['partial']}" if row["partial"] else ""
     return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

@@ -183,8 +183,8 @@ def granted_level(
 def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *, input_digest: str | None) -> str:
     """Return a sentence with the operators that have signed provenance of an image; raise UntrustedError for too few.
 
-    A provenance counts if its signer and its `builder.id` are those of a listed builder, and if it contains both the
-    digest of the image's manifest and the input digest of the image.
+    A provenance counts if its signer and its `builder.id` are those of a listed builder, if its build type is that of
+    this tool, and if it contains both the digest of the image's manifest and the input digest of the image.
 
     Args:
         input_digest: the input digest in the label of the image. If it is None, no provenance counts.

@@ -156,8 +156,8 @@ def _from_cyclonedx(document: Mapping[str, Any]) -> Listing:
     )
 
 
-# in-toto defines two predicate types for SPDX, one of which contains the version of SPDX. This is the one without the
-# version, because cosign and similar programs use it.
+# in-toto defines two predicate types for SPDX, one of which contains the version of SPDX. The other one is used here,
+# because cosign and similar programs use it.
 SPDX = Format("sbom", "application/spdx+json", "https://spdx.dev/Document", _spdx_manifest, _from_spdx)
 CYCLONEDX = Format(
     "cyclonedx", "application/vnd.cyclonedx+json", "https://cyclonedx.org/bom", _cyclonedx_manifest, _from_cyclonedx

@@ -1,4 +1,4 @@
-"""Make an SBOM in SPDX 2.3; equal images give equal SBOMs.
+"""Make an SBOM in SPDX 2.3; equal facts about an image give equal SBOMs.
 
 Images get an SPDX document in addition to a CycloneDX document, because SPDX has a standard list of files, and because
 Grype and Trivy read this version of SPDX.

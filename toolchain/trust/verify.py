@@ -95,7 +95,7 @@ def verify(
     now: datetime | None = None,
     accept: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Verdict:
-    """Verify an image, an index, or an artifact with plain files; the verdict says which checks passed or failed.
+    """Verify an image, an index, or an artifact with plain files, and return the result.
 
     Args:
         place: the repository or folder with the attached signatures, SBOMs and provenances.

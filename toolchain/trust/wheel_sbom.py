@@ -56,8 +56,8 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
     The wheel is checked first, because the build of a project may produce a malformed one. BuildError is raised if its
     METADATA, RECORD or WHEEL is missing, if its name, METADATA or RECORD is malformed or contradicts the rest of the
     wheel, or if it already contains a file with the name of the SBOM. SourceError or HostileInputError is raised if
-    `open_wheel` refuses it. The other files are not compressed again, because
-    the result could depend on the version of zlib.
+    `open_wheel` refuses it. Files other than RECORD are not compressed again, because the result could depend on the
+    version of zlib.
     """
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
@@ -175,7 +175,7 @@ def _names(projects: Sequence[str] | None, versions: Sequence[str] | None, proje
 
 
 def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[list[str]]:
-    """Return the rows of RECORD; raise BuildError unless it lists all files with the right hashes and sizes."""
+    """Return the rows of RECORD; raise BuildError unless they match the files of the wheel, except RECORD's own row."""
     try:
         rows = [row for row in csv.reader(io.StringIO(_text(wheel, archive, record)), strict=True) if row]
     except csv.Error:
@@ -202,7 +202,7 @@ def _checked_rows(wheel: Path, archive: zipfile.ZipFile, record: str) -> list[li
 
 
 def _replace(wheel: Path, name: str, files: Sequence[tuple[str, bytes]]) -> None:
-    """Remove the file `name` from a wheel, and append uncompressed files with its date and permissions."""
+    """Remove the file `name` from a wheel, and append files, uncompressed, with the removed file's date and mode."""
     with zipfile.ZipFile(wheel, "a") as archive:
         stream = cast("io.BufferedRandom", archive.fp)
         removed = archive.getinfo(name)
