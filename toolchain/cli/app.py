@@ -1,4 +1,4 @@
-"""The entry point of the console script, which parses the global options, handles signals and ends the process."""
+"""The entry point of the console script, which parses the global options, runs a verb and ends cleanly on signals."""
 
 from __future__ import annotations
 

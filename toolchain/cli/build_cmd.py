@@ -111,8 +111,8 @@ def kernels_merge(
 ) -> None:
     """Assemble the ledger, the packs and the image from the results of `--shard` runs. No kernel is compiled.
 
-    Use the same options as for the shards, except --shard. Shards with different inputs are refused, and missing
-    kernels are listed.
+    Use the same options as for the shards, except --shard, --kernel-store and --scheduler. Shards with different inputs
+    are refused, and missing kernels are listed.
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
@@ -132,10 +132,10 @@ def kernels_worker(
     *,
     request: Request,
 ) -> None:
-    """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted, after building the Triton image.
+    """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted, after building the image they need.
 
-    Use the same options as the campaign. A worker gets no kernels if its Triton, sources or limits differ from those
-    of the campaign.
+    Use the options of the campaign, as far as this verb has them. A worker gets no kernels if its Triton, sources,
+    limits or version of this tool differ from those of the campaign.
     """
     _require_kernels(stage)
     from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - most verbs do not need it

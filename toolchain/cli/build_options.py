@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
-"""The fields of `Request` that decide only how a stage is built. Verbs that take a `Request` but build nothing
-lack the options of these fields.
+"""Fields of `Request` that decide how a stage is built, but not its content. Verbs that take a `Request` but build
+nothing lack the options of these fields.
 """
 
 # A function of this type takes a verb's own parameters, which it may change, and the values of `cache` and of the
@@ -62,7 +62,7 @@ def with_request(
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
-            target = str(given.get("stage", "kernels"))  # `reproduce` has no `stage`; see `taken` below
+            target = str(given.get("stage", "kernels"))  # `reproduce` has no `stage`; `recorded` returns it
             places: dict[str, Mapping[str, str]] = {}
             taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
             if taken is not None:
@@ -193,7 +193,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
         )
     if not glibc:
         return "" if base else DEFAULT_GLIBC
-    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - the default needs no look-up
+    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - only --glibc needs it
 
     return floor_of(glibc).glibc
 

@@ -121,7 +121,7 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
 
 
 def _value(option: Option, value: Any, folder: Path) -> Any:
-    """Return a value in the form of the command line, with relative paths joined to the file's folder."""
+    """Return a value in the form of the command line, with relative paths joined to `folder`."""
     if isinstance(value, list):
         return ",".join(value) if option.kind == "commas" else [option.below(folder, text) for text in value]
     return option.below(folder, value) if isinstance(value, str) else value

@@ -19,8 +19,8 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# A path from the user can cause these errors. ENOENT is not one of them, because the tool should have reported a
-# missing path earlier.
+# A path from the user can cause these errors. ENOENT is not listed, because the tool should have reported a missing
+# path earlier.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -86,7 +86,7 @@ def _bad_path(error: Exception) -> ConfigError | None:
         return None
     return ConfigError(
         "path-unusable",
-        # For a rename, the second path is the one that the user gave.
+        # For a rename to an output file, the second path is the one that the user gave.
         f"{os.fsdecode(error.filename2 or error.filename)} cannot be used",
         why=error.strerror or str(error),
         fix="use another path, or change its permissions",
@@ -110,7 +110,10 @@ def _folder_deleted() -> bool:
 
 
 def _no_space(error: BaseException) -> str:
-    """Return what an error says about a full disk or an exceeded quota; an empty string for any other error."""
+    """Return the text of an error that reports a full disk or an exceeded quota; an empty string for any other error.
+
+    The output of a failed command is searched only for a full disk.
+    """
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":

@@ -84,7 +84,7 @@ def inspect(
     that were not built by this tool can be inspected too.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
-        from toolchain.core.plugins import hook  # noqa: PLC0415 - `--help` does not need it
+        from toolchain.core.plugins import hook  # noqa: PLC0415 - only wheels need it
 
         hook("inspect_wheel", "`inspect` of a wheel")(image, cache_of(cache), use=use, json_=json_)
         return

@@ -169,7 +169,7 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
     """Yield a heading and the Dockerfile lines that copy prefixes from the published images, if there are any."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
-    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # one name for all architectures
+    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # architectures share a name
     if wanted:
         yield "to use it in a Dockerfile, after publishing it to REGISTRY/NAMESPACE:"
     for image, prefix in wanted:
@@ -178,7 +178,7 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
 
 
 def _how_sure(source: Source) -> str:
-    """Return a note about a source: its tag, or what is not known or locked; an empty string if there is none."""
+    """Return a note about a source: an unknown commit, its tag, or a missing lock; else an empty string."""
     if source.pending:
         known = "unknown until fetched" if "://" in source.pending else "not known in full"
         return f"{known}: {source.pending}"
@@ -191,7 +191,7 @@ def _how_sure(source: Source) -> str:
 @with_request(*HOW, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Download the sources of a stage into the cache."""
-    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - `plan` does not need it
+    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - only `fetch` uses it
     from toolchain.pipeline.locking import check_tree  # noqa: PLC0415
 
     request.cache.check()

@@ -72,7 +72,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
 
         require_uri(builder)
-        # These checks come first, because the build may take hours.
+        # The options of --attest are checked now, because the build may take hours.
         if is_image_name(given["image"]):
             raise ConfigError(
                 "attest-needs-reference",
@@ -111,7 +111,7 @@ def reproduce_image(
 ) -> None:
     """Rebuild an image from a clean tree with its recorded options, and compare the bytes.
 
-    Options come from the image's record, or from the provenance that the key has signed; the command line overrides
+    Options come from the image's record or, with --public-key, from its signed provenance; the command line overrides
     them. With --attest, provenance of an equal rebuild is attached to the image, for `verify --rebuilders`.
     """
     original: Any = image  # `_asked` has replaced the argument

@@ -62,11 +62,11 @@ def verify(
         typer.Option("--vsa", metavar="FILE", help="Write the result as an unsigned SLSA verification summary."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Time limit for the whole check, in seconds; exits with 18.")
+        float, typer.Option("--timeout", min=1, help="Time limit for the whole check, in seconds (exit code 18).")
     ] = LONGEST_CHECK,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Verify an image: bytes, signature, provenance, SBOM and policy. Each image is checked up to its first failure."""
+    """Verify an image: bytes, signature, provenance, SBOM and policy. Each image is checked until a check fails."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - it imports the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415

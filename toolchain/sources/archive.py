@@ -51,8 +51,9 @@ def fetch_archive(
 ) -> Path:
     """Return the path of a file in the store, after downloading it if the store lacks it.
 
-    DigestError is raised if the downloaded file has a wrong digest, SourceError if the URL or the download is refused,
-    and UnreachableError if the connection or the server fails, or if `offline` is set and the store lacks the file.
+    DigestError is raised if `sha256` is malformed or the downloaded file has a different digest, SourceError if the URL
+    or the download is refused, and UnreachableError if the connection or the server fails, or if `offline` is set and
+    the store lacks the file.
 
     Args:
         url: an https URL; http is accepted only for a loopback address.
@@ -149,7 +150,7 @@ class _Download:
         return done
 
     def _get(self, client: requests.Session, headers: dict[str, str]) -> requests.Response:
-        """Follow redirects and return the last response; a redirect from https to http is refused."""
+        """Follow redirects and return the last response; if the first URL is https, redirects to http are refused."""
         url = self.url
         plain = urlsplit(url).scheme == "http"
         for _ in range(_REDIRECTS):

@@ -1,4 +1,4 @@
-"""Fetch the distribution's source packages with the machine's apt, which verifies the signatures of the indexes."""
+"""Fetch packages of the distribution with the machine's apt, which verifies the signatures of the source indexes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
     """Return a package as data/distro.toml, an earlier fetch or an imported bundle describes it; None if none does.
 
     Args:
-        suite: the suite that the earlier fetch must have used if `version` is empty; empty to accept any description.
+        suite: the suite that the description from a fetch or bundle must name if `version` is empty; empty for any.
     """
     return _row(package, version) or _noted(package, version, cache, suite)
 
@@ -50,7 +50,7 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
 def known_distro(
     name: str, package: str, version: str, *, cache: Cache, suite: str = "", held: tuple[str, str] = ("", "")
 ) -> Source:
-    """Return a source package with the version and digest from data/distro.toml, a lock, or an earlier fetch or import.
+    """Return a package as a source, as data/distro.toml, a lock, or an earlier fetch or import describes it.
 
     The network is not used. The digest is None if none of them contains the package.
 
@@ -61,8 +61,8 @@ def known_distro(
         version: the upstream version. If it is empty, the default in data/distro.toml is used, or else the version in
             the lock or of an earlier fetch.
         suite: the only suite to look in; empty for all suites.
-        held: the ref and the digest of the source in a lock. They have priority over an earlier fetch, but not over
-            data/distro.toml.
+        held: the ref and the digest of the source in a lock, or empty strings. They have priority over an earlier
+            fetch, but not over data/distro.toml.
     """
     known = load("distro")["suites"]
     if suite not in known and (close := difflib.get_close_matches(suite, known, n=1, cutoff=0.85)):
@@ -93,10 +93,10 @@ def known_distro(
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """Return a source package with its version and digest, and the path of its upstream tarball in the store.
+    """Return a package with its version and digest, and the path of its file (see `suites.Package`) in the store.
 
-    If the store lacks the tarball, it is fetched with apt or from a mirror in data/distro.toml. If only a bundle
-    describes the package, apt reads the index even if the store has the tarball, unless `offline` is set.
+    If the store lacks the file, it is fetched with apt or from a mirror in data/distro.toml. If only a bundle describes
+    the package, apt reads the index even if the store has the file, unless `offline` is set.
     """
     package, version = source.where, source.version
     known = known_package(package, version, cache)
@@ -117,7 +117,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """Fetch the tarball of a package with apt; return a description of the package, and the tarball's path."""
+    """Fetch the file of a package with apt; return a description of the package, and the file's path."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:
@@ -149,7 +149,7 @@ def _first(
     """
     listed: list[str] = []
     failures: dict[str, SourceError | UnreachableError] = {}
-    silent: set[str] = set()  # the sites that did not answer, and are not asked again
+    silent: set[str] = set()  # the sites that did not answer, which are not tried again
     for suite in indexes:
         if suite.mirror.site in silent:
             continue

@@ -53,7 +53,8 @@ def fetch_git(
     DigestError if the repository sends a different commit; and SourceError if it lacks the commit or refuses access.
 
     Args:
-        repository_url: an https or ssh URL, or file:// or an absolute path for a local repository.
+        repository_url: an https or ssh URL, an http URL of a loopback address, or the file:// URL or absolute path of
+            a local repository.
         sha: the commit, as 40 hexadecimal digits in lower case.
         verify: whether to read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes. The source's digest still names `repository_url`.

@@ -36,7 +36,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     SourceError is also raised unless the scheme is https, or http with a loopback address.
 
     Args:
-        plain_allowed: whether http to a loopback address is accepted; False after a redirect from https.
+        plain_allowed: whether http to a loopback address is accepted; False for the redirects of an https URL.
     """
     refuse_credentials(url)
     url = check_address(url)
@@ -54,7 +54,8 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
 def git_protocol(url: str) -> str:
     """Return the protocol of a repository's URL or absolute path, for `GIT_ALLOW_PROTOCOL`.
 
-    SourceError is raised for credentials, and unless the protocol is https, ssh or file, or http to a loopback address.
+    SourceError is raised for an invalid URL and for credentials, and unless the protocol is https, ssh or file, or http
+    to a loopback address.
     """
     if url.startswith("/"):
         return "file"

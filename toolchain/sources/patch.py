@@ -82,7 +82,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 
 
 def check_patch(patch: Path) -> None:
-    """Raise PatchError if a patch is unreadable or too large, or names no path, or one outside the tree or in `.git`.
+    """Raise PatchError if a patch is unreadable, too large or empty, or names a path outside the tree or in `.git`.
 
     For an edit file that is readable and not too large, raise the errors of `read_edits` instead.
     """
@@ -128,7 +128,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Return the paths in the headers of a patch as the patch writes them, such as `a/sub/file`, without /dev/null."""
+    """Return the decoded paths in the headers of a patch, such as `a/sub/file`, without /dev/null."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]

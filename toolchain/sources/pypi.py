@@ -1,4 +1,4 @@
-"""Fetch files by name and SHA-256 from the package index that pip is configured to use."""
+"""Fetch files from the package index that pip is configured to use; data/pypi.toml contains the known digests."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ class _How:
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
-    """Unpack a tar archive into the store, and return the tree.
+    """Unpack a tar archive into the store, and return the folder of the tree.
 
     `file` is returned if its name is not that of a tar archive, or if `packed` is set.
     """

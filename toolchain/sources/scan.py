@@ -62,8 +62,8 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-# The signature at the end of a zip file, and its largest distance from the end of the file: a comment of up to 64 KiB
-# may follow the signature.
+# The signature of the record at the end of a zip file, and the largest size of that record, which consists of 22 bytes
+# and a comment of less than 64 KiB.
 _ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
 # The largest size in bytes to which a member of an archive may unpack, as a protection against decompression bombs.
 _LIMIT = 4 << 30

@@ -112,7 +112,7 @@ class Store:
     ) -> Path:
         """Return the folder of a source's tree, after unpacking the tree if it is missing or was changed.
 
-        The files have the mode 0644 or 0755, and the fixed timestamp that files in all layers have.
+        The files have the mode 0644 or 0755, and the modification time `digest.EPOCH`.
 
         Args:
             digest: the digest of the source (see `Source`).
@@ -232,7 +232,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Set the modification time of a path to now, so that the cache keeps it.
+    """Set the modification time of a path to now, so that `cache prune` keeps it.
 
     Errors are ignored, because the store may be read-only.
     """

@@ -98,8 +98,8 @@ class Suite:
         UnreachableError if the index cannot be read for another reason.
 
         Args:
-            bound: whether the digest of the wanted package is known. If so, an expired index is accepted, because only
-                the URL of that package is read from the index.
+            bound: whether the digest of the wanted package is known. If so, an expired index is accepted, because the
+                caller refuses a package with a different digest.
         """
         folder = self._folders()
         mirror = self.mirror

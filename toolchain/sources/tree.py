@@ -38,11 +38,12 @@ class Source:
     Args:
         name: the name that stages use, such as `llvm`.
         where: the URL of a repository or archive, a package, a project, or the name of a user's folder or file.
-        version: the commit, `sha256:<hex>` of an archive, or the upstream version; empty for a user's folder or file,
-            and while the version is unknown because nothing was fetched yet.
+        version: the commit, `sha256:<hex>` of an archive, or the upstream version; empty for the kind `local`, and
+            while the version is unknown because nothing was fetched yet.
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`; None while it is unknown because nothing was fetched yet.
         path: the user's folder or file, or its copy from a bundle; None for other sources.
-        locked: whether the digest was known before the source was downloaded; False for a user's folder or file.
+        locked: whether a commit or digest fixed the content before the first fetch; False for the kind `local`, and
+            while `among` is set.
         license: an SPDX expression; empty if the license is unknown.
         tag: the tag that was requested; empty if the request names no tag.
         commit: the commit of an archive, if data/archives.toml names it.
@@ -69,7 +70,7 @@ class Source:
     def ref(self) -> str:
         """Return the string that identifies the source in records, e.g. `distro:llvm-toolchain-22=22.1.8`.
 
-        For a git source, it is the commit, or the tag while the commit is unknown.
+        For a git source, it is the commit, or the tag while the commit is unknown, or else an empty string.
         """
         return ref_of(self.kind, self.where, self.version) or self.tag
 
@@ -82,9 +83,9 @@ class Source:
     def short_id(self) -> str:
         """Return a short id for names of images.
 
-        It is the first 8 digits of the commit; while the commit is unknown, the tag or else the word "pending"; the
-        version of a package or wheel, or its `ref` while the version is unknown; or "tree" and the first 8 digits of
-        the digest.
+        It is the first 8 digits of the commit or, while the commit of a git source is unknown, the tag or else
+        "pending"; for a package or wheel, its version or, while that is unknown, its `ref`; and for any other source,
+        "tree" and the first 8 digits of the digest.
         """
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
@@ -288,10 +289,10 @@ def require(tree: Path, *paths: str, what: str = "source") -> None:
 
 
 def normalise(tree: Path) -> None:
-    """Set all modes in a tree to 0644 or 0755, set all times to a fixed value, and remove every `.git`.
+    """Set the modes of files and folders to 0644 or 0755, set modification times to `EPOCH`, and remove every `.git`.
 
-    Times are fixed, because ninja and precompiled headers compare them. `.git` is removed, because the digest does not
-    cover it.
+    The times are fixed, because ninja and precompiled headers compare them. `.git` is removed, because the digest does
+    not cover it.
     """
     stamp = (digest.EPOCH, digest.EPOCH)
     for folder, folders, files in os.walk(tree, topdown=False):
