@@ -54,7 +54,7 @@ class Finding:
     Args:
         title: the title, which is the same in every run that finds this difference.
         why: the facts from upstream that show the difference.
-        build: the inputs of the build workflow; None if there is nothing to build.
+        build: the inputs of the build workflow; None if no build is proposed.
     """
 
     title: str

@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")
     parser.add_argument("--capability", type=int, default=90)
-    parser.add_argument("--kernels", type=Path, default=HERE / "kernels.toml", help="another table of kernels")
+    parser.add_argument("--kernels", type=Path, default=HERE / "kernels.toml", help="file with the kernels")
     parser.add_argument("--only", default="", help="only names that contain this text")
     given = parser.parse_args()
     trees = dict(source.split("=", 1) for source in given.source)

@@ -116,8 +116,8 @@ def emulate(
                 why=", ".join(name for name, _ in unpacked[:9]),
                 fix="give one code object, with --gpu GPU if it is in a bundle, or omit --grid",
             )
-        from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT  # noqa: PLC0415
-        from toolchain_lab.emulator.given import compare_with, read_expected  # noqa: PLC0415 - it imports numpy
+        from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT  # noqa: PLC0415 - it imports numpy
+        from toolchain_lab.emulator.given import compare_with, read_expected  # noqa: PLC0415
         from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 

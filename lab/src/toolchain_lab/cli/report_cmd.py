@@ -27,8 +27,8 @@ def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt =
 
     The page loads nothing from the network. A campaign may still be running.
     """
-    from toolchain.core.digest import write_output  # noqa: PLC0415 - `--help` does not need it
-    from toolchain_lab.report.page import html  # noqa: PLC0415
+    from toolchain.core.digest import write_output  # noqa: PLC0415
+    from toolchain_lab.report.page import html  # noqa: PLC0415 - `--help` does not need it
     from toolchain_lab.report.subject import report_of  # noqa: PLC0415
 
     page = html(report_of(what, cache_of(cache))).encode(errors="backslashreplace")

@@ -151,7 +151,8 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     Raises:
         ConfigError: the place contains no code for a GPU, no library and no damaged file, or the plan lists no kernel
             for these GPUs.
-        SourceError: `plan` does not contain a plan, or the place cannot be read; see `places.opened` for more errors.
+        SourceError: a file of the plan is missing or malformed, or the place cannot be read; see `places.opened` for
+            more errors.
     """
     result = Audit(what=what)
 
@@ -219,7 +220,7 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
         gpus: the GPUs for which kernels are returned; if empty, those for all GPUs are returned.
 
     Raises:
-        SourceError: the folder does not contain a plan.
+        SourceError: a file of the plan is missing or malformed.
         ConfigError: the plan lists no kernel for these GPUs.
     """
     clusters, archives = read_packs(folder)

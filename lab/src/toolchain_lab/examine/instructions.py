@@ -71,11 +71,11 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
     """Return the instructions of a kernel as strings, in which names replace the addresses of data.
 
     Raises:
-        NotEmulatedError: the code object cannot be decoded.
+        NotEmulatedError: the disassembler is too old for the GPU, or cannot decode the code object.
         LookupError: the code object does not contain the kernel.
         ValueError: the tables in the code object overlap, or are too large; see `metered`.
     """
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - imported only if kernels differ
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - it is needed only if kernels differ
 
     with tempfile.TemporaryDirectory(prefix="toolchain-instructions-") as scratch:
         path = Path(scratch, "kernel.hsaco")

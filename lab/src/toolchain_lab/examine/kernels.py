@@ -68,7 +68,7 @@ def kernels_in(
 
     Raises:
         ConfigError: the place does not exist, or contains no compiled kernel.
-        KernelError: a code object or a pack is damaged.
+        KernelError: a file with kernels is damaged, or cannot be unpacked here.
         SourceError, HostileInputError, UntrustedError: the place does not exist or cannot be read; see `places.opened`.
     """
     with opened(what, cache) as files:

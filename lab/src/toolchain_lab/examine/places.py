@@ -254,7 +254,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
     """Return a layout, and the images in it that a name in the cache or a reference stands for."""
     if "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - it imports the stages' modules
+        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - only names of images need it
 
         layout = Layout(cache.images)
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]

@@ -41,7 +41,7 @@ def rebuild(
 
     Raises:
         ConfigError: the compilation inputs of all the kernels are unknown.
-        SourceError: the plan or files of the kernels are missing.
+        SourceError: the plan or the source of a kernel is missing or malformed.
         KernelError: Triton cannot be run; see `rule_of` and `compile_rules` for more errors.
     """
     kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
@@ -54,7 +54,7 @@ def rebuild(
             why="packs of AOTriton need the plan of its generator, and code objects need their JSON files",
             fix="give --plan DIR, or name the folder of a campaign",
         )
-    chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - a reproducible sample
+    chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - the sample must be reproducible
     result = {}
     with tempfile.TemporaryDirectory(prefix="toolchain-rebuild-") as scratch:
         tasks = []

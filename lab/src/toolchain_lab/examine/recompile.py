@@ -82,7 +82,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
 
 
 def _python(minors: Sequence[int]) -> str | None:
-    """Return a CPython 3 with one of the given minor versions; None if none is installed.
+    """Return the path of a CPython 3 with one of the given minor versions; None if there is no such interpreter.
 
     Shims, which lack a standard library, are skipped.
     """
@@ -186,7 +186,7 @@ def compile_rules(
     written next to it.
 
     Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces, without access to a
-    network or to the user's files.
+    network or to other files of the user.
 
     Args:
         timeout: the time limit for all rules together in seconds.

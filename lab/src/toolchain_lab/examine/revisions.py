@@ -93,7 +93,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
                 )
         if len(by_content) > _MOST:
             raise HostileInputError(
-                "too-many-revisions", f"{name} names more than {_MOST} revisions", fix="download the wheel again"
+                "too-many-revisions", f"{name} names more than {_MOST} revisions", fix="get the file again"
             )
         keep = max(0, len(held) - _BEFORE - _DIGITS - _AFTER)
         held, start = held[keep:], start + keep

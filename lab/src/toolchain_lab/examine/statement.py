@@ -23,7 +23,7 @@ PREDICATE = "urn:toolchain:audit:v1"
 
 
 def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
-    """Return the in-toto statement for an audit, without the name of the audited place.
+    """Return the in-toto statement for an audit, without the keys `what` and `attested` of the result.
 
     Args:
         name, digests: the name that all subjects of the statement have, and the digest of each subject.

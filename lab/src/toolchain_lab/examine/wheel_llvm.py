@@ -31,7 +31,7 @@ from toolchain.sources.store import Store
 from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
-# The verdicts about libraries that contradict the data.
+# The verdicts about libraries that contradict the data, or whose texts contradict each other.
 WRONG: tuple[Verdict, ...] = ("other", "contradictory", "missing")
 
 _PROJECT = "triton"
@@ -88,7 +88,7 @@ class WheelLlvm:
     Args:
         project, version: the project and the version in the wheel's metadata, or else in its name; empty if neither
             states them.
-        tag: the tag in the wheel's name, such as `cp313-cp313-manylinux_2_28_x86_64`.
+        tag: the tag in the wheel's name, such as `cp313-cp313-manylinux_2_28_x86_64`; empty if the name has none.
     """
 
     file: str
@@ -101,7 +101,7 @@ class WheelLlvm:
 
     @property
     def wrong(self) -> tuple[Library, ...]:
-        """The libraries that contradict the data, including those that the wheel lacks."""
+        """The libraries with a verdict in `WRONG`, including those that the wheel lacks."""
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:

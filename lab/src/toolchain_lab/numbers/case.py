@@ -128,7 +128,9 @@ class Arguments:
                 )
 
     def strides(self, **given: Sequence[int]) -> None:
-        """Set the strides of tensors: the arguments `stride_NAMEx`, where x is one character, in the function's order.
+        """Set the strides of tensors, in the order of the function's arguments.
+
+        The arguments are named `stride_NAMEx` or `stride_NAME_x`, where x is one character.
 
         Raises:
             NotCheckedError: a compile-time stride has a different value, or the number of strides is unexpected.

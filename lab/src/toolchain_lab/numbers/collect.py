@@ -59,11 +59,12 @@ def collect(
         gpus: the GPUs for which code objects are chosen; by default, all GPUs.
         count: the maximum number of code objects to choose (see `objects.sample`); None to choose all.
         label: the name of the image, archive or folder that contains the files, for error messages.
-        planned: a function that returns the launch data of a kernel in a pack without a launch list; None for none.
+        planned: a function that returns the launch data of kernels in packs without a launch list; None to skip such
+            packs.
 
     Raises:
         ConfigError: there is no code object for these GPUs, or two code objects have the same name.
-        KernelError: a bundle, a pack or a result of a kernel store is damaged.
+        KernelError: a bundle, a pack, a launch list or a result of a kernel store is damaged.
         SourceError, HostileInputError: a file cannot be read, or is malicious.
     """
     known = _Known(planned)

@@ -21,7 +21,8 @@ class Element:
     Args:
         name: Triton's name for the type.
         storage: the numpy type of the stored elements.
-        precision: the relative error that a check allows in addition to twice the error of a plain implementation.
+        precision: the error, relative to the largest value, that a check allows in addition to twice the error of a
+            plain implementation.
     """
 
     name: str

@@ -19,7 +19,7 @@ def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Obje
     """
     if count is None or count >= len(objects):
         return list(objects)
-    draw = random.Random(seed)  # noqa: S311 - a reproducible sample
+    draw = random.Random(seed)  # noqa: S311 - the sample must be reproducible
     queues: dict[tuple[str, str], list[Object]] = {}
     for each in objects:
         queues.setdefault((each.gpu, each.kernel), []).append(each)

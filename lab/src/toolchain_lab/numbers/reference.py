@@ -1,6 +1,6 @@
-"""Compute attention and its gradients in float64, exactly or with roundings to the kernel's type.
+"""Compute attention and its gradients in float64, with or without roundings to a narrower type.
 
-The roundings are those of PyTorch's `math` backend, which stores intermediate results in the kernel's type.
+The roundings are made where PyTorch's `math` backend stores intermediate results.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def report_of(what: str, cache: Cache) -> Report:
 
     Raises:
         ConfigError, SourceError: the subject does not exist, or cannot be read.
-        KernelError: a code object is damaged; see `kernels_in` for more errors.
+        KernelError: a file with kernels is damaged; see `kernels_in` for more errors.
     """
     path = Path(what)
     campaign = cache.work / what / LEDGER
@@ -41,7 +41,7 @@ def report_of(what: str, cache: Cache) -> Report:
     if path.is_file() and _is_ledger(path):
         return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
     if not path.exists() and "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - it imports the stages' modules
+        from toolchain.pipeline.finished_images import one_image  # noqa: PLC0415 - only names of images need it
         from toolchain_lab.report.builds import build_report  # noqa: PLC0415
 
         try:
