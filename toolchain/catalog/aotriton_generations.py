@@ -17,7 +17,7 @@ from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
 
-# The name in `--source` for a tuning database that replaces the one in the AOTriton tree.
+# The name in `--source` for a tuning database that replaces one of the AOTriton tree.
 DATABASE = "aotriton-database"
 
 
@@ -65,7 +65,7 @@ class Generation:
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
 
     def pack(self, gpu: str) -> str:
-        """Return the name of the image pack that lists a GPU, such as `gfx110x`, or else the GPU's own name."""
+        """Return the name of the image pack that lists a GPU, such as `gfx110x`, or the GPU's name if none does."""
         return next((name for name, gpus in self.packs.items() if gpu in gpus), gpu)
 
 
@@ -107,7 +107,7 @@ def generation_of(release: str) -> Generation:
 
 
 def release_of(commit: str) -> str:
-    """Return the name of the AOTriton release at a commit; an empty string if the commit is not a release."""
+    """Return the name of the AOTriton release at a commit; an empty string if no known release is at it."""
     return next((row.name for row in aotriton_releases() if commit and row.commit == commit), "")
 
 
@@ -154,7 +154,7 @@ def foreign_in(tree: Path) -> tuple[str, ...]:
 def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, without: Sequence[str] = ()) -> None:
     """Raise an error if the kernels of a release cannot be built, or if the release has none for one of the GPUs.
 
-    An error is also raised if the release is unknown, or if `without` names a compiler that its kernels do not need.
+    An error is also raised if the release is unknown, or if its kernels do not need one of the compilers in `without`.
 
     Args:
         own_triton: whether the user chose the Triton to compile with.

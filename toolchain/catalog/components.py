@@ -108,7 +108,7 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 def line_of(version: str) -> str:
     """Return the minor version of a Triton (`3.7` for `3.7.1`) or, for a known commit, of the most similar release.
 
-    Raise a PinError for an unknown commit and for any other text.
+    Raise a PinError if `version` is neither a version nor a known commit.
     """
     extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
     major, minor = _line(extra["like"] if extra else version)
@@ -140,7 +140,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton.
 
     Args:
-        where: the LLVM, for the message.
+        where: a name of the LLVM for the message.
     """
     own = needs.llvm
     if not is_near(needs, llvm):
@@ -184,8 +184,8 @@ def features_of(checkout: Path) -> frozenset[str]:
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     """Return the files that an LLVM lacks, as sorted paths below its prefix.
 
-    This function checks that the tools, the CMake packages, the headers and the libraries that Triton links exist. The
-    contract check tests whether the libraries can be linked.
+    This function checks that the tools, the CMake packages, the folders of headers and the libraries that Triton links
+    exist. The contract check tests whether the libraries can be linked.
 
     Args:
         files: the files of the LLVM, as paths below its prefix.
@@ -197,7 +197,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     missing = [name for name in wanted if name not in files]
     tops = {name.split("/")[1] for name in files if name.startswith("include/")}
     missing += [f"include/{low}" for low in packages if low not in tops]
-    # clang needs its own headers, such as stddef.h, to compile any program.
+    # Nearly all programs include clang's own headers, such as stddef.h, at least through the headers of the C library.
     if needs.clang and not any(_STDDEF.fullmatch(name) for name in files):
         missing.append("lib/clang/*/include/stddef.h")
     return sorted(missing)

@@ -177,7 +177,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use an older Triton, or add a table for this LLVM to toolchain/data/codegen.toml",
             )
-        if rule.pin_file in files:  # without it, a build-info file is for an LLVM that this Triton does not use yet
+        if rule.pin_file in files:  # a build-info file alone is for an LLVM that this Triton does not use yet
             pins.append(_codegen_pin(checkout / rule.pin_file, rule))
     return tuple(sorted(pins, key=lambda pin: pin.target))
 
@@ -233,7 +233,7 @@ def pin_files(folder: Path) -> list[Path]:
 
 
 def _exists(file: Path) -> bool:
-    """Return whether a path exists, also for a dangling link; raise a PinError if this is unknown."""
+    """Return whether a path exists or is a dangling link; raise a PinError if this cannot be determined."""
     try:
         file.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -282,7 +282,7 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> _PinFile:
-    """Parse a pin file, which contains a commit and `#` comments, or JSON with the key `llvm_hash`.
+    """Parse a pin file, which contains a commit and optional `#` comments, or JSON with the key `llvm_hash`.
 
     The name of the file does not decide the form. Raise a PinError or DocumentError if the file is not valid.
     """

@@ -48,7 +48,8 @@ class CodegenPin:
 
     Args:
         target: LLVM's name for the code generator, such as `AMDGPU`.
-        build: the build number of the library, which changes with the library's own sources.
+        llvm: the commit of LLVM.
+        build: the build number of the code generator library, which changes with the library's own sources.
         repository: a repository that contains the commit; empty if it becomes known only when the source is fetched.
         certainty: whether `llvm` and `build` were verified or inferred.
     """

@@ -33,8 +33,9 @@ _VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)
 def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
     """Return the Triton release for a version (`3.2`, `v3.2.0`) or a full commit; raise an error if it is unknown.
 
-    For a version without a patch number and a vendor's suffix, return the newest patch release, with a warning if the
-    patch releases pin different LLVMs. If all of them pin the same LLVM, prefer the newest one whose pin is verified.
+    For a version with neither a patch number nor a vendor's suffix, return the newest patch release, with a warning if
+    the patch releases pin different LLVMs. If all of them pin the same LLVM, prefer the newest release whose pin is
+    verified.
 
     Args:
         allow_unknown: whether to return a known release even if its LLVM is unknown, because the user gives the LLVM.

@@ -29,16 +29,16 @@ def tried() -> tuple[Tried, ...]:
 
 
 def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "") -> bool:
-    """Return whether a combination was built and checked as a whole.
+    """Return whether a combination was built and checked; for an LLVM, a check of only a part is not enough.
 
     Args:
         what, of, as_: the values of the fields `what`, `of` and `as` in data/tried.toml.
         llvm: the LLVM that a wheel is built on; empty for other outputs.
-        triton: the minor version of the Triton whose required parts an LLVM contains; empty if it is for no Triton.
+        triton: the minor version of the Triton whose required parts an LLVM contains; empty for other outputs.
     """
     combination = (what, of, as_, llvm, triton)
-    # In the row of an LLVM, `part` says that only a part was tested. In the row of a wheel, it only lists Python
-    # versions.
+    # In the row of an LLVM, `part` means that only a part was tested. In other rows, `part` only gives details, such as
+    # Python versions.
     return any(
         combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()

@@ -326,7 +326,7 @@ class DockerRunner:
             answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
             self._data = Path("/", answer.stdout.strip())
         places = [mount.source for mount in mounts if not mount.read_only]
-        if self._data != Path("/") and os.path.isdir(self._data):  # noqa: PTH112 - false where it cannot be reached
+        if self._data != Path("/") and os.path.isdir(self._data):  # noqa: PTH112 - Path.is_dir may raise an error
             places.append(self._data)
         return container_limits.limits_for(Path(), places, log=log, timed=timed)
 

@@ -21,7 +21,7 @@ class Watched:
 
     Attributes:
         reached: the name of the limit that the container reached; empty if it reached none.
-        failed: the error for which the limits could not be checked; None if there was none.
+        failed: the error that prevented a check of the limits; None if there was none.
     """
 
     reached: str = ""

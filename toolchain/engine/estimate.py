@@ -22,7 +22,7 @@ _KINDS = tuple(
     )
 )
 _WINDOW = 600.0  # seconds; see `Rate`, which ignores old speeds because the load of a machine changes
-_FIRST = 30.0  # seconds from the start of a run during which there is no estimate
+_FIRST = 30.0  # seconds after the first record of a run during which there is no estimate
 
 
 def cost(label: str) -> float:

@@ -57,7 +57,7 @@ def build_error(name: str, error: process.CommandError) -> BuildError:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the first error of a compiler, linker or CMake with the lines after it, and the last lines of the log.
+    """Return the first error of a compiler, linker or CMake with the next lines, and the last lines of the log.
 
     If the error is CMake's and a Python traceback precedes it, the lines begin with the exception, because a failed
     Python script is the likely cause. If there is no error, only the last lines are returned.

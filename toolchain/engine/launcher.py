@@ -161,8 +161,8 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
 def _refuse_calls(numbers: list[int], unknown: int) -> None:
     """Make the system calls with these numbers, and all calls with numbers from `unknown` on, fail with ENOSYS.
 
-    The filter does not check the architecture, because numbers from 424 on are the same on all architectures. The calls
-    of the x32 ABI have numbers above `unknown`, so they fail too.
+    The filter does not check the architecture, because numbers from 424 on are the same on all architectures in
+    `_KEYCTL` and their 32-bit variants. The calls of the x32 ABI have numbers above `unknown`, so they fail too.
     """
     refuse = _RET_ERRNO | errno.ENOSYS
     program = [(_LOAD_WORD, 0, 0, 0), (_JUMP_GE, 0, 1, unknown), (_RETURN, 0, 0, refuse)]

@@ -33,7 +33,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
     Only one process makes the attempts at a time. The other processes wait, and use the proof unless `again` is set.
 
     Args:
-        again: make the attempts even if the cache contains a valid proof.
+        again: whether to make the attempts even if the cache contains a valid proof.
 
     Raises:
         EngineError: buildah is missing, the container does not start or sees a network, or the attack gets out of the

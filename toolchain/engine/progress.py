@@ -1,7 +1,7 @@
 """Show a stage's progress, which is read from the output of its build.
 
-The progress is one live line in a terminal. In a log, and under CI, it is a line at the start of each step and at least
-one line a minute.
+The progress is one live line in a terminal. In a log, and under CI, a line is printed at the start of each step, and
+when no line was printed for a minute.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def step_of(containerfile: str) -> Step:
         end += 1
     words = " ".join(line.strip().removesuffix("\\") for line in lines[begins[-1] : end + 1])
     match = _COMMAND.match(_CACHE.sub("", words))
-    assert match is not None  # noqa: S101 - begins with RUN
+    assert match is not None  # noqa: S101 - `words` begins with RUN
     before = "\n".join(lines[: begins[-1]])
     return Step(before + "\n", match.group(1), " ".join(match.group(2).split()), dict(_CACHE.findall(words)))
 
@@ -116,6 +116,7 @@ class Shell:
 
         Raises:
             BuildError: the container did not start.
+            EngineError: buildah does not work, builds are not isolated, or the Containerfile contains no RUN.
             LimitError: the container reached a limit in `data/limits.toml`.
         """
         text = (root / recipe.containerfile).read_text(encoding="utf-8")

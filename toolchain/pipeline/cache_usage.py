@@ -41,7 +41,7 @@ class Item:
     Args:
         bytes: the size on disk. For an image, it is the size of the stage's own layer; for an image without a record,
             the size of all its blobs, or 0 if its manifest cannot be read; for an image whose record cannot be read, 0.
-        used: the Unix time of the last use; 0 for an entry that can no longer be used.
+        used: the Unix time of the last known use; 0 for an entry that `prune` removes however new it is.
         paths: the files and folders to remove, in this order.
         tag: the tag of the image in the cache's layout; empty if the entry has none.
         unfinished: whether the entry is unfinished work, such as a partial download or the tree of a failed build.

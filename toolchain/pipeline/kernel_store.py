@@ -58,7 +58,7 @@ def result_key(path: Path | None) -> ResultKey | None:
     """
     if path is None:
         return None
-    from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415 - it imports cryptography
+    from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415 - `trust.keys` imports cryptography
 
     public = load_public(path)
     try:

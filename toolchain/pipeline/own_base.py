@@ -241,7 +241,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
     """
     # fmt: off
     done = runner.run(
-        image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - in the container
+        image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - it is in the container
         capture=True, check=False, timeout=_TIMEOUT,
     )
     # fmt: on

@@ -185,7 +185,7 @@ def clean_cache(
         if (cache.root / "locked").is_dir():
             shutil.copytree(cache.root / "locked", root / "locked", dirs_exist_ok=True)
         for row in dependencies:
-            assert row.built is not None  # noqa: S101 - the caller looked
+            assert row.built is not None  # noqa: S101 - the caller has checked this
             _take(cache, fresh, row.built)
         yield fresh
         runroot = Storage(fresh).runroot

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[Built]:
     """Build every stage of `target` that is not finished here, and return the results of all stages.
 
+    With `--shard`, a campaign is run even if it is finished.
+
     Args:
         reuse: the place where finished images are searched for before a stage is built; None to search nowhere.
     """
@@ -116,8 +118,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
     stages = stages_of(target, request)
     before: dict[str, Built] = {}
     # If the request has no patches, local sources or own base image, the first plan of a stage is used as long as the
-    # result of every stage before it has exactly that stage's first plan. Otherwise the stage is planned again, because
-    # the stages below may have other digests now, or the user may have changed these files.
+    # first plans of all stages before it were used unchanged. Otherwise the stage is planned again, because the stages
+    # below may have other digests now, or the user may have changed a patch, a source or the base.
     of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
     stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):
@@ -208,7 +210,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
                 emulator(row.arch, proof=False)
             elif row.planned.name == "llvm" and request.contract:
                 emulator(row.arch)
-    from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
+    from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs no disk space
 
     request.cache.check()
     require_disk(request.cache.root, max(planned.disk for planned in to_build))
@@ -251,7 +253,7 @@ def _build_stage(
     *,
     of: tuple[int, int],
 ) -> Built:
-    from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
+    from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build shows no progress
     from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
     # The folder of a stage without an input digest is named after its image, because two bases may be built at the same

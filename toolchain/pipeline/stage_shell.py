@@ -111,7 +111,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
             f"{name} has no container yet: the digests of its inputs are not known",
             fix=f"toolchain build {name}, which finds them out",
         )
-    from toolchain.engine.progress import Progress  # noqa: PLC0415 - a refused request needs none of it
+    from toolchain.engine.progress import Progress  # noqa: PLC0415 - a refused request shows no progress
 
     own = request_of(last, request)
     request.cache.work.mkdir(parents=True, exist_ok=True)
