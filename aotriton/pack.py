@@ -5,8 +5,8 @@
 BUILD is the generator's folder with the objects in it, SOURCE is the AOTriton tree, and JOB is a JSON file with paths
 below BUILD: `{"package", "loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path",
 "members": [[aks2, name]]}], "arches": [gpu], "sha1", "tree_sha1"}`. `package` has the modules aks2, flatzip and
-write_image_signature, whose main functions are called in this process. With `loose` the clusters are not put into
-archives, as in AOTriton before 0.13. The program prints `@count n/m` lines.
+write_image_signature, of which old releases lack some. Their main functions are called in this process. With `loose`
+the clusters are not put into archives, as in AOTriton before 0.13. The program prints `@count n/m` lines.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Share the stages of kernels that differ only in launch options, until a stage reads a launch option.
 
-Triton's stages run from the syntax tree to the code object. For rules with the same function, signature and GPU, the
-stages do the same work until one of them reads a launch option: warps, stages or waves per EU. This module intercepts
-these reads. At the first read of an option the process forks: it waits, and its child continues with the value. If the
-next rule has the same value, and the child waits too, the child continues with the rule. Otherwise the waiting process
-forks another child.
+Triton's stages run from the syntax tree to the code object. For rules that differ only in launch options (warps, stages
+or waves per EU), the stages do the same work until one of them reads such an option. This module intercepts these
+reads. At the first read of an option the process forks: it waits, and its child continues with the value. If the next
+rule has the same value, and the child waits too, the child continues with the rule. Otherwise the waiting process forks
+another child.
 
     worker: reads the rule ── before num_warps ── before num_stages ── before waves_per_eu: object
 
@@ -150,7 +150,11 @@ class SharedRule:
         self._known: set[str] = set()
 
     def read(self, name: str) -> Any:
-        """Return a launch option. In a chain, the first read of an option forks, and the call returns in the child."""
+        """Return a launch option.
+
+        In a chain, the first read of an option forks, and the call returns in the child. A process with several threads
+        does not fork.
+        """
         if name not in self._known:
             if self._up is not None and is_single():
                 self._stay(self._up, name)

@@ -2,11 +2,12 @@
 
     upstream.py JOB
 
-JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes or 0}]}`. The
-program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`. `code` is the
-exit code (negative for a signal), `status` is the `compile_status` in the JSON file that the rule wrote, `sha256` and
-`size` describe the object, `error` is the exception of the last traceback, and `reason` has the last lines of output.
-The status, the digest and the error are empty, and the size is 0, if there is none.
+JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes}]}`, in which
+the timeout 0 means no limit. The program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size",
+"error", "reason"}`. `code` is the exit code (negative for a signal), `status` is the `compile_status` in the JSON file
+that the rule wrote, `sha256` and `size` describe the object, `error` is the exception of the last traceback, and
+`reason` has the last lines of output. `status` is empty if the rule wrote none, and `error` if there is no traceback.
+If the object is missing or empty, `sha256` is empty and `size` is 0.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def error_of(said: str) -> str:
 
 
 def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
-    """Run the script for one rule in a temporary folder and return its result."""
+    """Run the script for one rule, with its output in a temporary folder, and return the answer."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "object.hsaco"
         path = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []

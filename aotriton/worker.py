@@ -1,21 +1,22 @@
 """Compile kernels inside the Triton image: read rules as JSON lines and write answers as JSON lines.
 
 The worker needs Python 3.9 or newer and Triton, but no GPU and no driver. Everything that a kernel module or the
-compiler prints goes to standard error; standard output carries only answers.
+compiler prints goes to standard error; standard output carries only the lines described here.
 
 The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`. A
 rule is `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
 "num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are those of the container. `root` is added
 to the module path, and `source` is a Python file below it. A type is one of Triton's (`*fp16`, `i32`, `fp32`), followed
 by `:16` or `:8` if the argument is divisible by this number, or `constexpr` with a value in `constexprs`. A value
-`{"dtype": "fp16"}` is this type of Triton's. An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}` and
-when done `"object", "json", "sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that were linked into
-the object. "done" means that the object and its JSON file are complete, on disk, and have their final names.
+`{"dtype": "fp16"}` is this type of Triton's. An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}`. An
+answer with "done" also has `"object", "json", "sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that
+were linked into the object. "done" means that the object and its JSON file are complete, on disk, and have their final
+names.
 
 The environment variable KERNEL_WORKER_WITHOUT switches optimisations off. Its value is a comma-separated list of their
 names: `shared` (rules share their common stages, see `shared_stages.py`), `direct` (Triton's stages run without its
-cache, which `shared` needs), and `parses` (dumps that were not requested parse nothing). No optimisation changes a byte
-of an object.
+cache; `shared` needs `direct`), and `parses` (dumps that were not requested parse nothing). No optimisation changes a
+byte of an object.
 
 `worker.py --list ROOT FILE...` prints each jit function of the files with its arguments as a JSON line.
 """
@@ -52,7 +53,7 @@ ENVIRONMENT = {
     # Without this, the object contains the path and the line numbers of the kernel's source.
     "TRITON_DISABLE_LINE_INFO": "1",
     "TRITON_STORE_BINARY_ONLY": "1",
-    # If set otherwise, these would make Triton read or write other files, or override the rule.
+    # With other values, these variables would make Triton read or write other files, or override the rule.
     "TRITON_KERNEL_OVERRIDE": "0",
     "TRITON_KERNEL_DUMP": "0",
     "TRITON_ALWAYS_COMPILE": "0",
@@ -247,7 +248,7 @@ class Compiler:
         return outcome
 
     def _report(self, shared: SharedRule) -> dict[str, Any]:
-        """Compile a rule in a process of the chain, and return what `report` returns."""
+        """Compile a rule in a process of the chain, and return the answer in the form that `report` returns."""
         try:
             return {"status": "done", "reason": "", **self._compile(shared.rule, self._prepared, shared)}
         except BaseException as error:  # noqa: BLE001 - a kernel module may raise anything

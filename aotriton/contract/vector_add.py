@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def vector_add(x, y, out, count, BLOCK: tl.constexpr):  # noqa: N803 - Triton's own style
-    """Set out[i] = x[i] + y[i] for i < count; each program handles one block of BLOCK elements."""
+    """Set out[i] = x[i] + y[i] for i < count; each program computes one block of BLOCK elements."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     total = tl.load(x + index, mask=inside) + tl.load(y + index, mask=inside)

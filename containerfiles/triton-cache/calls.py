@@ -114,7 +114,7 @@ class Kernels:
 
 
 def describe(src: Any, path: Path) -> None:
-    """Write the path of a kernel's source, its signature and its constants to `path` as JSON; see the module."""
+    """Write the path of a kernel's source, its signature and its constants to `path` as JSON; see CALLS_LAUNCHES."""
     names, (top, *below) = src.fn.arg_names, src.fn.fn.__module__.split(".")
     constants = {names[at[0]]: plain(value) for at, value in src.constants.items() if len(at) == 1}
     launch = {
@@ -191,7 +191,7 @@ def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row in a forked process and return the answer, a failure if the process sends none."""
+    """Make the calls of a row in a forked process and return the answer; if the process sends none, it is a failure."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

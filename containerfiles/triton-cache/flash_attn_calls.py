@@ -22,7 +22,7 @@ def prepare() -> None:
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
         importlib.import_module(name)  # without this, each forked process would spend seconds on the import
 
-    # The operators are registered for "cuda" only. Meta tensors would not do, because then no kernel is launched.
+    # The operators are registered for "cuda" only. Meta tensors cannot be used, because then no kernel is launched.
     for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
         operator.register_kernel("cpu")(operator._init_fn)
 

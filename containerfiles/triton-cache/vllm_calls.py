@@ -1,7 +1,7 @@
 """Call vLLM's attention functions in Triton with tensors in host memory. calls.py uses this module.
 
-The modules of these functions need few of vLLM's requirements. Other modules of vLLM import packages that the image
-lacks.
+The modules of these functions need few of vLLM's requirements. Some other modules of vLLM import packages that the
+image lacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEQUENCES = 4
 
 
 def prepare() -> None:
-    """Replace what vLLM calls to find a GPU, so that vLLM runs as on a machine with an AMD GPU."""
+    """Replace the functions with which vLLM finds a GPU, so that vLLM runs as on a machine with an AMD GPU."""
     from triton.backends import backends  # noqa: PLC0415 - the driver is set first
     from triton.runtime.driver import driver  # noqa: PLC0415
 

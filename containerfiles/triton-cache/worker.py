@@ -29,7 +29,7 @@ CALLS = Path(__file__).with_name("calls.py")
 
 
 class Caller:
-    """A process that runs calls.py for one GPU and one module."""
+    """A process that runs calls.py for one GPU, one LDS size and one module."""
 
     def __init__(self, gpu: str, lds: int, module: str) -> None:
         self.serves = (gpu, lds, module)

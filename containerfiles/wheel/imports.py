@@ -40,7 +40,7 @@ def modules(package: str) -> Iterator[str]:
     yield package
     try:
         folder = importlib.import_module(package).__path__
-    except BaseException:  # noqa: BLE001 - main imports it by its name and reports the error
+    except BaseException:  # noqa: BLE001 - main also imports the package, and reports the error
         return
     for module in pkgutil.iter_modules(folder, f"{package}."):
         if module.ispkg:
