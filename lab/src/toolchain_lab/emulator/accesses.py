@@ -46,7 +46,7 @@ class Accesses:
         self._loads.append((place, size, owners))
 
     def load_for_all(self, place: int, size: int, waves: Array) -> None:
-        """Record a scalar load that several waves execute at the same offset."""
+        """Record a scalar load that one or more waves execute at the same offset."""
         self._loads.append((np.full(len(waves), place), size, waves))
 
     def store(self, place: Array, size: int, owners: Array, values: Array) -> None:
@@ -70,7 +70,7 @@ class Accesses:
         """Return whether the results of the accesses may depend on the order of the waves, and forget the accesses.
 
         The results may depend on the order if, since the last barrier, one wave has written to a unit of two bytes that
-        another wave has accessed, unless the waves only stored to the unit and all stored the same value.
+        another wave has accessed, unless the waves only stored to the unit and memory still holds all stored values.
         """
         stores, values, loads = self._stores, self._values, self._loads
         self._loads, self._stores, self._values = [], [], []
@@ -134,7 +134,8 @@ def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
         place = np.concatenate([each[0] for each in alike]) if len(alike) > 1 else alike[0][0]
         full = [each[2] if len(each[2]) == len(each[0]) else np.repeat(each[2], len(each[0])) for each in alike]
         count = (size + 1) // 2
-        # An access at an odd offset touches one more unit than an aligned access of the same size.
+        # An access at an odd offset touches one more unit than an aligned access. If one of the offsets is odd, all
+        # accesses of the same size are assumed to touch that many units.
         if size > 1 and int(np.bitwise_or.reduce(place)) & 1:
             count += 1
         places.append(((place >> 1)[:, None] + _STEPS[:count]).ravel())

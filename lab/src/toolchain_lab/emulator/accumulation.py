@@ -209,8 +209,7 @@ def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -
     Args:
         dot, powers: the sums and their powers of two, in the form that `_cut` returns.
         total: the accumulator.
-        near: the accumulator is ignored if its power of two is less than this fraction of the larger of the two
-            powers.
+        near: the accumulator is ignored if its power of two is less than `near` times that of the products.
     """
     own = np.maximum((total.view(np.uint32) & _EXPONENT_32).view(np.float32), _TINY)
     np.minimum(own, np.float32(2.0**127), out=own)
@@ -220,7 +219,8 @@ def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -
         units = np.where(own * share < near, 0.0, units)
     units *= 256
     units += np.floor(dot * (powers * share * 256))
-    # The unit is 2^-32 of the larger power. The result keeps 32 significant bits, or fewer if it is a denormal.
+    # The unit is 2^-32 times the larger of `powers` and `own`. The result keeps 32 significant bits, or fewer if it is
+    # a denormal.
     quantum = np.maximum((units.view(np.uint64) & _EXPONENT).view(np.float64), share * 2.0**-94)
     np.minimum(quantum, 2.0**60, out=quantum)
     quantum *= 2.0**-31
@@ -263,6 +263,6 @@ def rule_of(target: Target, kind: str) -> Rule | None:
     """Return the rule for matrix instructions on a type; None if none is published, or if `target.exact` is false.
 
     Args:
-        kind: the type in the instruction's name: `f16`, `bf16`, `bf16_1k`, `xf32`, `f32`, `fp8` or `bf8`.
+        kind: the type in the instruction's name, such as `f16`, `bf16_1k` or `fp8`.
     """
     return _RULES.get(target.gpu, {}).get(kind) if target.exact else None

@@ -112,7 +112,7 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
     """Return the decoder for an atomic instruction on memory.
 
     Args:
-        operands_of_lane: the number of data operands: 2 for a compare-and-swap, and otherwise 1.
+        operands_of_lane: the number of values in each lane's data: 2 for a compare-and-swap, and otherwise 1.
     """
 
     def build(operands: Operands) -> Run:
@@ -184,7 +184,7 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for an atomic instruction; None if this module does not know the name."""
+    """Return the decoder for an atomic instruction; None if this module does not support the instruction."""
     if match := _LDS.match(name):
         found = _change(f"{match[1]}_{match[3]}")
         return None if found is None else _lds(*found, returns=match[2] is not None)

@@ -123,9 +123,8 @@ class BufferAddress:
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
         # These numbers are a mask of the fields that are checked in the last word of the descriptor, their values for a
-        # raw buffer, and a mask of the format; a buffer with the format 0 is disabled. The checked fields are the type,
-        # the mode of the bounds check, reserved bits, whether the lane's number is added, and the behaviour for
-        # unmapped pages.
+        # raw buffer, and a mask of the format; a buffer with the format 0 is disabled. The checked fields include the
+        # type, the mode of the bounds check, and whether the lane's number is added.
         self._fields, self._raw, self._format = (
             (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
         )
@@ -218,7 +217,7 @@ def _in_buffer(operands: Operands, access: Access) -> Run:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a buffer or scratch instruction; None if this module does not know the name."""
+    """Return the decoder for a buffer or scratch instruction; None if this module does not support the instruction."""
     access = Access(name)
     if not access.known:
         return None

@@ -214,7 +214,7 @@ def _metadata(elf: Any) -> dict[str, Any]:
 
 
 def metadata_in(notes: bytes) -> dict[str, Any] | None:
-    """Return the AMDGPU metadata in the notes of a segment; None if the segment contains none.
+    """Return the AMDGPU metadata in the notes of a segment; None if no note contains a map of metadata.
 
     Raises:
         ValueError, TypeError: the metadata is damaged.

@@ -51,7 +51,7 @@ class Branch:
 
 
 def has_no_effect(instruction: Instruction) -> bool:
-    """Return whether the emulator can skip an instruction, such as a wait, a hint or the invalidation of a cache."""
+    """Return whether an instruction needs no execution, such as a wait, a hint or the invalidation of a cache."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
     return _without_effect(instruction.name)

@@ -108,7 +108,7 @@ def _single(name: str) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a conversion instruction; None if this module does not know the name."""
+    """Return the decoder for a conversion instruction; None if this module does not support the instruction."""
     if match := _SINGLE.match(name):
         return _single(match[1])
     for pattern, build, kind, form in ((_UNPACK, _unpack, 2, 3), (_PACK, _pack, 3, 2)):

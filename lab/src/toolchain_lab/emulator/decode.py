@@ -77,9 +77,9 @@ _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
 
 # These constants describe how an instruction can run for all waves of a workgroup; see `plan`. A SCALAR instruction has
 # one result for a wave, and a LANES instruction has one for each lane. Both can run once for all waves if the scalar
-# registers that they read, except for lane masks, are the same in all waves, unless a SCALAR instruction writes EXEC. A
-# WAVE instruction runs once for each wave, unless the module `rows` supports it. An ORDERED instruction requires that
-# the waves run one after the other.
+# registers that they read, except for lane masks, are the same in all waves, but a SCALAR instruction that writes EXEC
+# cannot. A WAVE instruction runs once for each wave, unless the module `rows` supports it. An ORDERED instruction
+# requires that the waves run one after the other.
 SCALAR, LANES, WAVE, ORDERED = "scalar", "lanes", "wave", "ordered"
 
 

@@ -19,7 +19,7 @@ _NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-o
 _OLDEST = 19
 _OLDEST_FOR = {"gfx950": 20}
 # On gfx11 and later, a 16-bit instruction can access one half of a register. Versions of LLVM before 22 print the whole
-# register instead, and without the attribute real-true16 LLVM 22 does the same for gfx12.
+# register instead, and LLVM 22 prints the whole register for gfx12 unless the attribute real-true16 is given.
 _RDNA = re.compile("gfx1[12]")
 _OLDEST_RDNA = 22
 _HALVES = "--mattr=+real-true16"

@@ -46,4 +46,4 @@ class DisassemblerError(EmulatorError):
 
 
 class ProgramError(Exception):
-    """An external program, such as llvm-objdump, failed or exceeded its time limit; the message says why."""
+    """An external program, such as llvm-objdump, failed or exceeded its time limit; the message gives the reason."""

@@ -31,8 +31,8 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 
     Args:
         magnitude: an upper bound on the sum of magnitudes that any execution of the instruction added; None if none was
-            recorded. For an instruction with a published rule, a positive value means that a result was infinite or
-            NaN in a way that the rule does not specify.
+            recorded. For an instruction with a published rule, a positive value means that the factors were bf8 and a
+            result was infinite or NaN, a case for which no rule is published.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:
@@ -44,10 +44,10 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 
 
 def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
-    """Return the bound on the error of a sum of products.
+    """Return a description of the bound on the error of a sum of products.
 
     The emulator adds the terms in float64. Hardware may add them in any order, and may lose one unit in the last place
-    of float32, or of float64, for each term. It may also truncate xf32 factors that the emulator rounds.
+    of the result's type for each term. Hardware may also truncate xf32 factors that the emulator rounds.
     """
     units = terms + 2 + (1 << 14 if kind == "xf32" else 0)
     bits = 52 if kind == "f64" else 23

@@ -1,4 +1,4 @@
-"""The four 8-bit floating-point types of Triton and AMD's matrix instructions, as `uint8` bits."""
+"""The four 8-bit floating-point types of AMD's matrix instructions, which Triton supports, as `uint8` bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Float8:
     Args:
         largest: the bits of the largest finite number.
         infinite: whether the type has infinities, as E5M2 does; the FNUZ types and E4M3FN have only NaN.
-        nan: the bits of the NaN that `encode` returns. In the FNUZ types they are 0x80, and there is no negative zero.
+        nan: the bits that `encode` returns for a positive NaN. In the FNUZ types they are 0x80, and there is no
+            negative zero.
     """
 
     mantissa: int

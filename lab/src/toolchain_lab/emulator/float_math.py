@@ -243,6 +243,7 @@ class Scaling:
         power: an operand is usually scaled by 2^power or 2^-power.
         both_small: the denominator is scaled by 2^both_small if its reciprocal and the quotient are both denormal.
         small: a numerator with this biased exponent or a smaller one needs scaling.
+        tiny: the smallest normal number of the type.
     """
 
     distance: int

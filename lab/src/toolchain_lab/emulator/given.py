@@ -85,7 +85,7 @@ def _number(parameter: Parameter, text: str) -> float:
 
 def _storage(parameter: Parameter, text: str) -> type[np.generic]:
     if not parameter.element:
-        raise _wrong(parameter, text, "the code object does not say the type of the elements: add :TYPE, such as :fp16")
+        raise _wrong(parameter, text, "the code object contains no type for the elements: add :TYPE, such as :fp16")
     kind = ELEMENTS.get(parameter.element)
     if kind is None:
         raise _wrong(parameter, text, f"the element type {parameter.element} is unknown")

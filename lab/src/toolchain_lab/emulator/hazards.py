@@ -163,7 +163,7 @@ class Facts:
                 self.reach = need
 
     def part(self, group: str) -> Registers:
-        """Return the registers of the instruction in a group, such as `vector writes` (see `_SETS` and `_find`)."""
+        """Return the instruction's registers in a group such as `vector writes`; `_find` defines the groups."""
         known = self._parts.get(group)
         if known is None:
             known = self._parts[group] = frozenset(self._find(group))
@@ -193,7 +193,7 @@ class Facts:
         return self._names(3) if group == "addend" else self._names(1) | self._names(2)
 
     def _names(self, place: int) -> Registers:
-        """Return the registers that the operand at an index names; none if it is a constant or does not exist."""
+        """Return the registers that the operand with the index `place` names; an empty set if there are none."""
         texts = self._operation.instruction.operands
         if place >= len(texts):
             return _NONE

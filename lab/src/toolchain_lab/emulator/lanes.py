@@ -1,4 +1,4 @@
-"""The encodings DPP and SDWA, and instructions that move values between lanes."""
+"""The encodings DPP and SDWA, and instructions that move values between lanes or count lanes."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def _swap_rows(width: int) -> Handler:
 
 
 def permute_64(operands: Operands) -> Run:
-    """Decode V_PERMLANE64_B32, which exchanges the two halves of a wave64, and does nothing in a wave32."""
+    """Decode V_PERMLANE64_B32, which copies a register with lanes 0-31 and 32-63 exchanged, or nothing in a wave32."""
     result, source = operands.instruction.operands
     if operands.target.lanes == 32:
         return lambda _: None

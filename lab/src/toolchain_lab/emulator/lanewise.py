@@ -114,8 +114,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
     """Return the function that reads one source of the type `letter` (see `LaneOp`).
 
     Args:
-        high: for a 16-bit type, 1 to read the upper half of a register, 0 to read the lower half; ignored if `text`
-            names a half.
+        high: for a 16-bit type, 1 for the upper half of a register, 0 for the lower; ignored if `text` names a half.
     """
     if letter in _SOURCES:
         return _SOURCES[letter](operands, text)
@@ -161,7 +160,7 @@ _DESTINATIONS: dict[str, Callable[[Operands, str], Put]] = {
 
 
 def destination(operands: Operands, row: LaneOp, text: str, high: int | None = None) -> Put:
-    """Return the function that writes a result; for a 16-bit type, `high` selects the half of the register."""
+    """Return the function that writes a result; for a 16-bit type, `high` is as in `Operands.put_half_bits`."""
     letter = row.result
     if letter in _DESTINATIONS:
         return _DESTINATIONS[letter](operands, text)

@@ -188,7 +188,7 @@ def _packed(parameter: Parameter, value: float) -> bytes:
 
 
 def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
-    """Raise NotEmulatedError if the parameters do not match the arguments in the kernel's metadata."""
+    """Raise NotEmulatedError if a type is unsupported, or the parameters do not match the kernel's metadata."""
     place, expected = 0, []
     for parameter in parameters:
         size = struct.calcsize("<" + parameter.format)
@@ -246,7 +246,7 @@ def run(
             hidden arguments whose value is unknown.
 
     Raises:
-        LaunchError: an argument or the grid is invalid.
+        LaunchError: an argument, the grid or the id of a workgroup is invalid.
         NotEmulatedError: the kernel needs something that is not emulated.
         FaultyKernelError: the kernel has a fault or exceeds the limits.
     """

@@ -12,7 +12,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# The last part of a mnemonic decides the size of an access in bytes, and whether a load sign-extends the value.
+# The size of an access in bytes, and whether a load sign-extends the value, by a part of the mnemonic.
 SIZES = {
     "ubyte": (1, False), "u8": (1, False), "sbyte": (1, True), "i8": (1, True), "byte": (1, False), "b8": (1, False),
     "ushort": (2, False), "u16": (2, False), "sshort": (2, True), "i16": (2, True), "short": (2, False),

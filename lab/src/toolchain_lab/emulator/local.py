@@ -216,7 +216,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for an LDS instruction; None if this module does not know the name."""
+    """Return the decoder for an LDS instruction; None if this module does not support the instruction."""
     if name in HANDLERS:
         return HANDLERS[name]
     if match := _PAIR.match(name):

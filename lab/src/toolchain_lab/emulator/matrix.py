@@ -43,7 +43,7 @@ def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
 
     Args:
         kind: the type of the elements: `f16`, `bf16`, `f32` or `xf32`.
-        cut: whether float32 is truncated to xf32, as the hardware does; otherwise it is rounded.
+        cut: whether float32 is truncated to xf32, as the published rule requires; otherwise it is rounded.
     """
     columns = np.ascontiguousarray(rows.T)
     if kind == "f16":
@@ -76,7 +76,7 @@ def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rul
 def _factors_of(
     registers: bytes, count: int, waves: int, parts: int, kind: str, *, order: bytes = b""
 ) -> tuple[Array, Array]:
-    """Return a factor for several waves, without preparation for a rule, and the largest magnitude in each wave.
+    """Return the factor of each wave, not prepared for a rule, and its largest finite magnitude.
 
     Args:
         registers: the bytes of `uint32[count, waves * lanes]`.
@@ -196,7 +196,7 @@ def wmma(a: Array, b: Array, c: Array, generation: int, kind: str, *, waves: int
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a matrix instruction; None if this module does not know the name."""
+    """Return the decoder for a matrix instruction; None if this module does not support the instruction."""
     if match := _MFMA.match(name):
         size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
         if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):

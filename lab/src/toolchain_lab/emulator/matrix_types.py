@@ -93,7 +93,7 @@ def _added(product: Array, add: Array, out: str) -> Array:
 def _addend(operands: Operands, text: str, out: str) -> Get:
     """Return the function that reads the addend: `uint32[r, lanes]`, or `float64[r, lanes]` if `out` is `f64`.
 
-    If the addend is a constant, the function returns one number of that type.
+    If the addend is a constant, the function returns one number instead of an array.
     """
     register = operands.register(text)
     if register is None:
@@ -209,7 +209,7 @@ def _by_format(out: str, parts: int, *, scaled: bool) -> Handler:
 
 
 def handler_of(name: str) -> Handler | None:
-    """Return the decoder for a matrix instruction; None if this module does not know the name."""
+    """Return the decoder for a matrix instruction; None if this module does not support the instruction."""
     if match := _WMMA.match(name):
         return _wmma(match["out"], match["kind"]) if (match["out"] == "i32") == (match["kind"] == "iu8") else None
     if (match := _MFMA.match(name)) is None:

@@ -71,7 +71,8 @@ class Lds(Views):
     For each unit of 2 bytes, it records which waves have accessed the unit since the last barrier.
 
     Args:
-        limit: the number of bytes that the views in `numbers` cover; by default, they cover all.
+        watch: whether to detect data races.
+        limit: the number of bytes that the views in `numbers` cover; by default, they cover all bytes.
     """
 
     def __init__(self, data: Array, *, watch: bool, limit: int | None = None) -> None:
@@ -180,7 +181,7 @@ class Memory:
     Args:
         random: the generator for the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
-        names: the names of the buffers, for error messages, in which a buffer without one is the argument block.
+        names: the names of the buffers, for error messages, which call a buffer without a name the argument block.
 
     Attributes:
         addresses: the address of each buffer, as an unsigned number.
@@ -258,7 +259,7 @@ class Memory:
         return np.asarray(place + self._move[buffer])
 
     def _where(self, place: int) -> str:
-        """Describe an address outside all buffers: its distance from a near buffer below it, or the address."""
+        """Describe where an out-of-bounds access is: the distance from the end of a near buffer, or the address."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place & QUAD:#x}"

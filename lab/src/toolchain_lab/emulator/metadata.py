@@ -136,7 +136,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
 
 
 def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") -> Metadata:
-    """Return the metadata of a code object, which this tool, Triton or another program may have written.
+    """Return the metadata of a code object that this tool, Triton or another program wrote.
 
     Args:
         beside: the content of the JSON file next to the object, which this tool or Triton wrote; None if there is no

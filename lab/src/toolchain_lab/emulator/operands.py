@@ -27,8 +27,8 @@ class Operands:
     """A factory for functions that read and write the operands of an instruction. It records the accessed registers.
 
     The set `masks` contains the scalar registers that are read as lane masks. On gfx11 and later, `half_reads` contains
-    the halves of vector registers that 16-bit sources read. The set `reads` contains the registers that are read in any
-    other way. The sets `half_writes` and `writes` contain the halves and the registers that are written.
+    the halves of vector registers that are read as 16-bit sources. The set `reads` contains the registers that are read
+    in any other way. The sets `half_writes` and `writes` contain the halves and the registers that are written.
 
     Args:
         raw: functions that replace the sources that DPP or SDWA modifies, by the text of the source; they return

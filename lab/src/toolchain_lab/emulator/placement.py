@@ -1,4 +1,4 @@
-"""The part of a kernel's initial state that can vary: addresses, and scalar registers that are not initialized."""
+"""The addresses of a kernel's buffers and code, and the initial values of its scalar registers."""
 
 from __future__ import annotations
 

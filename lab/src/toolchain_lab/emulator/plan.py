@@ -38,7 +38,7 @@ class Plan:
 
 
 def plan(operations: Sequence[Operation], start: int, varying: Registers, target: Target) -> Plan:
-    """Return a plan up to the end of a block, or up to an instruction whose result must be compared between the waves.
+    """Return a plan that ends with the block, or with an instruction whose result must be compared between the waves.
 
     Args:
         start: the index of the first instruction to plan.

@@ -1,7 +1,6 @@
 """Execution of instructions for all waves at once, even if scalar registers that they read differ between waves.
 
-This is supported for instructions that copy or combine lane masks, and for those that move the value of a lane to or
-from a scalar register.
+The supported instructions copy or combine lane masks, or move the value of a lane to or from a scalar register.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def _highest_bit(width: int) -> Callable[[int], int]:
 
 
 def _of_width(width: int) -> dict[str, Handler]:
-    """Return the decoders, by mnemonic, for the `width`-bit forms of instructions that exist in both widths."""
+    """Return the decoders, by mnemonic, for the `width`-bit forms of instructions that exist for 32 and for 64 bits."""
     words = width // 32
     table: dict[str, Handler] = {
         f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),

@@ -28,8 +28,7 @@ LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
 _COUNTED = ("s_load_", "s_buffer_load_", "ds_", *MEMORY)
 _NONE: frozenset[int] = frozenset()
-# An outstanding access: its counter, its instruction, the registers that it will write, and whether accesses with the
-# same counter complete in order.
+# An outstanding access: its counter, its instruction, the registers that it will write, and its `Effects.ordered`.
 Access = tuple[str, Operation, frozenset[int], bool]
 # A recent instruction from which later ones must keep a distance. The three numbers are the wait states, the vector
 # instructions and the transcendental instructions from the beginning of the block to the end of this instruction. They
@@ -44,7 +43,7 @@ class Effects(Facts):
         waits: the number of accesses that may stay outstanding, by counter; None if the instruction is not a wait.
         counters: the counters that the instruction increments.
         loaded: the registers that the instruction's access will write.
-        ordered: whether accesses with the same counter complete in order.
+        ordered: whether accesses of this kind complete in order; scalar and flat accesses may not.
     """
 
     def __init__(self, operation: Operation, target: Target) -> None:
@@ -86,6 +85,7 @@ class Scoreboard:
 
         Raises:
             FaultyKernelError: a wait is missing, or a distance is too small.
+            NotEmulatedError: a wait has an unknown form.
         """
         return state.following.get(block.address) or self.after(state, block.address, block.operations)
 

@@ -85,7 +85,7 @@ class Instruction:
         return self.line.address
 
     def unknown(self, why: str = "") -> NotEmulatedError:
-        """Return an error that says that the instruction is not emulated.
+        """Return the error for an instruction that is not emulated.
 
         Args:
             why: the unsupported part of the instruction; empty if the whole instruction is unknown.

@@ -1,4 +1,4 @@
-"""Execution of a workgroup: all waves at once if their order does not affect the result, or one after the other."""
+"""Execution of a workgroup, whose waves run all at once if possible, and otherwise one after the other."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Workgroup:
             self.waves.append(wave)
 
     def note(self, name: str, magnitude: float) -> None:
-        """Record a bound on the sum of magnitudes that an execution of `name` added, unless a larger one is known."""
+        """Record a bound on the sum of magnitudes that an execution of `name` added, unless a larger bound is known."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:
