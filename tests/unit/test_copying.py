@@ -185,3 +185,12 @@ def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_
         with refused("publish-changed"):
             copy(LayoutRef(published.folder), dest, tmp_path)
         assert registry.instead["HEAD latest"] == []
+
+
+def test_the_last_attachment_counts_too(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = copy(LayoutRef(published.folder), LayoutRef(tmp_path / "whole"), tmp_path)
+    monkeypatch.setattr("toolchain.publish.copying._MOST_ARTIFACTS", copied.attached)
+    copy(LayoutRef(published.folder), LayoutRef(tmp_path / "as many"), tmp_path)
+    monkeypatch.setattr("toolchain.publish.copying._MOST_ARTIFACTS", copied.attached - 1)
+    with refused("too-many-attached"):
+        copy(LayoutRef(published.folder), LayoutRef(tmp_path / "one more"), tmp_path)

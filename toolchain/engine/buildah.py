@@ -104,8 +104,8 @@ class Buildah(Storage):
         """
         reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
         if not self._has(reference):
-            # Images share layers, such as the base's. Two invocations that unpacked the same layer at the same time would
-            # each spend the CPU time for it.
+            # Images share layers, such as the base's. Two invocations that unpack the same layer at the same time each
+            # spend the CPU time for it.
             with held(self.cache.locks / "unpack.lock", what="unpacking an image"):
                 if not self._has(reference):
                     self._unpack(layout, digest, reference)

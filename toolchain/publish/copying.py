@@ -137,6 +137,7 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
             if artifact.digest not in seen:
                 seen.add(artifact.digest)
                 waiting.append(artifact.digest)
+        found.tagged += _cosign_layers(place, subject, layout, known)
         if found.attached > _MOST_ARTIFACTS:
             raise RegistryError(
                 "too-many-attached",
@@ -144,7 +145,6 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
                 why="a copy must contain all of them, and this is more than any image needs",
                 fix="delete the artifacts that do not belong to the image, and copy it again",
             )
-        found.tagged += _cosign_layers(place, subject, layout, known)
     return found
 
 

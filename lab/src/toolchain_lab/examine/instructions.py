@@ -82,7 +82,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
         path.write_bytes(content)
         lines = disassemble(path, gpu, tool)
     table: Any = ELFFile(metered(io.BytesIO(content))).get_section_by_name(".dynsym")
-    symbol = (table.get_symbol_by_name(kernel) or [None])[0]
+    symbol = (table.get_symbol_by_name(kernel) or [None])[0] if table is not None else None
     if symbol is None:
         raise LookupError(kernel)
     start, end = symbol["st_value"], symbol["st_value"] + symbol["st_size"]
