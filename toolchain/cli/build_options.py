@@ -169,7 +169,6 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 def _one_line(flag: str, value: Any) -> None:
     """Raise a ConfigError for control characters in text and NUL in a path, because labels may contain the value."""
     for text in value if isinstance(value, list) else [value]:
-        # A path may contain any control character except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
         if barred & set(str(text)):
             raise ConfigError(

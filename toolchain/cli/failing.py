@@ -64,7 +64,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
 
 
 def _bad_path(error: Exception) -> ConfigError | None:
-    """Return an error about an unusable path, an unreadable file or a deleted current folder; None otherwise."""
+    """Return a ConfigError if `error` is about an unusable path, an unreadable file or a deleted current folder."""
     if isinstance(error, RuntimeError):
         return _link_loop(str(error))
     if not isinstance(error, OSError):

@@ -254,7 +254,7 @@ class Lines:
 
 
 class _Streams(Lines):
-    """Collect the output of both streams of a program, each of which a thread reads."""
+    """The output of a program's two streams. Each stream is read by its own thread."""
 
     def __init__(self, child: subprocess.Popen[str], log: IO[str] | None) -> None:
         super().__init__(log)

@@ -92,9 +92,10 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Write the objects in usable records for `rules`, and their JSON, to `out`; yield an entry for each object.
+        """Take results for `rules` from the stores: write each object and its JSON to `out`, and yield its entry.
 
-        ResourceError is raised if a file cannot be written.
+        Damaged results, and those without a required signature, are skipped. ResourceError is raised if a file cannot
+        be written.
         """
         left = {self.name(rule): rule for rule in rules}
         for store in self.stores:

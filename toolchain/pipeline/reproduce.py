@@ -107,7 +107,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
-    """Return the digests of a finished image of the cache, with which a reproduction is compared.
+    """Return the argument `expected` of `reproduce` for a finished image in the cache.
 
     Raise DigestError if the image does not match its digests.
     """

@@ -46,7 +46,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     for patch in patches:
         check_patch(patch)
     copy_tree(tree, dest)
-    # Without GIT_CEILING_DIRECTORIES, git could find a repository above the tree, and apply the patch relative to it.
+    # The last two variables each keep git from finding a repository above the tree, to which it would relate the paths.
     env = {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",

@@ -72,7 +72,7 @@ def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], works
 
 
 def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
-    """Put a built wheel into the store; return `{"file", "digest", "bytes"}`."""
+    """Put a built wheel into the store; return a dictionary with the keys `file`, `digest` and `bytes`."""
     digest, size = sha256_file(wheel), wheel.stat().st_size
     store = Store(cache.store)
     if store.file(digest, verify=True) is None:

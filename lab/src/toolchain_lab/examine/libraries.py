@@ -21,8 +21,8 @@ _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
 _MOST = 100_000  # the limit for the number of sections, of dynamic tags and of versions
 
-# The limits for the entries of CUDA's fat binaries, of which PyTorch's largest library has about 100,000, and for the
-# 8-byte words between the fat binaries.
+# The maximum numbers of entries in the CUDA fat binaries of a section, and of nonzero 8-byte words between them.
+# PyTorch's largest library has about 100,000 entries.
 _MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000
 _CHUNK = 1 << 20
 _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")

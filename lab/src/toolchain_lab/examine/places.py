@@ -190,7 +190,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Return whether a .zip is a pack: it contains no files, or one is an .aks2 file by its name or its first bytes."""
+    """Return whether a .zip is a pack, which has no files or an .aks2 file (by its name or its first bytes)."""
     with open_zip(path, name) as archive:
         rows = [row for row in archive.infolist() if not row.is_dir()]
         return not rows or any(

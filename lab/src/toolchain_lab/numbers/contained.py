@@ -29,7 +29,7 @@ _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 
 def _advice(error: process.CommandError) -> str:
-    """Return advice after a failed check: free memory if a process was killed or lacked memory, otherwise report it."""
+    """Return advice for a failed check: to free memory if a process was killed or lacked memory, else to report it."""
     # If signal N ends a child process, the program that runs the child ends with the exit code 128 + N.
     killed = error.returncode < 0 or error.returncode > 128
     # `campaign.results` raises a ResourceError if one of its workers is killed.
