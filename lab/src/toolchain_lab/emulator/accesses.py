@@ -69,8 +69,8 @@ class Accesses:
     def meet(self) -> bool:
         """Return whether the results of the accesses may depend on the order of the waves, and forget the accesses.
 
-        The results may depend on the order if, since the last barrier, one wave has written to a unit of two bytes that
-        another wave has accessed, unless the waves only stored to the unit and memory still holds all stored values.
+        The results may depend on the order if one wave wrote to a unit of two bytes that another wave accessed, unless
+        the waves only stored to the unit and memory still holds all stored values.
         """
         stores, values, loads = self._stores, self._values, self._loads
         self._loads, self._stores, self._values = [], [], []
@@ -100,7 +100,7 @@ class Accesses:
         Args:
             values: the stored values; None for an atomic access, for which the result is false if it touches a shared
                 unit.
-            shared: a mask of the shared units, which several waves wrote; its first element is for the unit `low`.
+            shared: for each unit from `low` on, whether several waves wrote to it.
         """
         place, size, _ = store
         units, _ = _units([store])
@@ -134,8 +134,8 @@ def _units(accesses: Sequence[Access]) -> tuple[Array, Array]:
         place = np.concatenate([each[0] for each in alike]) if len(alike) > 1 else alike[0][0]
         full = [each[2] if len(each[2]) == len(each[0]) else np.repeat(each[2], len(each[0])) for each in alike]
         count = (size + 1) // 2
-        # An access at an odd offset touches one more unit than an aligned access. If one of the offsets is odd, all
-        # accesses of the same size are assumed to touch that many units.
+        # An access at an odd offset touches one more unit than an access at an even offset. If one of the offsets is
+        # odd, all accesses of the same size are assumed to touch that many units.
         if size > 1 and int(np.bitwise_or.reduce(place)) & 1:
             count += 1
         places.append(((place >> 1)[:, None] + _STEPS[:count]).ravel())

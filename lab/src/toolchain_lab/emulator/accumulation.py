@@ -1,10 +1,9 @@
 """The published, bit-exact rules by which CDNA's matrix instructions round their sums.
 
 The rules are those of Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix
-Cores" (arXiv:2511.10909), whose authors found them by tests on the hardware. The flushing of denormals on CDNA2 is also
-described in Li et al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators"
-(arXiv:2403.00232). The papers do not specify the payload of a NaN, so the bits of a NaN result may differ from those on
-hardware.
+Cores" (arXiv:2511.10909). The flushing of denormals on CDNA2 is also described in Li et al., "FTTN: Feature-Targeted
+Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators" (arXiv:2403.00232). The bits of a NaN result may
+differ from those on hardware.
 
 Each rule splits the products of a sum into groups. For one group after the other, the products are added to the
 accumulator, and the sum is rounded to float32:
@@ -38,8 +37,7 @@ _TINY = np.float32(2.0**-126)
 # The smallest normal number of each type. The rule `flushed` replaces denormals by 0, and the rules `aligned` and
 # `interleaved` treat them as if they had the exponent of this number.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
-# The exponent that is used for 0. It is smaller than the exponent of any product, so zeros never determine the largest
-# exponent.
+# The exponent that is used for 0. A product with 0 has a smaller exponent than any other product.
 _ZERO = -450
 # If the exponents within each factor differ by no more than this, every product of scaled nonzero values is a normal
 # float32.
@@ -152,7 +150,6 @@ def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
 
 
 def _flush(values: Array) -> Array:
-    """Return float32 values with denormals replaced by 0 of the same sign."""
     return np.asarray(values * (np.abs(values) >= _TINY))
 
 
@@ -167,8 +164,7 @@ def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
     """Truncate the products of a group to multiples of 2^-24 times a power of two, and add them.
 
     Returns:
-        The sums in these units, and the powers of two, both `[row, column]`. The exponent of a power is the largest
-        value that the exponents of two multiplied elements of the group add up to.
+        The sums in these units, and the powers of two, both `[row, column]`.
     """
     if left.exponents is None or right.exponents is None:
         raise AssertionError(group)
@@ -260,7 +256,7 @@ _RULES = {
 
 
 def rule_of(target: Target, kind: str) -> Rule | None:
-    """Return the rule for matrix instructions on a type; None if none is published, or if `target.exact` is false.
+    """Return the rule for matrix instructions on a type; None if the GPU has none, or if `target.exact` is false.
 
     Args:
         kind: the type in the instruction's name, such as `f16`, `bf16_1k` or `fp8`.

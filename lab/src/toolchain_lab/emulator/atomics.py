@@ -68,7 +68,7 @@ def _change(name: str) -> tuple[Change, type[np.generic]] | None:
 
 
 def _returns(operands: Operands) -> bool:
-    """Return whether an instruction returns the old value, which the modifier `sc0`, `glc` or `th` determines."""
+    """Return whether an atomic instruction returns the old value."""
     modifiers = operands.instruction.modifiers
     if operands.target.generation == 12:
         return "RETURN" in modifiers.text("th")

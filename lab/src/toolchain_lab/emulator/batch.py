@@ -19,8 +19,7 @@ class Batch(Wave):
     """All waves of a workgroup as one wave.
 
     `join` takes over the state of the waves, and `part` gives it back to them. The array `s` holds the scalar registers
-    that have the same value in all waves. The other scalar registers, and EXEC in any case, are in `rows`, which
-    contains a row for each wave.
+    that are not in `varying`; `rows` holds the others, with a row for each wave.
     """
 
     def __init__(self, group: Workgroup) -> None:
@@ -61,7 +60,7 @@ class Batch(Wave):
         self.count = 0
 
     def push(self, registers: Registers) -> None:
-        """Copy to each wave those of the given scalar registers that are the same in all waves; SCC is ignored."""
+        """Copy to each wave those of the given scalar registers that are not in `varying`; SCC is ignored."""
         same = [register for register in registers if register not in self.varying and register != SCC]
         self.rows[:, same] = self.s[same]
 

@@ -13,8 +13,6 @@ from toolchain_lab.emulator.wave import Wave
 
 
 def _scratch(access: Access) -> Handler:
-    """Return the decoder for a scratch instruction. Scratch memory has the type `uint32[words, lanes]`."""
-
     def build(operands: Operands) -> Run:
         texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
         register, vector, scalar = (texts[0], texts[1], texts[2]) if access.load else (texts[1], texts[0], texts[2])
@@ -103,7 +101,7 @@ class BufferAddress:
     """The computation of the addresses that a buffer instruction accesses.
 
     Args:
-        vector: the register with an offset for each lane, which is only used with the modifier `offen`.
+        vector: the register with an offset for each lane; ignored without the modifier `offen`.
         resource: the four scalar registers with the buffer descriptor.
         scalar: the scalar operand with an offset for all lanes.
         size: the number of bytes that each lane accesses.
@@ -122,9 +120,8 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
-        # These numbers are a mask of the fields that are checked in the last word of the descriptor, their values for a
-        # raw buffer, and a mask of the format; a buffer with the format 0 is disabled. The checked fields include the
-        # type, the mode of the bounds check, and whether the lane's number is added.
+        # These numbers are a mask of the checked fields in the last word of the descriptor, the values of these fields
+        # for a raw buffer, and a mask of the format, which must not be 0.
         self._fields, self._raw, self._format = (
             (0xC7980000, 0, 0x78000) if self._old else (0xFE9C0000, 0x30000000, 0x3F000)
         )
@@ -169,10 +166,10 @@ def _buffer(access: Access) -> Handler:
 
 
 def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
-    """Decode a buffer instruction, which accesses scratch memory if the kernel has any and the descriptor is swizzled.
+    """Decode a buffer instruction that may access scratch memory.
 
-    The base address of such a descriptor must be the address of the wave's scratch memory. Its other fields are not
-    checked.
+    The instruction accesses scratch memory if the wave has a scratch address and the descriptor is swizzled. The base
+    address of the descriptor must then be the scratch address.
     """
     texts, pc = operands.instruction.operands, operands.instruction.address
     resource = operands.register(texts[2])

@@ -1,4 +1,4 @@
-"""Traps, writes to the MODE register, and the jumps to addresses in registers with which kernels call functions."""
+"""Instructions for function calls, traps and writes to the MODE register."""
 
 from __future__ import annotations
 

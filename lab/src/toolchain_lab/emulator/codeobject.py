@@ -14,7 +14,7 @@ from toolchain_lab.emulator.messagepack import unpack
 
 _NOTE_METADATA = 32  # the note type NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF
-_LARGEST_IMAGE = 32 << 20  # bytes; the limit for the loaded segments, which are below 1 MB for a Triton kernel
+_LARGEST_IMAGE = 32 << 20  # bytes; the limit for the loaded segments
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 
@@ -42,7 +42,7 @@ class Descriptor:
 
     @property
     def user_sgprs(self) -> int:
-        """The number of user SGPRs, which precede the SGPRs that hold the workgroup's ids on gfx9 and gfx11."""
+        """The number of user SGPRs."""
         return (self.rsrc2 >> 1) & 31
 
     @property
@@ -115,8 +115,7 @@ def load(
         gpu_of_flag: a function that returns LLVM's name for the GPU with an EF_AMDGPU_MACH value, or None if the value
             is unknown.
         kernel: the kernel's name; it can be omitted if the object contains only one kernel.
-        opened: a function that returns a context manager for the open file. Reading from the file may raise ValueError
-            if a malicious file causes too many reads.
+        opened: a function that returns a context manager for the open file. Reading from the file may raise ValueError.
 
     Raises:
         CodeObjectError: the file cannot be read, is not a complete AMDGPU code object, or does not contain the kernel.

@@ -117,7 +117,7 @@ def _disassembler(path: str, run: Run) -> Disassembler:
 
 
 def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line, ...]:
-    """Return the instructions of a code object, in the order of their addresses.
+    """Return the instructions of a code object, in the order in which llvm-objdump prints them.
 
     Raises:
         NotEmulatedError: the disassembler is too old for the GPU, fails, or prints an unexpected line.

@@ -1,4 +1,4 @@
-"""Instructions on float64, as AMD's instruction set manuals describe them."""
+"""Instructions on float64."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def _by_fractions(a: float, b: float, c: float, power: int) -> float:
 def fma(a: Array, b: Array, c: Array) -> Array:
     """Compute a*b+c, rounded once, by the method of Boldo and Melquiond, "Emulation of a FMA", 2008.
 
-    For very large and very small arguments, with which that method could overflow or underflow, exact fractions are
-    used.
+    Exact fractions are used for very large and very small arguments, because the method could overflow or underflow.
     """
     a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
     product = a * b

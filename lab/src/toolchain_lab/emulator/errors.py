@@ -10,7 +10,7 @@ class EmulatorError(Exception):
         id: a stable identifier for the situation, for use by programs.
         what: a description of the problem, as one sentence without a full stop.
         why: the cause; empty if it is unknown.
-        fix: what the user can do; empty if the advice is the same for all errors of the class.
+        fix: what the user can do; may be empty.
     """
 
     def __init__(self, id: str, what: str, *, why: str = "", fix: str = "") -> None:
@@ -30,7 +30,7 @@ class FaultyKernelError(EmulatorError):
 
 
 class OutsideError(FaultyKernelError):
-    """An access of the kernel is not completely inside a buffer, because the launch or the kernel is wrong."""
+    """An access of the kernel is not completely inside a buffer."""
 
 
 class CodeObjectError(EmulatorError):

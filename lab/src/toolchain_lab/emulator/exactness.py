@@ -1,8 +1,7 @@
 """Bounds on the errors of approximate instructions.
 
-An instruction is exact if its result follows a documented rule bit by bit: IEEE 754 for sums and products, and the
-rules in `accumulation` for matrix instructions. Otherwise it is approximate, and its error has a bound or is unknown.
-A kernel is as exact as its least exact instruction.
+An instruction is exact if the emulator follows a documented rule for its result, such as IEEE 754 or a rule in
+`accumulation`. Otherwise it is approximate, and its error has a bound or is unknown.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 
     Args:
         magnitude: an upper bound on the sum of magnitudes that any execution of the instruction added; None if none was
-            recorded. For an instruction with a published rule, a positive value means that the factors were bf8 and a
-            result was infinite or NaN, a case for which no rule is published.
+            recorded. For an instruction with a published rule, it is infinity if bf8 factors gave an infinite or NaN
+            result.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:

@@ -1,4 +1,4 @@
-"""The four 8-bit floating-point types of AMD's matrix instructions, which Triton supports, as `uint8` bits."""
+"""The four 8-bit floating-point types of AMD's matrix instructions, encoded as `uint8`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class Float8:
 
     Args:
         largest: the bits of the largest finite number.
-        infinite: whether the type has infinities, as E5M2 does; the FNUZ types and E4M3FN have only NaN.
-        nan: the bits that `encode` returns for a positive NaN. In the FNUZ types they are 0x80, and there is no
-            negative zero.
+        infinite: whether the type has infinities.
+        nan: the bits that `encode` returns for a positive NaN; if they are 0x80, the type has no negative zero.
     """
 
     mantissa: int

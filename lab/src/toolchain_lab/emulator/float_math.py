@@ -1,6 +1,6 @@
-"""The floating-point functions that instructions compute, as AMD's instruction set manuals describe them.
+"""The floating-point functions that instructions compute.
 
-Each argument is an array with an element for each lane, or one number for all lanes.
+Each array contains an element for each lane, or one number for all lanes.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def cosine(values: Array) -> Array:
 
 
 def fraction(values: Array) -> Array:
-    """Compute V_FRACT: the fractional part, which is always less than 1."""
+    """Compute V_FRACT: the fractional part, limited to the largest number below 1."""
     values = np.asarray(values)
     below: Array = np.minimum(values - np.floor(values), np.nextafter(values.dtype.type(1), values.dtype.type(0)))
     return below

@@ -32,7 +32,7 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return a parameter, with the element type that `text` or the file named by it gives, and its argument's value.
+    """Return the parameter with its element type filled in, and the value that `text` gives.
 
     Args:
         seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
@@ -101,7 +101,7 @@ def _encoded(element: str, values: Array) -> Array:
 def _load(parameter: Parameter, text: str, option: str = "--arg") -> Array:
     """Return the array in a file that `numpy.save` wrote."""
     try:
-        with Path(text).open("rb") as stream:  # numpy does not close the file after an error
+        with Path(text).open("rb") as stream:  # numpy does not close a damaged zip file
             loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise _wrong(
@@ -146,8 +146,8 @@ class Comparison:
     Args:
         differing: the number of elements whose difference exceeds the tolerance.
         first: the flat index of the first element that differs; None if none does.
-        largest: the largest absolute difference; infinite if an element differs from the expected one, and one of
-            them is NaN or infinite.
+        largest: the largest absolute difference; infinite if an element that differs, or its expected value, is NaN or
+            infinite.
     """
 
     differing: int
@@ -171,7 +171,7 @@ def decoded(element: str, stored: Array) -> Array:
 
 
 def read_expected(parameter: Parameter, path: str, buffer: Array) -> Array:
-    """Return the decoded values in a file that `numpy.save` wrote, to compare a buffer with.
+    """Read the expected values of a buffer from a file that `numpy.save` wrote.
 
     Args:
         buffer: the buffer before or after the launch; only its size and type are used.

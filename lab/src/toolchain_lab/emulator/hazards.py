@@ -2,7 +2,7 @@
 
 On gfx9, a distance is a number of wait states: each instruction takes one wait state, and S_NOP N takes N + 1. On gfx11
 and gfx12, a distance is a number of vector instructions. Some kinds of hazards are not checked, for example those of
-wave64 on gfx11, those of scalar registers on gfx12, and those of DOT and float64 matrix instructions.
+scalar registers on gfx12.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The functions on integers and bits that vector instructions compute, as AMD's instruction set manuals describe them.
+"""The functions on integers and bits that vector instructions compute.
 
-Each argument is an array with an element for each lane, or one number for all lanes.
+Each array contains an element for each lane, or one number for all lanes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _choices(selector: int) -> tuple[list[int], bool]:
 def _pick_bytes(high: Array, low: Array, selector: int) -> Array:
     """Compute V_PERM_B32 for a selector that is the same in all lanes and picks only bytes of the sources."""
     choices, are_halves = _choices(selector)
-    if are_halves:  # this is the most frequent case
+    if are_halves:
         below, above = (high if choices[k] > 3 else low for k in (0, 2))
         below = below >> _U16 if choices[0] & 2 else below & _LOW
         packed: Array = below | (above & _HIGH if choices[2] & 2 else above << _U16)

@@ -47,7 +47,6 @@ def source_lanes(control: str, value: int, lanes: int) -> Array:
 
 
 def _control(instruction: Instruction, lanes: int) -> Array:
-    """Return the lane that each lane of a DPP instruction reads; -1 if there is no such lane."""
     modifiers = instruction.modifiers
     for name, width in (("quad_perm", 4), ("dpp8", 8)):
         if name in modifiers.names():

@@ -193,14 +193,13 @@ def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
     """Raise NotEmulatedError if the value in an active lane is infinite while the mode FP16_OVFL is set.
 
     In that mode, the hardware replaces an overflow by the largest finite number, but keeps an infinity that comes from
-    a source. This function cannot distinguish the two cases, because the sources are not among its arguments.
+    a source. The value alone does not distinguish the two cases.
     """
     if wave.clamps_overflow and np.count_nonzero(np.isinf(value) & wave.mask):
         raise instruction.unknown("an infinite result in the mode FP16_OVFL")
 
 
 def _joined(compute: Compute, gets: list[Get]) -> Get:
-    """Return the function that reads the sources in a wave and computes the result."""
     if len(gets) == 1:
         (get,) = gets
         return lambda wave: compute(get(wave))

@@ -30,13 +30,12 @@ Value = Array | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a kernel that gets its value at run time.
+    """A run-time parameter of a kernel.
 
     Args:
         type: Triton's name for the type, such as `*fp16` or `i32`. If the type is unknown, `*` stands for a pointer,
             and `bN` for a value of N bits.
-        optional: whether the argument may be omitted, in which case it is 0. The pointers that Triton appends are
-            optional.
+        optional: whether the argument may be omitted, as for the pointers that Triton appends.
     """
 
     name: str
@@ -210,7 +209,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
 
 
 def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.random.Generator) -> bytes:
-    """Return the argument block with the hidden arguments that the runtime adds; unknown arguments get random bytes."""
+    """Return the argument block with its hidden arguments; those whose value is unknown get random bytes."""
     known = {
         **{f"block_count_{axis}": count for axis, count in zip("xyz", launch.grid, strict=True)},
         "group_size_x": code.workgroup_size, "group_size_y": 1, "group_size_z": 1, "grid_dims": 3,
@@ -239,9 +238,8 @@ def run(
     """Launch a kernel, and return the contents of its buffers and the number of executed instructions.
 
     Args:
-        reverse: whether the waves of a workgroup run in descending order if they run one after the other. The order
-            does not change the results of a correct kernel, unless they depend on the order of atomic accesses. Data
-            races in LDS are only detected in ascending order.
+        reverse: whether waves that run one after the other do so in descending order; data races in LDS are then not
+            detected.
         seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers, and for
             hidden arguments whose value is unknown.
 

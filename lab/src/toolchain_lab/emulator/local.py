@@ -184,8 +184,7 @@ def transposed_read(operands: Operands) -> Run:
 
     Each group of 16 lanes reads rows of 16 elements, 8 bytes per lane, and each lane receives one column. With 16-bit
     elements, lane 4r + c reads the elements 4c to 4c+3 of row r; with 8-bit elements, lane 2r + c reads the elements 8c
-    to 8c+7 of row r. This order is derived from Triton's layouts, because no manual that we found documents these
-    instructions.
+    to 8c+7 of row r. This order is derived from Triton's layouts.
     """
     result, base = operands.instruction.operands
     pc, offset = operands.instruction.address, operands.instruction.modifiers.number("offset")

@@ -76,13 +76,10 @@ def _factor_of(registers: bytes, count: int, parts: int, kind: str, *, rule: Rul
 def _factors_of(
     registers: bytes, count: int, waves: int, parts: int, kind: str, *, order: bytes = b""
 ) -> tuple[Array, Array]:
-    """Return the factor of each wave, not prepared for a rule, and its largest finite magnitude.
+    """Return the factor of each wave, `float64[waves, rows, k]`, and its largest finite magnitude, `float64[waves]`.
 
     Args:
         registers: the bytes of `uint32[count, waves * lanes]`.
-
-    Returns:
-        The factors, `float64[waves, rows, k]`, and their largest finite magnitudes, `float64[waves]`.
     """
     numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=False)
     matrices = _matrices(numbers, waves, parts, order)

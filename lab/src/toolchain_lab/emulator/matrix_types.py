@@ -77,7 +77,7 @@ def _registers(product: Array, target: Target, kind: str) -> Array:
 
 
 def _unpacked(registers: Array, size: int, parts: int) -> Array:
-    """Convert MFMA registers with 32-bit elements to a matrix, `[size, size]`; this is the inverse of `_registers`."""
+    """Convert MFMA registers with 32-bit elements to a matrix, `[size, size]`."""
     return registers.reshape(-1, 4, parts, size).transpose(0, 2, 1, 3).reshape(size, size)
 
 

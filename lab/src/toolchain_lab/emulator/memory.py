@@ -68,8 +68,6 @@ class Views:
 class Lds(Views):
     """The LDS of a workgroup, which detects data races between waves.
 
-    For each unit of 2 bytes, it records which waves have accessed the unit since the last barrier.
-
     Args:
         watch: whether to detect data races.
         limit: the number of bytes that the views in `numbers` cover; by default, they cover all bytes.
@@ -181,7 +179,7 @@ class Memory:
     Args:
         random: the generator for the bytes in the gaps.
         writable: whether the kernel may write each buffer; all are writable by default.
-        names: the names of the buffers, for error messages, which call a buffer without a name the argument block.
+        names: the names of the buffers, for error messages; a buffer without a name is the argument block.
 
     Attributes:
         addresses: the address of each buffer, as an unsigned number.
@@ -259,7 +257,6 @@ class Memory:
         return np.asarray(place + self._move[buffer])
 
     def _where(self, place: int) -> str:
-        """Describe where an out-of-bounds access is: the distance from the end of a near buffer, or the address."""
         number = bisect_right(self._starts, place) - 1
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place & QUAD:#x}"

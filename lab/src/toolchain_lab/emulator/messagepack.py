@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 _DEPTH = 16
-_MOST = 2_000_000  # values; the metadata of a library with 5,000 kernels contains about 1.2 million
+_MOST = 2_000_000  # values
 # The first byte of a value decides its type. `_NUMBERS` maps this byte to the `struct` format of a number, `_LENGTHS`
 # maps it to the format of a length and the type, and `_PLAIN` maps it to the value.
 _NUMBERS = {

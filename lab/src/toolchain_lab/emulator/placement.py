@@ -36,11 +36,10 @@ class Placement:
         return (self.page - _STEP << 32) + self.code - entry
 
 
-# Each buffer begins 16 bytes, the alignment that Triton assumes for pointers, below a multiple of 4 GiB.
-# The kernel begins at a multiple of 4 GiB, so functions that precede it in the code object lie below that address. A
-# kernel that drops the carry of a 64-bit address computation therefore fails.
+# Each buffer begins 16 bytes below a multiple of 4 GiB, and the kernel begins at such a multiple, so that address
+# computations that drop the carry between the two 32-bit words give wrong addresses.
 ACROSS = Placement(page=0x7F10, low=-16, step=0, code=0, cleared=False)
-# The upper bits of buffer addresses are copies of bit 47, as in the addresses that Linux gives to graphics programs.
-# The base address in a buffer descriptor has only 48 bits, so a kernel must clear the upper bits. Scalar registers are
-# initially 0, so a descriptor whose size the kernel forgot to set describes an empty buffer.
+# The upper 16 bits of buffer addresses are set. A kernel must clear them in a buffer descriptor, because the base
+# address there has only 48 bits. Scalar registers are initially 0, so a descriptor whose size the kernel forgot to set
+# describes an empty buffer.
 UPPER = Placement(page=0xFFFF8010, low=64, step=64, code=1 << 16, cleared=True)

@@ -90,8 +90,7 @@ class Program:
         """Disassemble a code object, and return its kernel as a program.
 
         Args:
-            exact: whether matrix instructions follow the published rounding rules for the GPU, which takes longer than
-                sums in float64.
+            exact: whether matrix instructions follow the published rounding rules for the GPU, if there are any.
 
         Raises:
             NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
@@ -151,7 +150,6 @@ class Program:
         return refused
 
     def _is_padding(self, place: int) -> bool:
-        """Return whether all lines from the index `place` onwards are padding."""
         return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
 
     def executed(self) -> Counter[str]:

@@ -22,7 +22,7 @@ from toolchain_lab.emulator.wave import TTMP, VCC, Target
 if TYPE_CHECKING:
     from toolchain_lab.emulator.program import Block
 
-_MOST = 64  # accesses; hardware stalls a wave before a counter overflows, so no more are outstanding
+_MOST = 64  # the number of outstanding accesses that a state keeps
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
 LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
@@ -136,8 +136,7 @@ def _check(operation: Operation, effects: Effects, accesses: list[Access]) -> No
     """Raise FaultyKernelError if an instruction should have waited for one of the outstanding accesses."""
     if effects.barrier:
         for _, earlier, _, _ in accesses:
-            # A load may be outstanding at a barrier, because LDS processes accesses in order. A store to LDS may not be
-            # outstanding, because LLVM always waits for it.
+            # A load may be outstanding at a barrier. A store to LDS may not, because LLVM always waits for it.
             if LDS_STORE.match(earlier.names[0]):
                 raise _fault(operation, earlier, "a barrier does not wait for")
     reads, writes = operation.reads, operation.writes

@@ -107,7 +107,6 @@ def parse(line: Line, text: str | None = None) -> Instruction:
 # The result is cached, because similar kernels have most of their instructions in common.
 @lru_cache(maxsize=65536)
 def _parts(text: str) -> tuple[str, str, tuple[str, ...], Mapping[str, str]]:
-    """Return the name, the suffix, the operands and the modifiers of an instruction."""
     rest = text.strip()
     values: dict[str, str] = {}
     while match := _MODIFIER.search(rest):

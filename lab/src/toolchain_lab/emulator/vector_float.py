@@ -213,8 +213,8 @@ def _dot2_of(compute: Compute) -> Handler:
 def dot2_bf16(operands: Operands) -> Run:
     """Decode V_DOT2_BF16_BF16 for the case in which it only multiplies: one product and the addend must be 0.
 
-    Triton 3.6 to 3.8 only use the instruction in this way. The product that is not 0 is truncated to bfloat16, as was
-    measured in triton#11227 on gfx1200. Other finite sums are refused, because their rounding is not documented.
+    The product that is not 0 is truncated to bfloat16, as was measured in triton#11227 on gfx1200. Sums of two finite
+    nonzero products are refused, because their rounding is not documented.
     """
     result, first, second, third = operands.instruction.operands
     # The last element of op_sel can be ignored, because the text of the destination also names the half.

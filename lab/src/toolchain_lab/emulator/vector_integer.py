@@ -33,7 +33,7 @@ _U24, _ALL = np.uint32(0xFFFFFF), np.uint32(0xFFFFFFFF)
 
 
 def perm(operands: Operands) -> Run:
-    """Decode V_PERM_B32. Its selector is usually a scalar, for which a faster function is used."""
+    """Decode V_PERM_B32, with a faster function for a scalar selector."""
     result, high, low, selector = operands.instruction.operands
     left, right, put = operands.u32(high), operands.u32(low), operands.put_u32(result)
     register = operands.register(selector)

@@ -23,7 +23,7 @@ SCALARS = 128
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU that a program is for, and how it is emulated.
+    """The GPU for which a program is emulated.
 
     Args:
         gpu: LLVM's name for the GPU, such as `gfx942`.
@@ -42,7 +42,7 @@ class Target:
 
     @cached_property
     def cdna3(self) -> bool:
-        """Whether the GPU has CDNA 3: gfx942, or gfx940 or gfx941, which LLVM 22 does not support."""
+        """Whether the GPU has the architecture CDNA 3."""
         return self.gpu in {"gfx940", "gfx941", "gfx942"}
 
 
