@@ -64,14 +64,12 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# The names of two files in a pack. LEDGER lists the kernels of the pack. PARTIAL is present only if the pack lacks
-# kernels or GPUs, or if only some kernels of the plan were requested. It names the missing GPUs and the kernels
-# that did not compile.
+# The names of two files in a pack. LEDGER lists the kernels of the pack. PARTIAL is present only if the build lacks
+# kernels or GPUs.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
-# The name of upstream's signature file in each pack. Some releases, such as AOTriton 0.10b, have no such file.
+# The name of upstream's signature file in a pack. Some packs have no such file.
 SIGNATURE = "__signature__"
-# The format of the file with the launch values in each pack. It is an input, because it determines the bytes of that
-# file.
+# The format of the files with launch values. It is an input, because it determines the bytes of these files.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
@@ -197,8 +195,8 @@ class AotritonStage:
 def aotriton_stage(_: str, request: Request) -> AotritonStage:
     """Return the AOTriton stage; raise an error if the request names a release that cannot be built.
 
-    The check is made here and not in `plan`, because the stages below are planned first, and their plans would report
-    missing pins instead.
+    The check is made here and not in `plan`, because the stages below are planned first, and their plans may report a
+    missing pin instead.
     """
     refuse_unbuildable(request)
     return AotritonStage()
@@ -259,8 +257,7 @@ def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
 def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
     """Lock and yield the folder for the kernels of one AOTriton that are compiled by one Triton.
 
-    Builds that differ only in the selection of kernels or in --keep-going have different input digests, but they use
-    the same folder and so share the compiled objects.
+    Builds that differ only in the selection of kernels share this folder and its objects.
 
     Args:
         objects: the digest of everything that determines the objects, except the rules.
@@ -292,8 +289,7 @@ def assemble(
 ) -> None:
     """Empty `tree`, copy the library and the image packs to it, and write lists of the kernels.
 
-    The list in each pack contains the result of each of the pack's kernels. If the library contains its kernels, there
-    are no packs, and `lay_ledger` writes one list.
+    Each pack gets a list. If the library contains its kernels, there are no packs, and `lay_ledger` writes one list.
 
     Args:
         installed: the root of the files that the library's build installed.
@@ -388,7 +384,7 @@ def consumed(
 ) -> str:
     """Build and run a C++ program that uses the AOTriton in an image, and return the version that it prints.
 
-    CMake finds AOTriton with find_package. ContractError is raised if the program cannot be built or run.
+    ContractError is raised if the program cannot be built or run.
 
     Args:
         hip: the prefix of the HIP with which the program is built and run.

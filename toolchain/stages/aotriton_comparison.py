@@ -105,7 +105,6 @@ def _there(answer: Answer) -> str:
 
 
 def _same_failure(entry: Entry, answer: Answer) -> bool:
-    """Return whether a rule failed in upstream's script in the same way as in the campaign."""
     if answer.size:
         return False
     if entry.status == TIMEOUT:

@@ -51,7 +51,7 @@ IMAGES = "aotriton.images"
 # Upstream sets this environment variable when it compiles kernels.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
-# The maximum number of compiled kernels that upstream's own script compiles again, so that objects can be compared.
+# The default size of the sample in `KernelImages.against_upstream`.
 SAMPLE = 20
 
 
@@ -175,7 +175,7 @@ class KernelImages:
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
         """Compile the rules that have no object yet, and return the result for all rules.
 
-        KernelError is raised if rules fail, unless --keep-going is given. `run_campaign` describes other errors.
+        KernelError is raised if rules fail, unless --keep-going is given.
         """
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
@@ -208,7 +208,7 @@ class KernelImages:
         )
 
     def naming(self) -> Naming:
-        """Return the `Naming` of the results. It depends neither on the GPUs nor on the build of the library."""
+        """Return the `Naming` of the results."""
         return PROJECT.naming(self.source, self.layers, self.workspace.request)
 
     def pack(

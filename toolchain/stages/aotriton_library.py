@@ -205,11 +205,10 @@ def library_facts(
         glibc: the oldest glibc that portable libraries must run with.
 
     Returns:
-        `hip`: the version of HIP's CMake package, or for portable libraries the versions of the headers. `redirected`:
-        by operator and GPU, how many of upstream's tuned choices named a kernel of AMD's library aiter and were
-        replaced by the operator's first backend without aiter. `rocm`, only for portable libraries: for each ROCm the
-        result of `check_linked`, the version of its headers, the library's SHA-256 as 64 hex digits, and in `holds` the
-        glibc of each known floor on which the library can run.
+        `hip`: the version of HIP, or for portable libraries the versions of the headers. `redirected`: the content of
+        the recipe's redirected.json. `rocm`, only for portable libraries: for each ROCm the result of `check_linked`,
+        the version of its headers, the library's SHA-256 as 64 hex digits, and in `holds` the glibc of each known floor
+        on which the library can run.
     """
     facts: dict[str, Any] = {"redirected": read_built_json(built, "redirected.json", dict[str, Any])}
     if what is None or not what.rocm:
@@ -264,7 +263,7 @@ def aotriton_source(request: Request) -> Source:
     An error is raised if the library would be linked with the base's HIP but the base's recipe lacks a suitable HIP, if
     the request names no AOTriton, or if it names a release whose commit is unknown.
     """
-    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - only a build on a base uses it
+    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
@@ -301,10 +300,7 @@ def commit_of(source: Source) -> str:
 
 
 def name_of(source: Source, gpus: Sequence[str]) -> str:
-    """Return the part of an image's name that identifies its AOTriton by the id of the source and the GPUs.
-
-    The GPUs are part of the name, because a library supports only the GPUs that it was built for.
-    """
+    """Return the part of an image's name that identifies its AOTriton by the short id of the source and the GPUs."""
     return f"{source.short_id}-{short_list(gpus)}"
 
 
@@ -328,7 +324,7 @@ _NEEDED = {
 }
 
 
-# Folders of which each release of AOTriton contains at least one, in the order in which upstream introduced them.
+# Each release of AOTriton contains at least one of these folders.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 

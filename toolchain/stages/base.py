@@ -49,7 +49,7 @@ _LIST_PACKAGES = (
 )
 
 
-# The bytes that the root file system (1.5 GB on debian13) and two copies of its tar archive need.
+# The estimated size, in bytes, of the root file system and two copies of its tar archive.
 _DISK = 5_000_000_000
 
 
@@ -109,7 +109,6 @@ class BaseStage:
         _mmdebstrap(recipe, tar, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         workspace.step("layer")
-        # The packages are known now, so the base gets its input digest.
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
@@ -231,11 +230,10 @@ def run_mmdebstrap(
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
     # apt fails if the path of the root contains quotes, so a temporary folder is used if the path contains unusual
-    # characters. The tar archive may have any path.
+    # characters.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run may have left a root file system in this folder. It can be deleted, because the caller holds the
-    # stage's lock, so no other process uses the folder.
+    # A killed run may have left a root file system in this folder.
     emptied(place)
     # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
     mirror = place / "sources.list"
@@ -267,7 +265,6 @@ def run_mmdebstrap(
 
 
 def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
-    """Return the error for a failed mmdebstrap: UnreachableError if a host is unreachable, otherwise BuildError."""
     output = "\n".join(error.tail)
     if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
         return UnreachableError(
@@ -292,7 +289,6 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Make a base by running a Containerfile, which installs packages, on the distribution's own image."""
     if workspace.request.offline:
         raise UnreachableError(
             "offline-missing",
@@ -352,10 +348,7 @@ def _local_name(digest: str) -> str:
 
 
 def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Built:
-    """Copy the user's image into the layout in the cache, and return the finished stage.
-
-    The manifest and the blobs keep their digests.
-    """
+    """Copy the user's image into the layout in the cache, and return the finished stage."""
     layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
     for part in (image.manifest["config"], *image.manifest["layers"]):
         # Blobs that were copied earlier are not read again, because every build on the image calls this function.

@@ -1,7 +1,6 @@
 """Build the library with which Triton generates code for GPUs of one vendor.
 
-The library is built from some files of Triton and links an LLVM of its own. Other files of Triton are not inputs, so
-all Tritons with the same files and the same pin share one library.
+The library is built from some files of Triton and links an LLVM of its own. Other files of Triton are not inputs.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class CodegenLibraryStage:
             LayerContent(tree=tree),
             ImageParts(revision=source.ref),
             facts={"codegen": facts},
-            # A library for another machine cannot be loaded here, but the contract check of the wheel loads it.
+            # A library for another machine cannot be loaded here.
             check=ContractCheck(run=check, on=dependencies["base"])
             if request.contract and arch == this_machine()
             else None,

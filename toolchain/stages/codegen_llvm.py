@@ -29,8 +29,7 @@ from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, triton_
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# The estimated size, in bytes, of the build tree, the ccache and the installed copy. It is nearly half of the size for
-# the whole LLVM 22.1.8.
+# The estimated size, in bytes, of the build tree, the ccache and the installed copy.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
@@ -254,8 +253,6 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
         source = request.locate(name, spec)
-        # Without a commit, the short id is a version, begins with `distro` if the version is unknown, or begins with
-        # `tree`, so it cannot be mistaken for a commit.
         commit = source.version if source.kind == "git" else source.commit
         return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)

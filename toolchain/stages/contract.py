@@ -83,7 +83,7 @@ class CrossTarget:
 
     Args:
         arch: the OCI architecture of the target machine.
-        emulator: a statically linked qemu, which needs no files of the host.
+        emulator: a statically linked qemu.
         system: the folder with the headers and libraries of the target machine.
     """
 
@@ -130,7 +130,7 @@ def check_layer(
     Args:
         image: an image that contains the base, with a C++ compiler and CMake, and the layer.
         needs: the parts of LLVM that Triton needs; see `toolchain.catalog.components`.
-        env: additional environment variables for check.sh; the script's first lines explain them.
+        env: additional environment variables for check.sh.
         on: the target machine of the layer; None for this machine.
         floor: the folder of the oldest system that may link the layer. Its C and C++ libraries must define every symbol
             that the layer leaves undefined. If it is None, these symbols are not checked.

@@ -103,7 +103,7 @@ def _versions(
 ) -> Iterator[tuple[Version, Iterator[VersionAuxiliary]]]:
     """Yield the entries of a version section; raise ELFError if it claims more entries than it has room for.
 
-    A hostile file can let an entry point to itself, and claim four thousand million of them.
+    A hostile file can claim billions of entries, because an entry can point to itself.
     """
     room = section["sh_size"] // 8  # the smallest entry has 8 bytes
     if section.num_versions() <= room:

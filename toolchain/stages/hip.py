@@ -1,9 +1,8 @@
 """Make an image with HIP's headers and stub libraries, so that programs can be linked where no ROCm is installed.
 
-Each requested ROCm has a stub library of HIP, whose functions data/hip.toml lists. Below `PLACE`, the image contains
-a folder such as `hip6/include` for each set of headers, and a prefix such as `rocm6` for each ROCm, in which CMake
-finds HIP. The folder `liblzma` contains the headers and a stub of liblzma, because the image of the stage `sysroot`
-does not contain liblzma.
+Below `PLACE`, the image contains a folder for each set of headers, such as `hip6/include`, and a prefix for each ROCm,
+such as `rocm6`, in which CMake finds HIP. The folder `liblzma` contains the headers and a stub of liblzma. The
+functions of the stubs are listed in data/hip.toml.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _OF_TRITON = "third_party/amd/backend/include"
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
-# The value of hipErrorNoDevice, which every function of a stub library returns.
+# Every function of a stub library returns this value, which is hipErrorNoDevice.
 _NO_DEVICE = 100
 
 
@@ -305,7 +304,7 @@ def _take_lzma(content: Path, into: Path) -> None:
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """Write a CMake package of HIP with the targets that AOTriton uses, without compile options."""
+    """Write a CMake package of HIP with the targets that AOTriton uses."""
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)
@@ -337,7 +336,6 @@ endif()
 
 
 def _write_pc(place: Path, rows: Iterable[Library]) -> None:
-    """Write a pkg-config file for each library."""
     for row in rows:
         name = row.soname.removeprefix("lib").partition(".so")[0]
         folder = place / row.name / "lib" / "pkgconfig"

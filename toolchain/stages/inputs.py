@@ -21,8 +21,7 @@ from toolchain.stages.stage import Planned
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return the inputs that every stage has: its name, the format and time stamp of layers, and the architecture.
 
-    The compressor and the versions of the build machine's programs are not inputs, because they do not change the
-    tree. The compilers come from the base, on whose digest the input digests of the stages that use them depend.
+    The compressor is not an input, because it does not change the tree.
     """
     return {
         "stage": name,

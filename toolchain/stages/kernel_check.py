@@ -68,7 +68,7 @@ class KernelCheck(Protocol):
         """Check the code objects in `files`.
 
         Args:
-            files: the files of an image or of a Triton cache, which can be iterated several times.
+            files: the files of an image or of a Triton cache. The iterable can be iterated several times.
             label: a description of the files, for messages.
         """
 

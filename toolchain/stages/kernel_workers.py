@@ -156,8 +156,8 @@ def compile_setup(
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
     """Return the diff_ids of the layers of an image with Triton, lowest first.
 
-    The diff_ids are hashed into the names of kernel results. The digests of the blobs are not suitable for this,
-    because they change when the layers are compressed for publishing, although Triton is the same.
+    The diff_ids are hashed into the names of kernel results. The digests of the blobs are not suitable, because they
+    change when the layers are compressed.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -249,9 +249,7 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 def allocator(request: Request) -> dict[str, str]:
     """Return the environment variable that makes compile processes load the base's allocator.
 
-    The result is empty if the base has no allocator of its own or is a local image. An allocator changes no byte of a
-    code object. The contract check of AOTriton tests this on a sample: it compares objects with those of upstream's
-    compile script, which runs without the allocator.
+    The result is empty if the base has no allocator of its own or is a local image.
     """
     if request.base.image is not None:
         return {}
@@ -301,10 +299,7 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
 
 
 def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the fact that counts the kernels from kernel stores by signer; an empty dictionary if there are none.
-
-    The fact does not contain the path of a store, because the path means nothing on other machines.
-    """
+    """Return the fact that counts the kernels from kernel stores by signer; an empty dictionary if there are none."""
     from toolchain.kernels.ledger import Maker  # noqa: PLC0415 - a plan compiles nothing
 
     counted = Counter(entry.signer for entry in entries if entry.maker is Maker.STORE)

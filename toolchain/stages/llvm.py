@@ -94,8 +94,7 @@ class LlvmDetails:
     def check(self, source: Source) -> None:
         """Raise an error if this LLVM is too old or too new for its Triton.
 
-        Nothing is checked while the version of the LLVM is unknown. The part `support` is not checked either, because
-        it contains no MLIR and so suits every Triton.
+        Nothing is checked while the version of the LLVM is unknown, or for the part `support`.
         """
         if self.version is not None and self.part.name != SUPPORT:
             check_generation(self.needs, self.version, where=source.ref)
@@ -317,8 +316,8 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
     """Decide on the prebuilt files in LLVM's source.
 
     Returns:
-        the plan with the names of the allowed files, and facts for the record that list the files. The files that
-        LLVM's own tests read, about a thousand, are not listed: the facts contain their number and a digest.
+        the plan with the names of the allowed files, and facts for the record that list the files. For the files in
+        folders of LLVM's own tests, the facts contain only their number and a digest.
     """
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]

@@ -22,8 +22,7 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# The headers of LLVMDemangle and LLVMSupport, and those that they include. No header needs a table generator, so the
-# part `support` builds none.
+# The headers of LLVMDemangle and LLVMSupport, and those that they include.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",
@@ -48,7 +47,7 @@ class LlvmSubset:
         libraries: the libraries that the contract check of the part `support` tests; empty for other parts.
         headers: the files and folders below include/ that are installed although no component contains them.
         native: the programs that a build for another machine first builds for this machine, and then runs.
-        disk: the bytes of the build tree, the ccache and the installed copy, measured with LLVM 22.1.8.
+        disk: the estimated size, in bytes, of the build tree, the ccache and the installed copy.
         recipe: the folder of the Containerfile and other recipe files; empty if the part uses those of the whole LLVM.
     """
 
@@ -84,7 +83,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             disk=5_000_000_000,
         )  # fmt: skip
     if only == MLIR_TBLGEN:
-        # llvm-tblgen is not built, because its emitters for instruction selection would double the work.
+        # llvm-tblgen is not built, because its emitters for instruction selection take long to compile.
         return LlvmSubset(
             name=only, label="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,

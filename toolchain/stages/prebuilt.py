@@ -27,7 +27,7 @@ _ODD = ";=*?[]\\\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A row of data/prebuilt.toml, which documents the fields."""
+    """A row of data/prebuilt.toml. The comment at the top of that file describes the fields."""
 
     source: str
     name: str
@@ -51,9 +51,9 @@ class Intake:
 
     Args:
         allowed: the files that the user allows.
-        dropped: the files that the user drops, which the build does not get.
+        dropped: the files that the user drops.
         replaced: for each file that a file of the base replaces, the absolute glob for the base's file.
-        tests: the files of upstream's own tests, which the recipe does not build.
+        tests: the files in folders of upstream's own tests.
     """
 
     allowed: tuple[Finding, ...] = ()
@@ -151,7 +151,7 @@ def take_in(
     PolicyError is raised for a file on which no decision was made, and for a file that cannot be dropped or replaced.
 
     Args:
-        tests: names of folders, at any depth, whose files are only for tests, which the recipe does not build.
+        tests: the names of folders of upstream's own tests, at any depth; files in them are accepted.
         whole: whether the recipe needs the whole source, so that no file can be dropped.
     """
     rows = [row for row in known_files() if row.source == source]

@@ -33,7 +33,7 @@ _NONE: Any = None
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(Generic[Details]):
-    """The plan of a stage, which is made before any work.
+    """The plan of a stage.
 
     Args:
         image: the name of the image that the stage produces.
@@ -107,7 +107,7 @@ class LayerContent:
     Args:
         tar: the archive, which is used instead of `tree`.
         normalise: see `oci.layer.write_layer`.
-        compress: whether to compress the layer; a layer that only engines on this machine read is not compressed.
+        compress: whether to compress the layer.
     """
 
     tree: Path | None = None

@@ -80,7 +80,7 @@ class TritonCacheDetails:
 class TritonCacheStage:
     """The stage that compiles the kernels of a wheel's calls into a Triton cache.
 
-    The image consists of one layer, which contains the cache, and a manifest that describes the cache's entries to MCV.
+    The only layer of the image contains the cache, and a manifest that describes the cache's entries to MCV.
     """
 
     name: str = "triton-cache"
@@ -135,8 +135,7 @@ class TritonCacheStage:
             ordered: list[Outcome] = []
             if request.shard is None:
                 # The calls are repeated in several orders, because a kernel's key may depend on earlier kernels. A
-                # shard does not repeat them, because it contains only some of the calls. `kernels merge` repeats the
-                # calls of all shards.
+                # shard does not repeat them, because it contains only some of the calls.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
@@ -231,8 +230,7 @@ def _wheel(request: Request) -> str:
 def variables(wheel: str) -> dict[str, str]:
     """Return environment variables for the programs that call a wheel's functions.
 
-    They are those of the wheel's image and some more, such as the path of Triton's cache. The keys of cache entries do
-    not depend on any of them.
+    They are those of the wheel's image and some more, such as the path of Triton's cache.
     """
     home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - the path is in a container
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
@@ -282,7 +280,6 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:
-    """Return the call's name and the last line of the reason, cut to 300 characters, for `_LISTED` outcomes at most."""
     return "\n".join(
         f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
     )
@@ -305,7 +302,6 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Raise UnsupportedError if no call compiled, for example because the wheel does not support the GPUs."""
     if not any(outcome.done for outcome in outcomes):
         why = _reasons(outcomes)
         raise UnsupportedError(
@@ -314,7 +310,6 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
-    """Check a sample of the kernels in the cache, and return the facts; they are empty without `--check`."""
     if workspace.request.check is None:
         return {}
     paths = [path for path in sorted(tree.rglob("*")) if path.is_file()]

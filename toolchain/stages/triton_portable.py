@@ -142,7 +142,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _own_among(request: Request, versions: Sequence[str]) -> str:
-    """Return the base's own Python, which the image runs; raise UnsupportedError if it is not in `versions`."""
+    """Return the version of the base's own Python; raise UnsupportedError if it is not in `versions`."""
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(

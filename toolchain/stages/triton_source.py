@@ -38,8 +38,7 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
-# AMD GPUs of different families. Compiling for one of them tests whether Triton and its LLVM support this
-# family.
+# The AMD GPUs for which the contract check compiles a kernel.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
 # The measured size, in bytes, of the copy of the source, the build tree and the unpacked wheel together.
 _DISK = 6_000_000_000
@@ -254,9 +253,8 @@ def finish(
     Args:
         out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
-        with_base: whether the image contains the base's layers; False for wheels for another machine, because the base
-            is for the build machine. If it is False, a missing report of upstream's lit tests is not an error, because
-            the recipe does not run these tests for another machine.
+        with_base: whether the image contains the base's layers; False for wheels for another machine. If it is False,
+            the report of upstream's lit tests may be missing.
     """
     request = workspace.request
     known = {

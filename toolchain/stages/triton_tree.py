@@ -24,7 +24,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_version import major_of
 
 _INIT = "python/triton/__init__.py"
-# The paths at which setup.py may be. Triton moved it to the top folder on 2025-04-23.
+# The paths at which setup.py may be.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")

@@ -26,7 +26,7 @@ SITE = "/usr/lib/toolchain/triton"
 
 @dataclass(frozen=True)
 class TritonWheelStage:
-    """The stage that unpacks Triton's wheel from the package index. The wheel is verified by its SHA-256."""
+    """The stage that unpacks Triton's wheel from the package index."""
 
     name: str = "triton"
 

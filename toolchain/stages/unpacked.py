@@ -5,7 +5,7 @@ No program of the packages is run, so packages for another machine need no emula
 - `sysroot` contains headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`).
   For a layer that is bound to a base and is for another machine, they come from the base's distribution.
 - `python` contains a root folder for each version, with headers (`/3.13/usr/include/python3.13`) and the interpreter.
-  The C library in it is only for the interpreter, because wheels are linked with the C library of `sysroot`.
+  Its C library is only for the interpreter, because wheels are linked with the C library of `sysroot`.
 - `torch` is a layer for use above a base of the same suite. It repeats some files of this base.
 """
 
@@ -37,10 +37,9 @@ _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders that are left out because they contain no headers or libraries. Some of them contain files of the build
-# machine.
+# Folders that are left out because no headers or libraries in them are needed.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files of Python packages that builds do not need. The static libpython alone is half of the unpacked size.
+# Files of Python packages that builds do not need.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
 # Paths that are left out: folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (

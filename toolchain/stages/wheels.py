@@ -30,7 +30,7 @@ AOTRITON = (
 
 
 def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
-    """Return a source for each of `projects`: its wheel in data/pypi.toml; the network is not used."""
+    """Return the source of each project's wheel in data/pypi.toml, without using the network."""
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
@@ -84,5 +84,5 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:
-    """Return the path of the file with a digest in the store; None if the file is missing or damaged."""
+    """Return the path of the file with this digest in the store; None if the file is missing or damaged."""
     return Store(cache.store).file(digest, verify=True)
