@@ -34,7 +34,7 @@ _AGAIN = "get the file again, or build it again"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A code object in an .aks2 file. AOTriton's loader treats an empty object as a kernel that does not compile.
+    """A code object in an .aks2 file.
 
     `shared` is the shared memory that the kernel needs, in bytes, and `threads` is the number of threads in a block.
     """
@@ -64,7 +64,7 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
     The code objects can be read until the context manager exits.
 
     Args:
-        budget: the limit on unpacked bytes that several files share; by default, the file has a limit of its own.
+        budget: the limit on unpacked bytes that several files share; by default, a limit for this file alone.
 
     Raises:
         KernelError: the file is not an .aks2 file, is damaged, or needs too much memory for unpacking.
@@ -109,7 +109,7 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
     if left == 0:
         raise _damaged("does not match the size in its header", f"it unpacks to more than {total} bytes")
     if not unpack.eof or unpack.unused_data or stream.read(1):
-        # A stream that ends early may lack its checksum, which follows the data. AOTriton's loader would accept it.
+        # A stream that ends early may contain all of the data, and lack only its checksum.
         raise _damaged("ends early, or has data after its end", f"it unpacks to {total + 1 - left} bytes")
     if left > 1:
         raise _damaged(
@@ -173,8 +173,7 @@ def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     """Yield the name and the entries of each .aks2 file in a .zip file, or of a single .aks2 file.
 
     The code objects of an .aks2 file can be read only until the iterator moves on to the next file. A KernelError is
-    raised for a compressed .zip, because AOTriton's loader cannot read it. The errors of `open_zip` and `open_aks2` are
-    raised too.
+    raised if a file in the .zip is compressed. The errors of `open_zip` and `open_aks2` are raised too.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

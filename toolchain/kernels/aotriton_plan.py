@@ -28,7 +28,7 @@ from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
-_WAVES = 1  # Triton's default number of waves per EU, at least up to Triton 3.1
+_WAVES = 1  # the waves per EU for a release whose compile script does not pass them on
 _REPORT = (
     f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report the error"
 )
@@ -79,8 +79,7 @@ class BarePlan:
     """The rules, the clusters and the archives that AOTriton's generator plans.
 
     Args:
-        copies: for the `out` of a rule, the other outputs that get the same object. The rules of these outputs differ
-            only in values that the compiler of the AOTriton release ignores.
+        copies: the other outputs that get the same object as a rule, by the `out` of the rule.
     """
 
     rules: tuple[Rule, ...]
@@ -113,7 +112,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
     Raises:
         SourceError: a file of the plan or a kernel's source is missing or malformed, the files contradict each other,
             or a path leads out of its folder.
-        KernelError: two rules are the same, and the compiler of this generation ignores none of their values.
+        KernelError: two outputs have the same rule, and `of.waves` is set.
         UnsupportedError: the plan names an unknown GPU.
     """
     of = of or generation_of("0.13b")
@@ -144,7 +143,8 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
     """Return the clusters and archives of a plan from AOTriton 0.13 or later, without reading its rules.
 
-    `folder` may have been moved since the generator ran. A SourceError is raised if a file is missing or malformed.
+    `folder` may have been moved since the generator ran. SourceError is raised if a file is missing or malformed, or if
+    a manifest contradicts the plan.
     """
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
@@ -153,10 +153,6 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """Yield the fields of each line in a file of the generator.
-
-    SourceError is raised if the file cannot be read as UTF-8, or if a line has fewer than `least` fields.
-    """
     # The file is read line by line, because the file for all GPUs is several hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
@@ -196,10 +192,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """Return `folder` relative to `top`, or `""` for `top`; raise ValueError if it is outside of `top`.
-
-    Results are cached, because many files share a folder.
-    """
+    """Return `folder` relative to `top`, or `""` for `top`; raise ValueError if it is outside of `top`."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -207,11 +200,7 @@ def _folder_below(folder: str, top: str) -> str:
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return, for each file that a manifest lists, its path below the build folder and its name in the archive.
-
-    SourceError is raised if these files are not those in `listed`, because kernels could be missing. It is also raised
-    if two files have the same name, because AOTriton's loader would find only the first.
-    """
+    """Return, for each file that a manifest lists, its path below the build folder and its name in the archive."""
     try:
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -246,10 +235,7 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Raise SourceError unless the files of a plan list the same kernels and clusters, and each cluster in one archive.
-
-    A kernel that is in no cluster, or a cluster that is in no archive, would be lost silently.
-    """
+    """Raise SourceError unless a plan's files list the same kernels and clusters, and each cluster in one archive."""
     inside = {path for cluster in clusters for path, _ in cluster.objects}
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
@@ -290,11 +276,7 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
 
 
 class _Rules:
-    """A converter from lines of `Bare.compile` to rules.
-
-    Many lines have the same signature. So each signature is parsed once, and the rules with this signature share the
-    result, which saves time and memory.
-    """
+    """A converter from lines of `Bare.compile` to rules. It parses equal signatures only once."""
 
     def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str], of: Generation) -> None:
         self._of = of
@@ -381,7 +363,7 @@ def parse_signature(
 
 
 def _argument(name: str, part: str, where: str) -> Signature:
-    """Return the signature of a single argument; raise SourceError if the hint after its type is unknown."""
+    """Return the signature of a single argument."""
     value = _constant(part)
     kind, mark, hint = part.partition(":")
     if value is None and mark:
@@ -426,9 +408,9 @@ def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return the first rule for each id, sorted by output, and the outputs of its copies by its own output.
+    """Return the first rule for each id, sorted by output, and the outputs of later rules with its id, by its output.
 
-    A copy is a later rule with the same id. KernelError is raised if a rule has copies, unless `alike` is set.
+    KernelError is raised if two rules have the same id, unless `alike` is set.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

@@ -18,7 +18,7 @@ from toolchain.core import console
 from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0
-"""The default time limit for a kernel. Kernels take seconds, so a kernel that takes an hour is assumed never to end."""
+"""The default time limit for a kernel. A kernel that takes longer is assumed never to end."""
 _RESERVE = 512 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
@@ -42,8 +42,7 @@ class MemoryBounds:
     """The limits on the memory of workers, in bytes.
 
     Args:
-        together: the limit for all workers together. Above it, the largest worker that compiles is ended. Its kernel
-            is tried again alone, or fails if there was no other worker.
+        together: the limit for all workers together. Above it, the largest worker that compiles is ended.
         share: the limit for a worker between two kernels. A worker that uses more is replaced.
         kernel: the limit for a worker while it compiles; 0 for no limit. A kernel that needs more fails.
     """

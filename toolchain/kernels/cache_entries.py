@@ -1,9 +1,8 @@
 """Read and write entries of Triton's cache, and lay them out for an image that Model Cache Vault (MCV) can read.
 
-An entry is a folder whose name is the base32 of its kernel's hash. It contains the kernel's files and
-`__grp__NAME.json`, where NAME is the kernel's name. This file lists the kernel's files by absolute paths, so a cache
-works only at one path. `NAME.launch.json` contains the values that are needed to launch the kernel without Triton;
-Triton and MCV ignore this file. docs/tasks/wheels.md describes MCV's format "compat", which the images have.
+An entry is a folder whose name is the base32 of its kernel's hash. It contains the files of the kernel NAME, and
+`__grp__NAME.json`, which lists them by absolute paths. So a cache works only at one path. `NAME.launch.json` contains
+the values that are needed to launch the kernel without Triton. docs/tasks/wheels.md describes the images.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def entry_folder(hash_: str) -> str:
 
 
 def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mount: str) -> list[Entry]:
-    """Copy the entries of kernels to a tree, without the remains of unfinished compilations, and return the entries.
+    """Copy the entries of kernels to a tree, and return the entries.
 
     Args:
         made: the folder that Triton wrote to. A link that leads out of it is refused, because containers could write
@@ -160,7 +159,7 @@ def unpack(path: Path, made: Path) -> None:
 
 
 def check_packed(path: Path, gpu: str) -> None:
-    """Unpack a worker's tar to a temporary folder; raise KernelError unless it contains complete entries for `gpu`."""
+    """Raise KernelError unless a worker's tar contains complete entries for `gpu`."""
     kernels, _ = packed_kernels(path)
     with tempfile.TemporaryDirectory(prefix="toolchain-calls-") as scratch:
         made = Path(scratch, "made")
@@ -198,8 +197,7 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
     """Return MCV's `dummy_key` for an entry: a SHA-256 over `key` and the SHA-256 of each of four other parts.
 
     Args:
-        key: Triton's key as MCV finds it, which is `NO_KEY` for Triton 3.6 and later, because MCV looks for the key in
-            the wrong place.
+        key: Triton's key as MCV finds it; `NO_KEY` if MCV finds none.
     """
     target = metadata["target"]
     stages, warps, ptx = (int(metadata.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
@@ -214,7 +212,7 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def key_label(key: str) -> dict[str, str]:
-    """Return the image label that contains Triton's key, or an empty dict for `NO_KEY`; see `dummy_key`."""
+    """Return a dict with the image label for Triton's key; an empty dict for `NO_KEY`."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
 
 

@@ -1,7 +1,6 @@
 """Read a Triton cache from an image by the rules of Model Cache Vault (MCV).
 
-docs/tasks/wheels.md describes these rules, which MCV calls the format "compat". The image's labels may list the calls
-whose kernels the cache contains.
+docs/tasks/wheels.md describes the image's format, which MCV calls "compat".
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from toolchain.oci.layout import Layout
 _CACHE, _MANIFEST = f"{FOLDER}/", f"{MANIFEST.partition('/')[0]}/"
 _LARGEST = 64 << 20  # the limit in bytes for one file, and for all JSON together
 _LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
-_MOST = 500_000  # the maximum number of files in a cache
+_MOST = 500_000  # the maximum number of files in a layer
 _KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # keys read from a kernel's JSON
 
 
@@ -129,10 +128,7 @@ class _File:
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
-    """Return the files of a layer by name.
-
-    ContractError is raised for damage, for too much content, for links, and for files that MCV would silently omit.
-    """
+    """Return the files of a layer by name; raise ContractError for damage and for members that MCV does not extract."""
     files: dict[str, _File] = {}
     left = _LARGEST
     require()
@@ -167,10 +163,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the values with a key in `_KEPT` from each kernel's JSON.
-
-    ContractError is raised if a kernel is not in the folder for its hash, or if a JSON file is malformed.
-    """
+    """Return the values with a key in `_KEPT` from each kernel's JSON."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):

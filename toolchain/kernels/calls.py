@@ -1,4 +1,4 @@
-"""List the calls of a wheel's functions for which kernels are compiled ahead of time, and collect their outcomes."""
+"""List the calls whose kernels are compiled for a Triton cache, and collect the outcomes of the calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name of the call in messages, and in the image label that lists the calls."""
+        """The GPU and `shape`, such as `gfx942/direction=forward,dtype=bf16`."""
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
 
     Args:
         text: a JSON list of rows like those of `WheelCalls.call`.
-        gpus: the GPUs of the returned table, for which calls without a GPU are made. If it is empty, they are the GPUs
-            that the calls name, and also the GPUs of `table` if a call names none.
+        gpus: the GPUs of the returned table; if empty, those that the calls name. A call that names no GPU stands for
+            all GPUs of `table`.
 
     Raises:
         ConfigError: a call is invalid, or the list is empty or too long.
@@ -245,9 +245,8 @@ def _may_replace(value: Any, example: Any) -> bool:
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
     """Return two calls for each GPU that has successful calls. Each of the two repeats these calls in one process.
 
-    The first repeats them in order, and the second in reverse order. If a kernel has called a function, Triton adds the
-    function's global constants to the keys of later kernels. So a kernel's key depends on the kernels before it, and a
-    kernel may have several keys.
+    The first repeats them in order, and the second in reverse order, because a kernel's key may depend on the kernels
+    that Triton compiled before it in the process.
 
     Args:
         outcomes: the outcomes of the calls, grouped by GPU.
@@ -291,10 +290,7 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each GPU, with the numbers of calls, kernels and cache entries, and the seconds of the calls.
-
-    `outcomes` must be grouped by GPU.
-    """
+    """Yield a row with counts and seconds for each GPU. `outcomes` must be grouped by GPU."""
     for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]

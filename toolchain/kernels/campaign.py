@@ -83,7 +83,7 @@ class CampaignResult:
         return counts(self.entries)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of the report, which does not depend on times, or on the order or number of runs."""
+        """Return the content of the report."""
         return {
             "partial": self.partial,
             **self.counts(),
@@ -140,7 +140,7 @@ def run_campaign(
 ) -> CampaignResult:
     """Compile the rules that have no valid object in `out` or in a store, check every object, and write the report.
 
-    The failure of a kernel does not stop the campaign. `status.json` beside the ledger shows the progress.
+    The file `status.json` beside the ledger shows the progress.
 
     Args:
         out: the folder of the objects and of `report.json`.
@@ -148,12 +148,12 @@ def run_campaign(
         keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
         bounds: the bounds on the memory of the executor's workers, for the status.
         shared: the kernel stores; None if the campaign uses none.
-        scope: the value of `Naming.scope`. Objects are not added to a store if an earlier run with a different scope
-            may have compiled them.
+        scope: the value of `Naming.scope`. Objects of earlier runs are added to a store only if all entries of the
+            ledger have this scope.
 
     Raises:
-        KernelError: rules failed and `keep_going` is not set, or the campaign cannot continue, for example because no
-            worker started, or because nothing may be compiled and the stores lack results.
+        KernelError: rules failed and `keep_going` is not set (raised after all rules were tried), or the campaign
+            cannot continue, for example because no worker started.
         ResourceError: a kernel failed because of the machine that compiled it, workers were lost, or a file cannot be
             written. The next run continues.
         ConfigError: the ledger cannot be read.
@@ -186,11 +186,7 @@ def run_campaign(
 
 
 def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
-    """Write the report.
-
-    If rules failed, first mark them as known bad if `keep_going` is set, or else raise KernelError.
-    """
-    # Killed workers leave partial files, which must not stay among the objects.
+    # Killed workers leave partial files.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
     bad = result.bad
@@ -209,7 +205,7 @@ def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_goi
 
 @dataclass(frozen=True)
 class _Run:
-    """A running campaign. `todo` contains the unfinished rules by id. Workers see the source tree at `tree`."""
+    """A running campaign. `todo` contains the unfinished rules by id."""
 
     wanted: Sequence[Rule]
     todo: dict[str, Rule]
@@ -232,9 +228,9 @@ class _Run:
         return finished
 
     def to_the_end(self, earlier: Sequence[Rule]) -> None:
-        """Take results from the stores, and compile the other rules.
+        """Take results from the stores, compile the other rules, and add results to the first store.
 
-        Compiled results, and those of the `earlier` rules, are added to the first store.
+        The results of the `earlier` rules are also added.
         """
         self.ledger.progress(*self.progress)
         self.tell()
@@ -404,6 +400,5 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """Return the first and the last line of a reason, shortened to a few hundred characters, or `no reason given`."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     return lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"

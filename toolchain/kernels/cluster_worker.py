@@ -1,4 +1,4 @@
-"""Run a worker for a Dask scheduler. Processes in containers compile the rules, as in a local campaign."""
+"""Run a Dask worker that compiles rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         self._pool.start(0)
 
     def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask passes the worker
-        """End the processes. Dask calls this when the worker closes, and takes no results afterwards."""
+        """End the processes. Dask calls this when the worker closes."""
         self._closed.set()
         self._pool.stop()
         self._folder.cleanup()
@@ -92,7 +92,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
 
 
 async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:
-    """Work for a scheduler until this coroutine is cancelled. Wait at most `PATIENCE` seconds for a lost scheduler.
+    """Work for a scheduler until this coroutine is cancelled.
 
     Args:
         name: the name of this worker at the scheduler.

@@ -1,7 +1,6 @@
 """Read the ELF tables of AMDGPU code objects, and check that a file contains a kernel for a GPU.
 
-Code objects may be hostile. The size of every table is limited, so that reading a small file takes neither hours nor
-gigabytes of memory.
+Code objects may be hostile, so the sizes of their tables are limited.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _LOAD, _NOTE, _DYNSYM = 1, 4, 11  # types of segments (PT_LOAD, PT_NOTE) and of a section (SHT_DYNSYM)
-_MOST = 4096  # the maximum number of sections, and of segments; a code object has a few dozen at most
+_MOST = 4096  # the maximum number of sections, and of segments
 _MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
 _LARGEST_NAMES = 16 << 20
 
@@ -33,7 +32,7 @@ class ElfTables:
     """The tables of an AMDGPU ELF file. ValueError is raised for any other file, and for damaged or too large tables.
 
     Attributes:
-        mach: EF_AMDGPU_MACH, the low byte of the ELF flags, which stands for the GPU.
+        mach: EF_AMDGPU_MACH, the number of the GPU in the low byte of the ELF flags.
         osabi: the number of the OS ABI.
         symbols: the address and size of each dynamic symbol, by name.
     """
@@ -122,7 +121,7 @@ def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """Return what is wrong with the JSON beside an object, or an empty string. AOTriton's packers read this JSON."""
+    """Return what is wrong with the JSON beside an object; an empty string if it is valid."""
     if not isinstance(metadata, dict):
         return "the JSON file of the object contains no JSON object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}

@@ -43,9 +43,8 @@ class Executor(Protocol):
     def workers(self) -> list[dict[str, Any]]:
         """Return a row for each live worker: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
-        The list is empty for the workers of a Dask scheduler. Memory is in bytes, and `compiled` is the number of
-        kernels that the worker has compiled or failed to compile. The last four values are empty or 0 for a worker
-        that waits.
+        Memory is in bytes, and `compiled` is the number of kernels that the worker has compiled or failed to compile.
+        The last four values are empty or 0 for a worker that waits.
         """
         ...
 

@@ -15,7 +15,7 @@ from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
 _LARGEST_FILE = 1 << 30  # the maximum size of one source file in bytes
-# The modification time of copied files and folders. It is always the same, because a compile process can see it.
+# The modification time of copied files and folders. It is constant, because a compile process can see it.
 _TIME = 0
 
 
@@ -23,7 +23,7 @@ class FileSets:
     """A folder with copies of the files that compile processes of a campaign see. The folder is emptied first.
 
     A copy has the content that was hashed into the names of results. If a file has changed since then, SourceError is
-    raised when it is copied. The modes and times of files are not copied. Threads may share an object of this class.
+    raised when it is copied. Threads may share an object of this class.
     """
 
     def __init__(self, naming: Naming, folder: Path) -> None:

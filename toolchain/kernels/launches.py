@@ -1,4 +1,4 @@
-"""Write and read the file with the launch values of an AOTriton pack. The file is in the folder of the pack.
+"""Write and read the file with the launch values of an AOTriton pack.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
 A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
@@ -95,10 +95,7 @@ class Launches:
             self.metadata(key, 0)  # raises an error if a row is malformed
 
     def metadata(self, key: str, shared: int) -> dict[str, Any]:
-        """Return the launch values of the kernel at `key` in the file, whose object needs `shared` bytes of LDS.
-
-        The result has keys of the JSON that aotriton/worker.py writes beside an object.
-        """
+        """Return the launch values of the kernel at `key` in the file; its object needs `shared` bytes of LDS."""
         signature, gpu, warps, scratch = self.kernels[key]
         function, parts = self._signatures[signature]
         source, kernel, names = self._functions[function]

@@ -27,7 +27,7 @@ TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
-_LARGEST = 512 << 20  # the maximum size in bytes; the ledger of 19,001 kernels is about 20 MB
+_LARGEST = 512 << 20  # the maximum size of a ledger in bytes
 _LARGEST_VALUE = 16 << 20
 # With this setting of SQLite, a committed entry is on disk even if the process is killed or the machine fails.
 DURABILITY = "FULL"
@@ -63,15 +63,14 @@ class Entry:
     Args:
         status: `done`, `failed` or `timeout`.
         over_memory: whether the worker was ended because it used too much memory.
-        refused: whether the kernel's project refused the GPU or the arguments, so that there is no object to compile.
-        exit_code: the exit code of a worker that died, or the negative number of the signal that ended it; None if the
-            worker only closed its output, and for every other outcome.
+        refused: whether the kernel's project refused the GPU or the arguments.
+        exit_code: the exit code of a worker that died, or the negative number of the signal that ended it; None if no
+            exit code is known.
         seconds: the wall time of the last attempt.
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.
         size: the size of the object in bytes.
-        attempt: the number of the last attempt; above 1 only if the worker of an earlier attempt died, or was
-            ended because of its memory.
+        attempt: the number of the last attempt, from 1.
         bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the path of the store that the object comes from, or the result of `of_worker`; empty for an object that
             was compiled here.
@@ -184,12 +183,12 @@ class Ledger:
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
     def _write(self, *rows: tuple[str, str, str]) -> None:
-        # All rows share one transaction, because each transaction is flushed to disk, which takes milliseconds.
+        # All rows share one transaction, because each transaction is flushed to disk.
         try:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:
                 for table, key, value in rows:
-                    self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - tables are constants
+                    self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - the tables are constants
         except sqlite3.Error as error:
             raise ResourceError(
                 "ledger-unwritable",
@@ -252,13 +251,13 @@ class Standing:
 
 
 def look(path: Path, *, entries: bool = True) -> Standing:
-    """Return the state of a campaign from a ledger, which the campaign may be writing to. No entry is changed.
+    """Return the state of a campaign from its ledger. The campaign may be running.
 
     A ledger that does not have the format `FORMAT` gives the default `Standing`. ConfigError is raised if the file
     cannot be used as a ledger.
 
     Args:
-        entries: whether to read the entries, which takes half a second for a whole AOTriton release.
+        entries: whether to read the entries.
     """
     # With mode=ro, SQLite could not roll back the transaction of a killed campaign. With mode=rw, it can also read
     # files that this user may not write.
@@ -347,7 +346,7 @@ def _not_ours(path: Path, why: str) -> ConfigError:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return rows for the report, sorted by output path. Values that may differ between runs are omitted."""
+    """Return rows for the report, sorted by output path, without values such as times that differ between runs."""
     left_out = (
         "seconds", "attempt", "origin", "signer", "over_memory", "refused", "exit_code", "metadata_sha256",
     )  # fmt: skip

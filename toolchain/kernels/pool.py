@@ -49,8 +49,8 @@ class CompileSetup:
 
     Args:
         start: a function that starts a compile process, which sees one set of source files.
-        naming: the `Naming`, which computes the names of the results, and the sets of source files that processes see.
-        out: the folder for the objects. No compile process sees the objects in it.
+        naming: the object that computes the names of the results, and the sets of source files that processes see.
+        out: the folder for the objects.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.
     """
@@ -79,7 +79,7 @@ class Slot:
 
 
 class WorkerPool:
-    """The workers of one run, each of which only one thread uses at a time.
+    """The workers of one run. Only one thread at a time uses a worker.
 
     Args:
         make: see `make_worker` of `LocalExecutor`.
@@ -180,7 +180,6 @@ class WorkerPool:
         return slot.jobs.popleft()
 
     def _drop_idle(self) -> None:
-        """End the workers of all idle slots to free their memory."""
         with self._lock:
             workers = [slot.worker for slot in self._idle if slot.worker is not None]
             for slot in self._idle:

@@ -45,9 +45,8 @@ class _Scanned:
     """The result of scanning a module.
 
     Args:
-        runs: the part that runs when the module is imported or compiled, which is everything except the bodies of
-            undecorated top-level functions.
-        functions: the bodies of these functions by name. A body can run only if running code uses its name.
+        runs: everything except `functions`. It runs when the module is imported or its kernels are compiled.
+        functions: the bodies of undecorated top-level functions, by name.
     """
 
     imports: tuple[_Import, ...]
@@ -59,9 +58,8 @@ class Reach:
     """A scan for the files of one source tree that kernels reach.
 
     The scan includes imports inside functions and behind conditions. A compile process sees only the files that the
-    scan found, so no other file of the tree can affect a kernel. Modules outside of the tree are in the Triton image or
-    the recipe. If a module may read files that it does not import, all files of the tree are taken except those in
-    `.git` and `__pycache__`. Links that lead out of the tree are not followed.
+    scan found, so no other file of the tree can affect a kernel. If a module may read files that it does not import,
+    all files of the tree are taken except those in `.git` and `__pycache__`.
 
     Args:
         search: folders of the tree that are on the worker's module path in addition to each rule's root.

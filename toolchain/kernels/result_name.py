@@ -19,10 +19,8 @@ class Naming:
     """The inputs of one campaign from which the names of its results are computed.
 
     Args:
-        triton: the diff_ids of the Triton image's layers, lowest first. Names do not depend on the image's labels,
-            because compile processes do not see them.
-        recipe: the digests of the recipe's files that run with Triton: the worker, and modules that replace those of
-            upstream.
+        triton: the diff_ids of the Triton image's layers, lowest first.
+        recipe: the digests of the recipe's files that run with Triton, by path.
         environment, command: all environment variables and the command line of the compile processes.
         search: see `Reach`.
     """

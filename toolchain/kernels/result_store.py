@@ -1,8 +1,7 @@
 """Read and write kernel results that campaigns share: records, and the folder that holds them.
 
 A record is one line of JSON followed by the bytes of the object. The line contains a statement, which describes the
-object and all inputs of its compilation, and a signature over the statement if the writer has a private key. Every
-reader checks a record before it uses it.
+object and all inputs of its compilation, and a signature over the statement if the writer has a private key.
 """
 
 from __future__ import annotations
@@ -204,8 +203,7 @@ def read_seconds(value: Any) -> float:
 def write_unflushed(path: Path, content: bytes) -> None:
     """Write a file of a result so that it appears complete or not at all.
 
-    The file is not flushed to disk, because a flush is slow. If a crash loses a file, the next run of the campaign
-    makes it again, because each run checks the files of earlier runs.
+    The file is not flushed to disk, because each run of a campaign checks the files of earlier runs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path) as new:
@@ -216,7 +214,7 @@ def write_unflushed(path: Path, content: bytes) -> None:
 class KernelStore:
     """A folder with a file for each record, and with notes, such as the marks of finished shards.
 
-    Any number of processes can read and write the folder at the same time, on one machine or through NFS.
+    Any number of processes can read and write the folder at the same time.
 
     Args:
         root: the folder, which is created when something is first written to it.

@@ -34,7 +34,7 @@ class Rule:
         target: LLVM's name for the GPU.
         options: other (name, value) pairs for Triton's backend, sorted.
         out: the object's path below the output folder, with `/`; the object's JSON is beside it.
-        cluster: the name of a group of rules that is never split. The name contains the GPU or the GPU's pack.
+        cluster: the name of the group that the rule belongs to; a group is never split.
     """
 
     source: str

@@ -1,7 +1,6 @@
 """Cut a campaign into shards: each machine compiles one shard, and one machine joins the results.
 
 The shard of a kernel depends only on the rules and the number of shards, so all machines compute the same shards.
-docs/measurements/kernels.md shows how much less work the slowest shard could have if compile times were known.
 """
 
 from __future__ import annotations
@@ -141,11 +140,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """Return the entries of kernels that do not compile, by the rule's id. Raise KernelError if shards are missing.
-
-    ConfigError is raised if a store contains no shard of this campaign or an invalid mark of one. It is also raised if
-    the stores contain several incomplete campaigns with different numbers of shards.
-    """
+    """Return the entries of kernels that do not compile, by the rule's id; raise the errors of `shard_of`."""
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)

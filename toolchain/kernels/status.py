@@ -177,9 +177,8 @@ class Board:
     def _pace(self) -> tuple[float | None, float | None]:
         """Return the kernels per second, and the seconds until all kernels are finished; None for an unknown value.
 
-        Kernel functions differ in cost and are compiled one after the other. So the estimate counts seconds of
-        compilation instead of kernels. It uses the rate of the last ten minutes. If the run started, or the last
-        reused result came, less than ten minutes ago, it uses the rate since then.
+        The estimate counts seconds of compilation instead of kernels, because kernel functions differ in cost. The
+        rates cover at most the last ten minutes.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:

@@ -33,7 +33,7 @@ Task = dict[str, Any]
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
-_LONGEST_LINE = 4 << 20  # the maximum length of an answer; a worker may be hostile, and lines are kept in memory
+_LONGEST_LINE = 4 << 20  # the maximum length of an answer; a worker may be hostile
 
 # If one of these patterns matches the reason for a failure, the machine is at fault and not the kernel. If a worker
 # ended, the reason states how it ended, and quotes the last lines of its output.
@@ -270,7 +270,7 @@ class Worker:
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
-        # On a busy disk, a killed process may take long to end, but nothing depends on its end.
+        # On a busy disk, a killed process may take long to end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
         for thread in self._readers:

@@ -43,14 +43,13 @@ class Option:
         of: the valid names in `NAME=VALUE` pairs; empty if all names are valid.
         place: which part of a value in a file is a path: all of it except a prefix `oci:` (`path`), the text after
             `NAME=` (`pair`), or the text after `oci:` (`oci`); empty for none.
-        is_path: a function that returns whether that part is a path, for an option whose value can be something else.
+        is_path: a function that returns whether that part is a path; None if it always is.
         environment: whether an environment variable can set the option.
         file: whether toolchain.toml can set the option.
         found: whether a toolchain.toml in the current folder can set the option without `--config`. Such an option must
             not decide whose code, keys, paths or registries are used; a text option with `known` values can be set only
             to one of them.
-        never_empty: whether an empty environment variable is an error, because the option decides what is accepted or
-            how it is signed.
+        never_empty: whether an empty environment variable is an error.
         campaign: whether the option is for kernel campaigns. `build` does not accept it, but `kernels run` does.
         is_input: whether records and provenance contain its value.
         lock: when a lock file contains the value: never, always, or only if it differs from the default.

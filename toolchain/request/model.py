@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class HeldSource(Protocol):
-    """A source in a lock, with the facts that a request needs."""
+    """A source in a lock."""
 
     @property
     def ref(self) -> str:
@@ -75,14 +75,11 @@ class Request:
         wheels: the stages of the wheels, in the order of data/wheels.toml; empty for the default of the target.
         calls: the user's calls for a Triton cache, as JSON; None for the built-in calls.
         pythons: the Python versions (such as `3.13`) to build wheels for; empty for the Python of the base.
-        runner: the program that starts containers for checks and kernels. It is not part of the input digest, because
-            it does not affect the built bytes.
-        mirrors: pairs of a URL prefix and its replacement. They are not part of the input digest, because sources are
-            identified by digests.
+        runner: the program that starts containers for checks and kernels.
+        mirrors: pairs of a URL prefix and its replacement.
         shard: the number of the part of the kernels to compile, and the number of parts; None for all kernels.
         lock: the lock of `--locked` or `--lock-file`; inputs that it does not contain are refused.
-        check: the number of kernels whose results are checked: 0 for all, None for none. It is not part of the input
-            digest.
+        check: the number of kernels whose results are checked: 0 for all, None for none.
         shards: the kernel stores to take all kernels from, without compiling any; empty for a normal build.
         variation: changed build conditions that the built bytes must not depend on (`reproduce --vary`).
         looked_up: the sources that the current plan has already looked up; None if they are not remembered.

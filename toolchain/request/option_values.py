@@ -137,7 +137,7 @@ def is_path(text: str) -> bool:
 
 
 def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
-    """Parse the values of `--source` into sources by name; raise an error for a wrong value or repeated name."""
+    """Parse the values of `--source` into sources by name; raise ToolchainError for a wrong value or repeated name."""
     from toolchain.sources.local import check_local  # noqa: PLC0415 - many commands use no sources
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
