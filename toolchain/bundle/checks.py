@@ -24,7 +24,7 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
     """Raise LockedError if the lock of a bundle contradicts an existing lock.
 
     Args:
-        own: the existing lock, which must contain the digest of each tree.
+        own: the existing lock; LockedError is also raised if it lacks the digest of a tree.
         what: a sentence that says what happened, for the error.
     """
     problems = differences(own, lock, whole=False)
@@ -61,9 +61,8 @@ def require_fitting(lock: Lock) -> None:
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
     """Return the record of a `LockedBase`; raise HostileInputError if it is malformed or contradicts the lock.
 
-    Of the record's facts, only the number of packages and the facts about the layer are kept, because the provenance
-    and the SBOM of later builds would repeat the other facts, which were not checked. UnsupportedError is raised if
-    another version of this tool wrote the record in a format that this version does not read.
+    Of the record's facts, only the number of packages and the facts about the layer are kept, because the other facts
+    are not checked. UnsupportedError is raised if this version cannot read the format of the record.
 
     Args:
         layers: the layers in the manifest of the image.

@@ -119,10 +119,10 @@ class Exported:
 def export(request: Request, target: str, dest: Target) -> Exported:
     """Write a bundle with the lock of a build and its inputs: sources, patches and the image of each `LockedBase`.
 
-    The same cache and request give the same bytes. Blobs that the destination already has are skipped.
+    ConfigError is raised if `dest` contains a digest.
 
     Args:
-        dest: the reference under which the bundle is published; it must not contain a digest.
+        dest: the reference under which the bundle is published.
     """
     if dest.digest:
         raise ConfigError(
@@ -153,16 +153,15 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 def _old_systems(request: Request) -> list[PlanRow]:
     """Return the plan's rows for the sysroots of old systems, against which portable builds are compiled.
 
-    A bundle must contain them, because making them requires package mirrors. The result is empty if the request is
-    not for this machine's architecture, or if the request or its lock needs no such sysroot. If the request is only for
-    this machine's architecture and a sysroot is not built, a note is printed and the result is empty, because builds
-    that are not portable need only the base.
+    The result is empty if the request is not for this machine's architecture, or if the request or its lock needs no
+    such sysroot. If the request is only for this machine's architecture and a sysroot is not built, a note is printed
+    and the result is empty.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:
         return []
     if (lock := lock_of(request)) is not None and all(base.stage != "sysroot" for base in lock.bases):
-        return []  # the existing lock has no sysroot
+        return []
     rows = plan(here, "sysroot")
     if request.arch == here.arch and any(row.built is None for row in rows):
         console.note(
@@ -187,7 +186,7 @@ def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
 
 @dataclass
 class _Packer:
-    """The entries of a bundle, and the temporary layout that contains them, as hard links if possible."""
+    """The entries of a bundle, and the temporary layout that contains their blobs."""
 
     request: Request
     layout: Layout
@@ -222,7 +221,7 @@ class _Packer:
     def base(self, base: LockedBase, row: PlanRow) -> None:
         """Add the image, the record and the package list of a `LockedBase`; for a user's base, add only the image.
 
-        SourceError is raised if the image was downloaded and not built here, unless it is a user's base.
+        SourceError is raised if the image was not built here, unless it is a user's base.
         """
         cache = self.request.cache
         if base.state == "image":

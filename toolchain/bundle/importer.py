@@ -124,8 +124,6 @@ def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...
 
 
 class _Taker:
-    """An import of the entries of a bundle into a cache."""
-
     def __init__(self, cache: Cache, place: Place, scratch: Layout, entries: Sequence[Entry]) -> None:
         self._cache = cache
         self._place = place
@@ -176,10 +174,10 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Check the blobs of each image in the lock, and store its layers in `_layers` for the check of its record.
+        """Check the blobs of each image in the lock, and store the layers of the image in `_layers`.
 
-        HostileInputError is raised unless the bundle contains exactly the blobs that the image's manifest names, and
-        the image's config names the architecture in the lock.
+        HostileInputError is raised if the bundle lacks a blob of an image or contains others, or if an image is not for
+        the architecture in the lock.
         """
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
@@ -229,7 +227,7 @@ class _Taker:
             known = known_record(self._cache, record.input_digest)
             if known is not None and known.manifest != base.image:
                 raise refused([f"{base} has another image in this cache"], "the bundle contains another base")
-            # A record that the cache already has is kept, because it names the builder of the image in this cache.
+            # A record that the cache already has is kept, because its facts may be more complete.
             records[entry] = known if known is not None else record
         return records
 

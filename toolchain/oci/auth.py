@@ -35,7 +35,7 @@ def user_and_password(login: str | None) -> tuple[str, str]:
     """
     try:
         user, _, password = base64.b64decode(login or "", validate=True).decode().partition(":")
-    except ValueError:  # the login is not the base64 of UTF-8 text
+    except ValueError:
         return "", ""
     return user, password
 
@@ -72,9 +72,9 @@ class Authorizer:
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
         """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`).
 
-        The result is empty until `answer` has been called with the registry's first 401 response. A token that is about
-        to expire is renewed first, because otherwise a large upload would be refused only after all of it was sent. The
-        request for a token can raise the same errors as `answer`.
+        The result is empty until `answer` has been called with the registry's first 401 response. If the registry has a
+        token service, a token that is missing or about to expire is requested first. The request can raise the errors
+        of `answer`.
         """
         if self._basic and self._service is None:
             return {"Authorization": self._basic}

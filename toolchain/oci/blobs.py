@@ -19,9 +19,7 @@ from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import keys_of, parse_object
 
 LOG = logging.getLogger(__name__)
-# The largest manifest, index or config that is read, in bytes. By the OCI specification, registries should support
-# manifests of at least 4 MB.
-MANIFEST_LIMIT = 16 << 20
+MANIFEST_LIMIT = 16 << 20  # bytes; the largest manifest, index or config that is read
 
 
 class Blobs:
@@ -119,8 +117,8 @@ class Blobs:
         Args:
             digest: the expected digest; None to accept any content. If the layout has an undamaged blob with this
                 digest, the file is not read; otherwise, DigestError is raised if the digest of the file differs.
-            move: whether to move the file into the layout, or to remove it if the layout has the blob already;
-                otherwise it is copied.
+            move: whether to move the file instead of copying it. If the layout has the blob already, the file is
+                removed.
         """
         try:
             actual, size = self._store(path, digest, move)

@@ -18,8 +18,7 @@ _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
 # The exceptions that reading a damaged layer may raise.
 DAMAGED = (EOFError, zlib.error, CommandError)
 # The largest ratio of the unpacked size of a layer to its compressed size. Layers are unpacked before the signature of
-# their image is verified, so the unpacked size must be limited. Layers of compilers and distributions unpack to 3 to 10
-# times their size, but a gzip file can unpack to 1,032 times its size, and a zstd file to more than 30,000 times.
+# their image is verified, so the unpacked size must be limited. A gzip file can unpack to 1,032 times its size.
 RATIO = 200
 FREE = 256 << 20  # bytes that are added to the limit, so that a small layer may exceed the ratio
 LARGEST = 256 << 30

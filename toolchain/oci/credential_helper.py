@@ -44,8 +44,7 @@ PREFIXES = {
 }
 """The prefixes of environment variables that are passed to a helper, and the use of each.
 
-A helper also gets the environment variables in `VARIABLES` and `FILES`, and those of `network_environment` and
-`clean_environment`.
+A helper also gets the environment variables in `VARIABLES` and `FILES`.
 """
 
 

@@ -49,7 +49,7 @@ class GzipSink:
         sink.write(_HEADER)
 
     def write(self, data: bytes, /) -> None:
-        """Compress `data`; the call waits while many blocks are unfinished, which limits the memory."""
+        """Compress `data`; wait while many blocks are unfinished, to limit the memory."""
         self._crc = zlib.crc32(data, self._crc)
         self._size += len(data)
         self._buffer += data

@@ -37,8 +37,7 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
-# The largest depth of nested indexes. Real images have a depth of at most two, and without a limit, a hostile image
-# could exhaust the stack.
+# The largest depth of nested indexes; without a limit, a hostile image could exhaust the stack.
 DEEPEST = 8
 
 # cosign stores signatures and attestations as layers of these types, in a manifest whose tag contains the digest of the

@@ -29,7 +29,7 @@ class Download:
         self._sink = sink
         self._hasher = hashlib.sha256()
         self._done = 0
-        self._parts = True  # whether the registry supports Range requests
+        self._parts = True  # whether Range requests are sent
         self._retries = registry.retries()
 
     def run(self) -> str:

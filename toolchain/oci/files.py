@@ -1,4 +1,4 @@
-"""Write and read OCI artifacts with plain files, which have a layer for each file.
+"""Write and read OCI artifacts that have a layer for each plain file.
 
 The title annotation of a layer is the name of its file, so that `oras pull` can download the files.
 """
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 
 @dataclass(frozen=True)
 class PlainFile:
-    """The name of a file in an artifact, and the descriptor of its blob, whose media type is that of the file."""
+    """The name of a file in an artifact, and the descriptor of its blob."""
 
     name: str
     blob: Descriptor
@@ -68,7 +68,7 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
     and RegistryError if two files have the same name.
 
     Args:
-        subject: the index of the image that the files belong to, which may be missing from `layout`.
+        subject: the index of the image to which the files belong; `layout` need not contain it.
     """
     import jsonschema  # noqa: PLC0415 - reading artifacts does not need it
     import oras.oci  # noqa: PLC0415

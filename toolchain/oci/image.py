@@ -81,7 +81,7 @@ def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob
     """Store a copy of an image's manifest with `layers` as its layers, and return the descriptor of the copy.
 
     Args:
-        layers: the layers of the image, some of which were compressed again, lowest first.
+        layers: the layers, lowest first, with the diff ids of the image's config.
     """
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]

@@ -94,7 +94,7 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
     Args:
         normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no extended attributes, and to refuse
             device nodes, pipes and sockets. Otherwise, owners, modes, file capabilities, device nodes and pipes are
-            kept, and sockets are skipped, as the root file system of a base requires.
+            kept, and sockets are skipped.
         first_id: the first user and group id of the user namespace in which `tree` was written. It is subtracted from
             all ids that are kept.
         whiteouts: whether to allow names that start with `.wh.`, which delete files of lower layers in an image.
@@ -133,7 +133,6 @@ def _write_tree(
     first_id: int = 0,
     whiteouts: bool = True,
 ) -> None:
-    """Write the content of `tree` as a tar into `sink` (see `write_layer`); `prefix` is put before all names."""
     if not tree.is_dir():
         raise SourceError(
             "layer-tree-missing", f"{tree} is not a folder", fix="give the folder whose content becomes the layer"

@@ -103,7 +103,7 @@ def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str,
 
 
 def first_difference(a: bytes, b: bytes) -> int:
-    """Return the offset of the first differing byte; if `a` or `b` is a prefix of the other, return its length."""
+    """Return the offset of the first differing byte; if there is none, return the length of the shorter content."""
     end = min(len(a), len(b))
     for start in range(0, end, _PIECE):
         if a[start : start + _PIECE] != b[start : start + _PIECE]:

@@ -23,13 +23,12 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
 _HEADER_LIMIT = 1 << 20  # bytes; the limit for a long name or for PAX records, which tarfile reads into memory
-# The largest total length of all names, which are kept in memory. The names in an LLVM layer have about a
-# million characters, but a hostile gzip layer needs only six bytes for a member.
+# The largest total length of all names in characters. It is limited, because the names are kept in memory.
 _LARGEST_NAMES = 256 << 20
 _DIGESTS = ("sha1", "sha256", "sha512")  # names of hash functions in hashlib, and of fields of LayerFile
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
-# Kinds of members that all programs unpack in the same way. Global headers, sparse files and rare kinds are refused,
-# because programs unpack them to different files.
+# The accepted kinds of members. Other kinds, such as global headers and sparse files, are refused, because programs
+# unpack them differently.
 _MEMBERS = frozenset({
     tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE,
     tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
@@ -61,7 +60,7 @@ class LayerFile:
 class LayerMember(CheckedHeader):
     """A tar header that is checked, because a layer with the right digest can still be hostile.
 
-    Each archive is read with a class of its own, which `for_archive` returns.
+    Each archive needs its own class, because `above` is an attribute of the class (see `for_archive`).
     """
 
     above: ClassVar[list[bytes]]  # the types of the extended headers that belong to the next member
@@ -94,7 +93,7 @@ class LayerMember(CheckedHeader):
 
     @classmethod
     def _doubt(cls, block: bytes, kind: bytes) -> str:
-        """Return why programs read the header differently, in the words of an error; an empty string if they do not."""
+        """Return the reason why programs may read a header differently; an empty string if there is none."""
         above = cls.above
         if kind in _LONG:
             above.append(kind)
@@ -108,8 +107,8 @@ class LayerMember(CheckedHeader):
             if above and block[156:157] == tarfile.AREGTYPE and short.endswith(b"/"):
                 return "its short name is the name of a folder"
             above.clear()
-        # Only ustar and its variant star have a prefix of the name in these bytes, and star's is shorter. GNU tar
-        # writes the times of an incremental archive there, which Python takes for a prefix.
+        # Only ustar and its variant star have a prefix of the name in these bytes, and star's is shorter. In an
+        # incremental archive of GNU tar, these bytes are times, but Python reads them as a prefix.
         if block[257:263] != b"ustar\0" and any(block[345:500]):
             return "a header that is not of the format ustar has a prefix, or is of an incremental archive"
         return "its prefix is too long for star" if block[508:] == b"tar\0" and block[475] else ""
@@ -140,9 +139,7 @@ class _Watched:
 def layer_files(path: Path, media_type: str) -> list[LayerFile]:
     """Return all files and links of a layer, sorted by path.
 
-    UntrustedError is raised if the layer is damaged or too large, or if two programs could unpack it to different
-    files. Programs may differ if a name occurs twice or has an unusual form, if a file is below a link, or if a member
-    is of an unusual kind.
+    UntrustedError is raised if the layer is damaged or too large, or if programs could unpack it differently.
     """
     files: dict[str, LayerFile] = {}
     with _readable(path):
@@ -262,10 +259,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
 
 
 def _name(member: tarfile.TarInfo) -> str:
-    """Return the path of a member.
-
-    UntrustedError is raised for a sparse file, and for a name that is too long or that programs interpret differently.
-    """
+    """Return the path of a member; raise UntrustedError for a sparse file or an unsafe name."""
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
         raise UntrustedError(
             "layer-sparse-file", "a layer contains a sparse file", why="programs unpack it differently"

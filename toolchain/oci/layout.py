@@ -138,7 +138,7 @@ class Layout(Blobs):
             entries.append(made.annotated({media.REF_NAME: name}).as_json())
 
     def add(self, descriptor: Descriptor) -> None:
-        """Add an entry without a tag to index.json unless it exists, for an artifact that is found by its subject."""
+        """Add an entry without a tag to index.json, unless the entry exists."""
         self.blob(descriptor.digest)
         with self._changing() as entries:
             if not any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries):
@@ -163,13 +163,12 @@ class Layout(Blobs):
             content["manifests"].sort(key=lambda entry: (_ref_name(entry), str(entry.get("digest"))))
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
-                # Remove partial files here too, because `gc` only runs on caches. Errors are ignored, because the
+                # Partial files are removed here, because `gc` only runs on caches. Errors are ignored, because the
                 # change is already written.
                 with contextlib.suppress(OSError):
                     self._sweep()
 
     def _sweep(self) -> int:
-        """Remove partial files that are older than a day; return the number of bytes freed."""
         freed = 0
         for path in self._blobs.glob(".*.partial"):
             with contextlib.suppress(FileNotFoundError):
@@ -182,7 +181,7 @@ class Layout(Blobs):
     def refs(self) -> dict[str, Descriptor]:
         """Return the descriptor of each tag, sorted by tag.
 
-        DigestError is raised for a tag with two targets, because programs would choose different targets.
+        DigestError is raised for a tag with two targets, because programs could choose different targets.
         """
         self._require_version()
         named: dict[str, Descriptor] = {}

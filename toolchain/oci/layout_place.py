@@ -54,7 +54,6 @@ class LayoutPlace(Place):
         return tuple(self._layout.refs()) if self._layout.root.exists() else ()
 
     def _copy(self, layout: Layout, blob: Descriptor) -> int:
-        """Copy a blob from `layout`, unless this place already has it; return the number of bytes written."""
         path = layout.blob(blob.digest)
         if self._layout.holds(blob.digest):
             return 0
@@ -161,6 +160,6 @@ def resolve(ref: LayoutRef) -> Descriptor:
 
 
 def _unnamed(there: Layout) -> list[Descriptor]:
-    """Return the untagged images that index.json lists, which other tools may have written; skip artifacts."""
+    """Return the entries of index.json that have no tag and no artifact type."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]

@@ -70,10 +70,7 @@ def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _login(files: list[_File], name: str) -> str:
-    """Return the login for a name; an empty string if there is none.
-
-    The files are searched first, then the helper for the name is run, and then the default helper.
-    """
+    """Return the login for a name from the files, or from the helpers; an empty string if there is none."""
     for file in files:
         if name in file.auths and (login := _written(file, name)):
             return login
@@ -88,8 +85,7 @@ def _login(files: list[_File], name: str) -> str:
 def _written(file: _File, name: str) -> str:
     """Return the login for a name from a login file; an empty string if the entry for the name contains none.
 
-    Docker writes base64 of USER:PASSWORD as `auth`. It also accepts an identity token, which registries such as ACR
-    issue, and plain `username` and `password`.
+    An entry contains an identity token, or base64 of USER:PASSWORD as `auth`, or plain `username` and `password`.
     """
     entry = file.auths[name]
     if not isinstance(entry, dict):

@@ -77,8 +77,8 @@ class Place(ABC):
         """Return the descriptor and the bytes of a manifest or index.
 
         Args:
-            reference: a tag or digest; empty for the tag or digest of `ref`. If `ref` has neither, it means `latest` in
-                a repository, and the only image in a folder.
+            reference: a tag or digest; empty for the tag or digest of `ref`. If `ref` has neither, the tag is `latest`
+                in a repository, and the only image of a folder is used.
         """
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Place(ABC):
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """Return the descriptors of the artifacts about an image or index, which `subject` names by its digest.
+        """Return the descriptors of the artifacts about the image or index with the digest `subject`.
 
         The list is not trusted, so the caller must check the subject of each manifest.
         """

@@ -1,4 +1,4 @@
-"""Write and read referrers, which are artifacts whose `subject` is another manifest, such as that of an image."""
+"""Write and read referrers: artifacts whose `subject` is another manifest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_artifact(
 
 
 def subject_of(value: Mapping[str, Any]) -> str | None:
-    """Return the digest of a manifest's subject; None if it has no valid subject."""
+    """Return the digest of a manifest's subject; None if it has no subject with a digest."""
     subject = value.get("subject")
     digest = subject.get("digest") if isinstance(subject, dict) else None
     return digest if isinstance(digest, str) else None

@@ -25,8 +25,8 @@ from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
-# Statuses for which the PUT of a manifest is repeated. While another publisher uploads the same blob, docker-registry
-# answers 400 DIGEST_INVALID, and other registries answer that a blob is unknown.
+# Statuses for which the PUT of a manifest is repeated, because some registries send them while another publisher
+# uploads the same blob.
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
 _TAGS: Keys = {"name": None, "tags": None}

@@ -49,7 +49,7 @@ class Rules:
     names: str = "unknown"
 
 
-# The rules for a registry without rules in `_DATA`. A blob is uploaded to it as a whole, unless it requires chunks.
+# The rules for a registry without rules in `_DATA`.
 UNKNOWN = Rules(name="unknown")
 
 

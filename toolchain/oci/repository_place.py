@@ -30,7 +30,7 @@ _MOST_REFERRERS = 20_000
 
 
 class RepositoryPlace(Place):
-    """A repository, which is used through an open connection to its registry."""
+    """A repository of a registry, with an open connection to the registry."""
 
     def __init__(self, ref: RegistryRef, registry: Registry) -> None:
         self.ref: RegistryRef = ref
@@ -57,7 +57,7 @@ class RepositoryPlace(Place):
         before = registry.traffic.sent
         skipped = 0
         items = tuple(children_first(layout, descriptor))
-        # Check the known limits before an upload that may take an hour.
+        # The known limits are checked first, because an upload may take long.
         rules.check_repository(registry.rules, registry.host, repository)
         rules.check_sizes(registry.rules, items)
         for tag in tags:
@@ -127,8 +127,7 @@ class RepositoryPlace(Place):
                     f"{registry.host} did not return the published artifact",
                     fix="publish the image again",
                 )
-        # The list is read because the header OCI-Subject is not reliable: some registries send it and list nothing, and
-        # others do not send it and list the artifact.
+        # The list is read, because some registries send the header OCI-Subject and list nothing.
         by_api = self._listed_by_api(subject, missing)
         if not by_api:
             self._add_to_tag(subject, missing)

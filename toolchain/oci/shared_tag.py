@@ -1,8 +1,7 @@
 """Add entries to the content of a tag that several publishers may change at the same time.
 
-A publisher reads the content, adds its entries and writes the result. No known registry can do this atomically.
-Therefore the publisher reads the tag several times after writing, and adds its entries again if another publisher
-replaced them. Before each write, the content is read again.
+A publisher reads the content, adds its entries and writes the result. These steps are not atomic, so the publisher
+reads the tag several times after writing, and adds its entries again if another publisher replaced them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read and write cosign's signatures and attestations under the tags `sha256-<hex>.sig` and `sha256-<hex>.att`.
 
 Such a tag points to a manifest with a layer for each signature or attestation. The config of the manifest lists the
-layers like the config of an image, because some programs require this.
+digests of the layers as `diff_ids`, because some programs require this key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def about_tag(subject: str, kind: Kind) -> str:
 
 
 def _same(wanted: Descriptor, there: Descriptor) -> bool:
-    """Return whether a stored layer has the digest and all annotations of the wanted layer."""
     return wanted.digest == there.digest and dict(wanted.annotations).items() <= dict(there.annotations).items()
 
 

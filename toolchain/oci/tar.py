@@ -1,8 +1,7 @@
 """Make the headers of tar members; their bytes do not depend on the version of Python or tar.
 
 Headers are in the ustar format. PAX records are added only for names and link targets that are longer than 100 bytes or
-not ASCII, for sizes of at least 8 GiB, for ids of at least 8**7, and for extended attributes. Container engines support
-this format.
+not ASCII, for sizes of at least 8 GiB, for ids of at least 8**7, and for extended attributes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.registry_rules import for_host
 
 LOG = logging.getLogger(__name__)
-_WORDS = 16 << 10  # the number of bytes that are read from an error response
+_WORDS = 16 << 10  # the largest number of bytes that are read from an error response
 # Error codes that a registry sends temporarily, while another publisher removes or writes the same content.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
@@ -129,7 +129,7 @@ class Transport:
         named = logins.registry_name(host)  # in lower case, because URLs in responses are compared with the name
         self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
-        # No proxy is used for a loopback address, because a proxy cannot connect to it.
+        # No proxy is used for a loopback address, because a proxy on another host cannot connect to it.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
@@ -237,7 +237,7 @@ class Transport:
         return _origin(url) == _origin(self._base)
 
     def _patience(self, method: str) -> tuple[float, float]:
-        """Return the timeouts of a request; they may be longer for writes, which a registry may process for minutes."""
+        """Return the timeouts of a request; a write may take longer, because a registry may process it for minutes."""
         connect, read = self._timeout
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
@@ -317,7 +317,6 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """Return the advice for an error response; `code` is the registry's error code, or an empty string."""
     login = auth.login_command(host)
     known = (
         (

@@ -24,8 +24,7 @@ from toolchain.oci.registry_rules import CHUNK, UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 
 LOG = logging.getLogger(__name__)
-# After a request was too large, smaller chunks are tried, but none below this size in bytes. A registry that refuses
-# even such chunks has a problem other than their size, because reverse proxies accept about 1 MB by default.
+# The smallest size of chunks, in bytes, that is tried after a request was too large. nginx accepts 1 MiB by default.
 LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})
@@ -76,7 +75,6 @@ class Upload:
         return self._blob.size
 
     def _go_on(self, stream: IO[bytes]) -> None:
-        """Send the rest of the blob, from the position that the last attempt reached."""
         if self._failed:
             self._resume()
             if not self._location and self._there():
@@ -232,7 +230,6 @@ class Upload:
         return problem
 
     def _resume(self) -> None:
-        """Prepare to continue the upload after a failure, or to restart it if it cannot continue."""
         if self._anew or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
@@ -255,7 +252,7 @@ class Upload:
     def _goes_on(self) -> bool:
         """Return whether the upload can continue at the current position.
 
-        If the upload was a single request, a part of which arrived, the rest will be sent in chunks.
+        If a part of a single request arrived, the rest will be sent in chunks.
         """
         if self._offset == 0:
             return self._chunk is not None and self._breaks < _BREAKS

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeliveredFiles:
-    """The result of publishing the plain files of an image, which form one artifact."""
+    """The result of publishing the plain files of an image as one artifact."""
 
     refs: tuple[str, ...]
     digest: str
@@ -67,7 +67,7 @@ def deliver_files(
         made: the facts of the image for each architecture.
         index: the index of the image, which `place` must already contain.
         refs: the references under which the artifact is published, each with a tag.
-        signer: the signer of the provenance, which names each file; None to attach no provenance.
+        signer: the signer of the provenance; None to attach no provenance.
     """
     if made[0].record.stage not in FORMS:
         return None
@@ -114,8 +114,7 @@ def _lasting(value: Any) -> Any:
 def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None:
     """Download the wheels of reused images into the store, from the artifacts of these images.
 
-    Each wheel is compared with the digest in the signed facts of its image, so the artifact needs no signature. If a
-    wheel of an image cannot be downloaded, a note is printed, and writing the plain files of this image fails later.
+    Each wheel is compared with the digest in the facts of its image. A note is printed if a wheel cannot be downloaded.
 
     Args:
         built: the images of the build. Wheels that are already in the store are not downloaded.

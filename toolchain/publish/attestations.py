@@ -51,7 +51,7 @@ class AttachedEvidence:
     """The SBOMs and attestations that were attached to an image or to the artifact with its plain files.
 
     Args:
-        signed_by: the id of the key, or the identity; empty if the documents are not signed.
+        signed_by: the id of the key or identity; empty if the documents are not signed.
         how: where the documents are listed (see `place.Attached`); `none` if no document was added to a list.
         tags: cosign's tags under which the documents and cosign's signatures are also stored.
     """
@@ -92,11 +92,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """Return the resolved packages of a stage.
-
-    An empty tuple is returned if the list of packages is missing or damaged, if it has changed since the build, or if
-    the base has no recipe.
-    """
+    """Return the resolved packages of a stage; an empty tuple if their list is missing, damaged or was changed."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -123,8 +119,7 @@ def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# Builds compile against the packages of these stages, or import them. Each value is a function that returns
-# such packages.
+# For each stage with packages that builds compile against or import, the function that returns these packages.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
@@ -146,7 +141,7 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
 
 def sboms(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> list[tuple[Format, dict[str, Any]]]:
     """Return the SBOM of an image as an SPDX and as a CycloneDX document, each with its format."""
-    from toolchain.trust.cyclonedx import cyclonedx  # noqa: PLC0415 - importing its library takes 0.15 seconds
+    from toolchain.trust.cyclonedx import cyclonedx  # noqa: PLC0415 - its library is slow to import
 
     config, *layers = layout.children(manifest)
     files = layer_files(layout.blob(layers[-1].digest), layers[-1].media_type)
@@ -181,8 +176,8 @@ def attach_evidence(
     With a key, each document is attached in a signed envelope. The envelopes and a signature of the image are also
     stored under cosign's tags, and they are attached as Sigstore bundles too if `signer.bundles` is set. With an OIDC
     identity, each document is attached in a signed Sigstore bundle. Without a signer, only the SBOMs are attached,
-    because unsigned provenance proves nothing. If the record contains the result of a numerical check of the image's
-    kernels, and there is a signer, this result is attested as well.
+    because unsigned provenance proves nothing. With a signer, the result of a numerical check of the image's kernels is
+    attached too, if the record contains one.
 
     Args:
         manifest: the image for one platform.
@@ -262,7 +257,7 @@ def _sign(
         done = _attach(contents, subjects, place, scratch, kinds)
         name = (
             str(place.ref.at()) if place.ref.remote else image
-        )  # the path of a folder would be meaningless on other machines, so the image's name replaces it
+        )  # the path of a folder is meaningless on other machines
         tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
         pushed = place.attach_layers(own, tagged)
     tags = tuple(entry.tag for entry in tagged)
@@ -290,7 +285,6 @@ def _own_layout(scratch: Path) -> Iterator[Layout]:
 def _attach(
     contents: Sequence[_Content], subjects: Sequence[Descriptor], place: Place, scratch: Path, kinds: tuple[str, ...]
 ) -> AttachedEvidence:
-    """Attach an artifact for each of the contents to each of the subjects."""
     pushed, how = 0, "none"
     with _own_layout(scratch) as own:
         blobs = [own.put_bytes(entry.content, entry.kind) for entry in contents]

@@ -24,8 +24,7 @@ from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
 from toolchain.trust.verify import verify
 
-# The maximum number of artifacts that are attached to an image plus layers under cosign's tags for it. There is a
-# limit, because anyone who may push can attach artifacts.
+# The maximum of `_Everything.attached`. There is a limit, because anyone who may push can attach artifacts.
 _MOST_ARTIFACTS = 1000
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -58,8 +57,8 @@ class _Everything:
 
     Args:
         images: the images in the index, or the image itself.
-        tags: the tags to set in the destination, each with its target, which is the image or the artifact with its
-            plain files. The empty tag means `latest`.
+        tags: the tags to set in the destination, each with its target: the image, or the artifact with its plain
+            files. The empty tag means `latest`.
         artifacts: the attached artifacts, by the digest of their subject.
     """
 
@@ -80,7 +79,7 @@ class _Everything:
 def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
     """Copy an image, or all tagged images of a folder, to a namespace or folder, and return a result for each image.
 
-    For each image, the tags are set after all platforms, SBOMs, attestations, signatures and plain files were copied.
+    The tags of an image are set after everything that is attached to it was copied.
 
     Args:
         scratch: a folder for temporary files, which needs space for the images.
@@ -116,11 +115,7 @@ def _named(source: Target) -> list[Target]:
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
-    """Download an image, and everything that is attached to it, into a layout.
-
-    Args:
-        known: the tags in the source, of which those for cosign's signatures and attestations are also downloaded.
-    """
+    """Download an image, and everything that is attached to it, into a layout; `known` are the tags in the source."""
     top = place.fetch(layout)
     _require_intact(place, layout, top, "before the copy")
     found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])
@@ -149,7 +144,6 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Download and return the layers under cosign's tags for a subject, for each such tag that is in `known`."""
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:
@@ -161,7 +155,7 @@ def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[
 
 
 def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
-    """Set `found.name` and `found.tags`, which the image gets in the destination, from its names in the source.
+    """Set `found.name` and `found.tags` from the names of the image in the source.
 
     ConfigError is raised if the image has no name or no tag.
     """
@@ -194,7 +188,6 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
 
 
 def _bring(found: _Everything, dest: Target) -> Copied:
-    """Write an image and its artifacts to the destination, check both there, set the tags, and return the result."""
     layout, top = found.layout, found.top
     refs = {dest.image(found.name, tag): there for tag, there in found.tags.items()}
     with open_place(next(iter(refs))) as there:
@@ -225,7 +218,7 @@ def _bring(found: _Everything, dest: Target) -> Copied:
 
 
 def _require_complete(there: Place, found: _Everything) -> None:
-    """Raise RegistryError unless the destination lists everything that is attached in the source."""
+    """Raise RegistryError unless the destination lists all attached artifacts and layers."""
     for subject, artifacts in found.artifacts.items():
         listed = {artifact.digest for artifact in there.referrers(subject)}
         if missing := [artifact.digest for artifact in artifacts if artifact.digest not in listed]:
@@ -245,7 +238,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Raise UntrustedError if `verify` finds a problem; it checks no signature, because it is called without a key."""
+    """Raise UntrustedError if `verify` finds a problem; signatures are not checked."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

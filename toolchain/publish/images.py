@@ -105,9 +105,7 @@ def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
     """Return the tags of an index: a tag that moves to each new image, and a tag for each input digest.
 
     With gzip, the moving tag is an empty string, which means `latest` in a registry. With zstd, it is `zstd`, because
-    some engines cannot read zstd layers.
-    An index for several architectures has a tag for their joint digest, and a tag for the input digest of each
-    architecture, by which a plan for only that architecture finds the image (`reuse.reference`).
+    some engines cannot read zstd layers. An index for several architectures also has a tag for their joint digest.
     """
     digests = {record.arch: record.input_digest for record in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()

@@ -76,7 +76,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
     The blob of an earlier call is reused if the layout still has it.
 
     Args:
-        record: the record of the stage that made the layer; None for the layers below.
+        record: the record of the stage that made the layer; None for a layer below it.
     """
     kind = layer.descriptor.media_type
     if kind not in PLAIN and (record is None or kind == MEDIA_TYPES[how]):
@@ -121,10 +121,7 @@ def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[
 
 
 def _unpack(blob: Path, layer: LayerBlob, tar: Path) -> int:
-    """Unpack a layer's blob to the file `tar`, and return the size of this file in bytes.
-
-    DigestError is raised if the blob is damaged, or if the digest of the tar is not the layer's diff id.
-    """
+    """Unpack a layer's blob to `tar`, and return the size of `tar` in bytes; raise DigestError for a damaged blob."""
     try:
         with unpacked(blob, layer.descriptor.media_type) as stream, HashedFile(tar) as sink:
             while piece := stream.read(CHUNK):

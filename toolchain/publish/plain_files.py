@@ -39,7 +39,7 @@ _ARCH = {"amd64": "x64"}
 
 
 def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -> None:
-    """Create the folder for archives, so that a mistake is reported before the build and not after it.
+    """Create the folder for archives before the build, so that a mistake is reported early.
 
     ConfigError is raised if no stage of the build has plain files, if the folder is in a source, or if it is not
     writable.
@@ -89,10 +89,7 @@ def no_plain_form(option: str, verb: str) -> ConfigError:
 
 
 def _packed_once(write: _Write) -> _Write:
-    """Return a function like `write` that skips an image whose files are already in the folder, unchanged.
-
-    This saves time, because packing LLVM takes a minute.
-    """
+    """Return a function like `write` that skips an image whose files are already in the folder, unchanged."""
 
     @functools.wraps(write)
     def again(cache: Cache, record: Record, folder: Path) -> list[Path]:
@@ -114,7 +111,7 @@ def _packed_once(write: _Write) -> _Write:
 
 @contextlib.contextmanager
 def _tree(cache: Cache, record: Record) -> Iterator[Path]:
-    """Yield a temporary folder with the unpacked top layer of an image, the layer that the image's own stage added."""
+    """Yield a temporary folder with the unpacked top layer of an image."""
     layout = Layout(cache.images)
     layer = layout.children(layout.resolve(record.manifest))[-1]
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
@@ -181,8 +178,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
     The library's archive is `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`. If the library
     is built for a glibc floor, an archive is written for each ROCm version instead, such as
-    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. These names contain the base or the glibc
-    floor, but not `manylinux`, because manylinux compatibility is not checked. The archive of a pack is
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. The archive of a pack is
     `aotriton-<git12>-images-<pack>.tar.gz`. Names also show whether the build is partial, whether a pack lacks GPUs of
     its family, and how many kernels are known to be bad. `<git12>` stands for the first 12 digits of the commit, or, if
     the commit is unknown, for `tree` and the first 12 digits of the source's digest.
@@ -223,7 +219,6 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _at_commit(record: Record) -> bool:
-    """Return whether the AOTriton source is from git, or is the archive of a known commit."""
     source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 

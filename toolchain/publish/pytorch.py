@@ -61,7 +61,7 @@ class Wanted:
         release: the release of AOTriton, as it is written in URLs.
         commit: the commit that PyTorch builds if it has no archive; empty if it names no commit.
         archives: the runtimes in the order of PyTorch's file, then the images.
-        url: the URL of the folder with the archives, which ends with a slash.
+        url: the URL of the folder with the archives, with a slash at its end.
         fixed_url: whether PyTorch ignores the environment variable that `URL_VARIABLE` names.
         choice: which runtime PyTorch's file chooses for a ROCm version that has none. `exact`: no runtime. `older`: the
             last older one, or the first one if all are newer. `clamped`: the first one if all are newer, the last one
@@ -142,7 +142,7 @@ def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dic
     The name is empty if the library itself contains the kernels for the GPU.
 
     Args:
-        packs: the packs that PyTorch names, which are used if the release is unknown.
+        packs: the packs that PyTorch names; they are only used if the release is unknown.
         gpus: the GPUs to look up if the release is unknown.
     """
     try:
@@ -305,7 +305,7 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
 
 
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
-    """Raise ContractError if PyTorch cannot use an installed AOTriton; PyTorch itself does not check this.
+    """Raise ContractError if PyTorch cannot use an installed AOTriton.
 
     UnsupportedError is raised if `rocm` is unknown.
 
@@ -362,10 +362,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip(path: Path, rocm: str) -> list[str]:
-    """Return a list with the fault if a library is unreadable, or does not link to the HIP library of ROCm `rocm`.
-
-    A link to another version of the HIP library is a fault too. The list is empty if there is no fault.
-    """
+    """Return a fault unless a library links to the HIP library of ROCm `rocm`, and to no other HIP library."""
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - few calls need it
 
     soname = rocm_of(rocm).soname
