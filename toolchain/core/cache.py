@@ -20,7 +20,7 @@ _MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes wha
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache folder. If a file in it is deleted, the next build that needs the file fetches or makes it again."""
+    """The cache folder, and the paths of the files and folders in it."""
 
     root: Path
 
@@ -80,7 +80,7 @@ class Cache:
 
     @property
     def mounts(self) -> Path:
-        """Return the folder of the engine's cache mounts and temporary files, which users in containers may own."""
+        """Return the folder of the cache mounts and temporary files of the engine; users in containers may own them."""
         return self.work / "containers"
 
     @property
@@ -106,12 +106,11 @@ class Cache:
         return self.locks / "use.lock"
 
     def make(self) -> None:
-        """Create the folder with access only for its owner, and mark it as a cache of this tool.
+        """Create the folder, make it private to its owner, and mark it as a cache of this tool.
 
         The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `toolchain-cache`, without
-        which `cache prune` removes nothing. An unmarked folder that is neither empty nor a new cache gets no marks and
-        keeps its permissions, because other users may need its content. If they can enter it, the tool's folders that
-        may contain the user's sources become private instead.
+        which `cache prune` removes nothing. An unmarked folder with other content gets no marks and keeps its
+        permissions. If it is not private, the folders in it that may contain the user's sources become private.
         """
         # Looking up a source may have created these folders already, so the cache is still new if it contains only
         # them.
@@ -143,7 +142,7 @@ class Cache:
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the folder is marked as a cache of this tool, in which `cache prune` may remove files."""
+        """Return whether the folder is marked as a cache of this tool."""
         try:
             return read_regular(self.mark, len(_MARK)) == _MARK
         except OSError:
@@ -172,10 +171,10 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """Return the cache in `folder`, which is `default_cache()` by default.
+    """Return the cache in `folder`, or in `default_cache()` if `folder` is None or empty.
 
     A folder that is already marked as a cache of this tool becomes private to its owner. Raise a ConfigError if the
-    folder cannot be entered, or if there is no default folder.
+    folder cannot be used, or if there is no default folder.
     """
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 _PIPED = 100  # columns; the width of tables in a file or pipe unless COLUMNS is set
 
-# Characters that control a terminal, end a line, change the direction of text or are invisible: Unicode's categories
-# Cc, Cf, Cs, Zl and Zp, and other characters that have no glyph. The newline is not included, because indented JSON
-# contains it.
+# Characters that control a terminal, end a line, change the direction of text or are invisible. The newline is not
+# included, because indented JSON contains it.
 _UNSEEN = (
     "\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160"
     "\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff"
@@ -37,7 +36,7 @@ _printed: list[Any] = []
 @functools.cache
 def err() -> Console:
     """Return the console that writes to standard error."""
-    from rich.console import Console  # noqa: PLC0415 - the import is slow, and commands without messages do not need it
+    from rich.console import Console  # noqa: PLC0415 - the import is slow
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
@@ -104,7 +103,7 @@ def data(value: Any) -> None:
 
 def show(*pictures: RenderableType) -> None:
     """Print tables on standard output; in a file or pipe, they are at most COLUMNS (by default 100) columns wide."""
-    from rich.console import Console  # noqa: PLC0415 - the import is slow, and most commands print no table
+    from rich.console import Console  # noqa: PLC0415 - the import is slow
 
     out = Console(file=sys.stdout, highlight=False, emoji=False)
     if not out.is_terminal:

@@ -22,9 +22,8 @@ class _DeadlineError(BaseException):
 def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[None]:
     """Interrupt the block after a number of seconds, and raise the error that `problem` returns.
 
-    Network calls, waits for child processes and computations are interrupted, and `finally` blocks run. The limit has
-    no effect outside the main thread, because Python handles signals only there. Limits cannot be nested, because a
-    process has only one real-time timer.
+    The limit has no effect outside the main thread, because Python handles signals only there. Limits cannot be nested,
+    because a process has only one real-time timer.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -80,10 +80,7 @@ def clear_output(path: Path, *, option: str) -> None:
 
 @contextlib.contextmanager
 def _output(path: Path, option: str) -> Iterator[Path]:
-    """Yield the path to write to after following a safe link.
-
-    Raise a ConfigError for an unsafe link, for a path that is not a regular file, and for an OSError in the block.
-    """
+    """Yield the path to write to after following a safe link; turn an OSError of the block into a ConfigError."""
     fix = f"choose another file: {option} FILE"
     try:
         real = Path(os.path.realpath(path))

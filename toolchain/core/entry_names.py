@@ -14,8 +14,8 @@ class EntryNames:
     """The names in one archive. Each must lead to a path below the target folder, and no two files may share a path.
 
     Args:
-        printable: whether names must be printable and contain no backslash, which some systems interpret as a slash.
-        ignore_case: whether names that differ only in case are treated as the same name, as on some systems.
+        printable: whether names must be printable and contain no backslash.
+        ignore_case: whether names that differ only in case are treated as the same name.
     """
 
     def __init__(self, archive: str, *, printable: bool = True, ignore_case: bool = False) -> None:

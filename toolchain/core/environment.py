@@ -2,9 +2,7 @@
 
 The lists are fixed, and contain a reason for each variable that programs inherit from the caller in addition to `PATH`.
 So programs do not inherit variables through which code can be injected (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
-`GIT_EXEC_PATH`, `TAR_OPTIONS`). Callers add the variables that a single program needs. `network_environment` returns
-those for programs that use the network; `sources/pip.py`, `oci/credential_helper.py` and `engine/docker.py` list those
-for pip, credential helpers and docker.
+`GIT_EXEC_PATH`, `TAR_OPTIONS`). Callers add the variables that a single program needs.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ INHERITED = {
     "SSL_CERT_FILE": "the certificates that the caller trusts",
     "REGISTRY_AUTH_FILE": "the login file of skopeo, buildah and podman",
 }
-"""The environment variables that every program inherits in addition to `PATH`; each contains a path."""
+"""The environment variables that `clean_environment` passes on in addition to `PATH`; each contains a path."""
 
 FIXED = {
     "LANG": "C.UTF-8",

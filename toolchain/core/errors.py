@@ -168,8 +168,7 @@ class LimitError(ToolchainError, code=26, title="Limit"):
     """A build, check, worker or other program reached its limit on processes, disk space, output or time.
 
     Attributes:
-        discards: whether the engine has removed the build tree to free disk space. The caller then also removes the
-            compiler cache, unless another build uses the cache.
+        discards: whether the engine has removed the build tree to free disk space.
     """
 
     discards: bool = False

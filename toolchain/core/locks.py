@@ -24,7 +24,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
     If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. A note that
     names the work `what` is printed if the wait takes longer than two seconds.
     """
-    import filelock  # noqa: PLC0415 - the import is slow, and `in_use` does not need it
+    import filelock  # noqa: PLC0415 - the import is slow
 
     wait = patience()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,6 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
     try:
         descriptor = _open(cache)
     except OSError:
-        # The cache folder may be missing, or read-only and without a lock file.
         yield
         return
     try:
@@ -128,7 +127,7 @@ def free(path: Path) -> Iterator[bool]:
     """Yield whether a path exists and no process holds it with `kept` or `free`; if so, `kept` waits during the block.
 
     If an existing path cannot be opened or locked, for example because its file system has no locks, it is reported as
-    unused without being locked. The locks work across PID namespaces, and the kernel releases those of a dead process.
+    unused without being locked.
     """
     nobody = True
     with contextlib.ExitStack() as stack:

@@ -40,11 +40,10 @@ class Pace:
         self._moved = 0
 
     def wait(self, move: Callable[[], int]) -> int:
-        """Call `move`, which transfers bytes and returns their number; measure its duration, and return that number.
+        """Call `move`, which transfers bytes and returns their number, and return that number.
 
-        The first call is not timed, because a server may need a long time to begin its response; only the socket's
-        timeout limits that time. Raise a TooSlowError if fewer than `RATE` bytes per second arrive over at least
-        `WINDOW` seconds.
+        The first call is not timed, because a server may need a long time to begin its response. Raise a TooSlowError
+        if fewer than `RATE` bytes per second arrive over at least `WINDOW` seconds.
         """
         since = self._clock()
         count = move()

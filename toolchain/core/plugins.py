@@ -18,7 +18,7 @@ GROUP = "toolchain.plugins"
 LAB = "toolchain-lab"
 # The command installs from a path, because the package is not on PyPI, where somebody else could register its name.
 INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
-# The verbs that the package LAB adds. If LAB is not installed, an error for one of these verbs says how to install LAB.
+# The verbs that the package LAB adds. They are listed here for the error message if LAB is not installed.
 LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
 Hook = Literal["check", "inspect_wheel"]
 
@@ -29,10 +29,9 @@ class Verb:
 
     Args:
         name: the words that users type, such as `build` or `kernels run`.
-        function: `module:function`, whose docstring is the help of the verb. A module name without a dot refers to a
-            module in `cli/`.
-        engine: whether the verb runs containers; the process then enters a user namespace first, unless the user is
-            root.
+        function: `module:function`; the function's docstring is the help of the verb. A module name without a dot
+            refers to a module in `cli/`.
+        engine: whether the verb runs containers.
     """
 
     name: str

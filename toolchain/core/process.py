@@ -38,7 +38,7 @@ _LAST_LINES = 5.0  # seconds to wait for the last lines after a program has ende
 
 
 class CommandError(ToolchainError):
-    """A program exited with an error, or was ended by a signal. Most callers convert it into another class."""
+    """A program exited with an error, or was ended by a signal."""
 
     def __init__(self, argv: Sequence[str], returncode: int, tail: Sequence[str]) -> None:
         self.returncode = returncode
@@ -67,7 +67,7 @@ class RunOptions(TypedDict, total=False):
     on_stderr: a function that is called instead of `on_line` for lines of standard error.
     capture: whether the result contains all of standard output.
     check: whether to raise a CommandError if the exit code is not 0.
-    timeout: seconds after which the program and its children are killed.
+    timeout: seconds after which the program is killed.
     """
 
     env: Mapping[str, str] | None
@@ -109,8 +109,7 @@ def python(*words: str) -> list[str]:
     """Return a command line that starts this Python, isolated from the caller's folder and environment.
 
     `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and makes
-    Python ignore `PYTHON*` environment variables. This tool starts every Python program on the host with this command
-    line, except itself and the workers of multiprocessing (tests/unit/test_host_programs.py).
+    Python ignore `PYTHON*` environment variables.
     """
     return [sys.executable, "-I", *words]
 
@@ -151,8 +150,7 @@ def run(
     Args:
         cwd: the working directory; by default `/`, because the current directory may be a hostile checkout.
         stdin: the text for standard input; by default it is empty.
-        helpers: whether to kill the program's child processes as well if this tool is killed. This is necessary for
-            children that may wait for a network, unless the program runs in a PID namespace (see `contained`).
+        helpers: whether to kill the program's whole process group if this process is killed.
     """
     words = _words(argv)
     timeout, on_line = how.get("timeout"), how.get("on_line")
@@ -272,7 +270,7 @@ class _Streams(Lines):
                     try:
                         self.take(line, keep=keep, on_line=on_line)
                     except Exception as error:  # noqa: BLE001 - run() raises it
-                        # The disk may be full. The pipe must still be read, or the program would block forever.
+                        # The pipe must still be read, or the program would block.
                         self.failed = error
                         with contextlib.suppress(ProcessLookupError):
                             os.killpg(self._child.pid, signal.SIGTERM)
@@ -404,8 +402,7 @@ _NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:
     """Return a command line that runs `argv` in its own PID namespace, and without a network unless `network` is set.
 
-    If this tool is killed, even by SIGKILL, the kernel kills all processes in the PID namespace. Their host name is
-    `toolchain`.
+    If the command `unshare` in it is killed, even by SIGKILL, the kernel kills all processes in the PID namespace.
     """
     flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
     if not network:

@@ -29,9 +29,9 @@ class Recipe:
         args: more build arguments.
         contexts: named read-only trees, each of which becomes a `--build-context`.
         cache_key: the key that is appended to the id of the cache for the build tree; empty for a build without such a
-            cache. A build continues in the tree that a killed build with the same key has left.
+            cache.
         compiler_cache: the key that is appended to the id of the compiler cache; empty for a build without one.
-        network: whether the build may use a network, which only the build of a base needs.
+        network: whether the build may use a network.
         steps: the relative duration of each `@step` that the script announces, for estimating the remaining time.
         ninja: for each `@step` that runs ninja, the mean seconds of one ninja step on one core, as
             `engine.estimate.cost` estimates them.
@@ -56,7 +56,7 @@ class Mount:
 
     Args:
         target: the absolute path in the container.
-        links: whether a container that can write to the folder may create links and pipes, which readers must refuse.
+        links: whether the container may create links and pipes in the folder.
     """
 
     source: Path

@@ -51,7 +51,7 @@ class RecordedSource:
     Args:
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`; None if unknown.
         kind: the kind of its origin, as in `sources.tree.Source`.
-        license: an SPDX expression; empty if unknown.
+        license: the declared licence; empty if unknown.
         locked: whether the digest was known before the source was fetched.
         patches: the patches in the order in which they were applied.
         tag: the requested tag; empty if none was requested.
@@ -127,8 +127,8 @@ class Record:
         compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`;
             empty if unknown.
         facts: facts about the build and its result, such as durations, sizes and the diff id of the stage's layer.
-        started, finished: the Unix times when the build began and ended; for the user's own image, which was not built
-            here, the time when this record was made; None if unknown.
+        started, finished: the Unix times when the build began and ended; for the user's own image, the time when this
+            record was made; None if unknown.
         tool: the keys `version` and `builder`, and `run` if a GitHub workflow built the stage.
         isolation: the result of the engine's isolation probe during the build; None if unknown.
         binaries: the names of the prebuilt parts, as in `--allow-binary`.

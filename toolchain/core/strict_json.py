@@ -15,9 +15,9 @@ from typing import Any, NoReturn, TypeAlias
 
 from toolchain.core.errors import DocumentError
 
-LIMIT = 64 << 20  # bytes; an SBOM of LLVM is a few MB
+LIMIT = 64 << 20  # bytes
 DEEPEST = 64  # levels of nested objects and lists
-_MOST = 3_000_000  # commas and opening brackets; the result of a campaign with 300,000 kernels contains half as many
+_MOST = 3_000_000  # commas and opening brackets
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Keys: TypeAlias = "Mapping[str, Keys | None]"

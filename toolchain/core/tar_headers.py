@@ -49,7 +49,7 @@ _BEHIND = getattr(tarfile.TarInfo, "_frombuf", None)
 
 @memoize
 def require() -> None:
-    """Raise an EngineError unless this Python's tarfile calls `look` for every header and for the end mark."""
+    """Raise an EngineError unless tarfile calls `look` for each header and for the end mark of a test archive."""
     seen: list[bool] = []
 
     class Probe(CheckedHeader):

@@ -1,6 +1,6 @@
 """Conversion of TOML and JSON values to dataclasses, with a check of all types.
 
-This module does not use pydantic, because importing pydantic would take a quarter of the time of `plan`.
+This module does not use pydantic, because importing pydantic is slow.
 """
 
 from __future__ import annotations

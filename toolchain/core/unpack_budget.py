@@ -9,8 +9,7 @@ _FREE = 256 << 20
 class UnpackBudget:
     """A shared budget of unpacked bytes: 256 MiB plus 200 times the size of the compressed files.
 
-    Real files stay far below this limit: code objects compress to a tenth of their size, and the bundles in ROCm's
-    libraries to a thirtieth. All files share the budget, because many small decompression bombs are as harmful as one.
+    All files share the budget, because many small decompression bombs are as harmful as one.
     """
 
     def __init__(self, packed: int = 0) -> None:
@@ -18,7 +17,7 @@ class UnpackBudget:
         self.add(packed)
 
     def add(self, packed: int) -> None:
-        """Increase the budget by 200 times the size of a compressed file, which has `packed` bytes."""
+        """Increase the budget by 200 times `packed`, the size of a compressed file in bytes."""
         self._left += _RATIO * packed
 
     def takes(self, unpacked: int) -> bool:

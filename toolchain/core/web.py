@@ -68,7 +68,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
             long as the wait before it, up to `LONGEST_BACKOFF`.
         netrc: whether each host, including the host of a redirect, gets its own login from ~/.netrc.
     """
-    import requests  # noqa: PLC0415 - a plan uses no network and must be quick
+    import requests  # noqa: PLC0415 - the import is slow
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
     from urllib3.util import Retry  # noqa: PLC0415
 
@@ -194,9 +194,6 @@ class Retries:
         self.pause(seconds)
 
     def reached(self, position: int) -> None:
-        """Reset the number of failures if the position is at least `PROGRESS` bytes beyond that of the last reset.
-
-        A server that sends a single byte before each failure makes no progress in this sense.
-        """
+        """Reset the number of failures if the position is at least `PROGRESS` bytes beyond that of the last reset."""
         if position >= self.furthest + PROGRESS:
             self.failures, self.furthest = 0, position

@@ -61,12 +61,12 @@ class _Zip(zipfile.ZipFile):
 
 
 def dist_info(wheel: Path) -> str:
-    """Return the name of a wheel's own `.dist-info/` folder, which is not that of a project vendored in the wheel."""
+    """Return the name of a wheel's own `.dist-info/` folder, as the wheel's file name determines it."""
     return "-".join(wheel.name.split("-")[:2]) + ".dist-info/"
 
 
 def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]:
-    """Open a wheel as `open_zip` does, and refuse names that differ only in case, which some systems confuse."""
+    """Open a wheel as `open_zip` does, and refuse names that differ only in case."""
     return open_zip(path, path.name, kind="wheel", ignore_case=True)
 
 
@@ -106,7 +106,7 @@ def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
 
 
 class _Entry(io.RawIOBase):
-    """A stream of an entry's content, which raises a SourceError if the entry is damaged."""
+    """A stream of an entry's content. Opening or reading a damaged entry raises a SourceError."""
 
     def __init__(self, archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> None:
         self._name = row.filename
@@ -142,7 +142,6 @@ def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
 
 
 def _damage(error: Exception) -> str:
-    """Return the reason why an archive or an entry cannot be read, for the error that reading it raised."""
     match error:
         case _ContradictionError():
             return str(error)
@@ -198,7 +197,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
         if row.flag_bits & _ENCRYPTED:
             why = f"the entry {row.filename} is encrypted"
             raise HostileInputError("zip-encrypted", f"{name} is encrypted", why=why, fix=_AGAIN)
-        # Decompressing a single byte with bzip2 or lzma may need gigabytes of memory.
+        # For bzip2 and lzma, zipfile does not limit the number of bytes that one read decompresses.
         if row.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             why = f"it uses the compression method {row.compress_type}; only `deflate` and `stored` are supported"
             raise HostileInputError("zip-unusual", f"{name}: {row.filename} cannot be read", why=why, fix=_AGAIN)

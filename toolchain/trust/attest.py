@@ -218,7 +218,6 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
 
 
 def _byproducts(image_facts: ImageFacts) -> list[Resource]:
-    """Return the result of the isolation probe and the build report as byproducts, as far as they are known."""
     record = image_facts.record
     resources: list[Resource] = []
     if probe := record.isolation or image_facts.isolation:

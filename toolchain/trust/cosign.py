@@ -23,7 +23,7 @@ PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 
 
 def payload(reference: str, digest: str) -> bytes:
-    """Return the bytes that cosign signs for an image, which are a "simple signing" payload.
+    """Return the bytes that cosign signs for an image: a payload in the format "simple signing".
 
     Args:
         reference: the repository of the image, or the name of an image in a folder.

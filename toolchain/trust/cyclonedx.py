@@ -1,7 +1,6 @@
-"""Make a CycloneDX 1.6 SBOM from the SPDX document of the same image; equal documents give equal SBOMs.
+"""Make a CycloneDX 1.6 SBOM from the SPDX document of the same image.
 
-This module imports the CycloneDX library, which takes 0.15 seconds, so callers import this module only when they need
-it.
+Importing the CycloneDX library is slow, so callers import this module only when they need it.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_dige
     bom.register_dependency(image, components.values())
     document = dict(strict_json.read(JsonV1Dot6(bom).output_as_string()))
     if files:
-        # The library would need 15 seconds of CPU time for 20,000 files, so the files are added to its output.
+        # The library is slow for thousands of files, so the files are added to its output.
         document["metadata"]["component"]["components"] = [_file(file) for file in sorted(files, key=_path)]
     return document
 

@@ -33,7 +33,7 @@ class Package:
     Args:
         sha256: the SHA-256 of the package file in hex; empty if the list of packages does not contain it.
         source: the name and version of the source package, such as `glibc 2.41-12`; empty if they are unknown, or
-            equal to those of the package. Security advisories name source packages.
+            equal to those of the package.
         system: the distribution of the package (`debian11`); empty if it is the distribution of the base.
     """
 
@@ -49,7 +49,7 @@ class Package:
         """Return the package URL.
 
         Args:
-            base: the name of the base (`debian13`), whose distribution is used if `system` is empty.
+            base: the name of the base (`debian13`); its distribution is used if `system` is empty.
         """
         family, release = distribution(self.system or base)
         distro = f"{family}-{release}" if release else family
@@ -65,9 +65,9 @@ class ImageFacts:
     Args:
         dependencies: the records of the stages on which the image was built, lowest first.
         packages: the packages of the base, and other packages whose code was compiled or copied into a stage.
-        isolation: the result of the isolation probe on the machine that publishes, which is used if the record contains
-            none; None if it is unknown.
-        finished: the Unix time at which the build ended, which is used if the record contains none.
+        isolation: the result of the isolation probe on the machine that publishes, for a record without a result; None
+            if it is unknown.
+        finished: the Unix time at which the build ended, for a record without this time.
         system: the distribution in the base's os-release (`debian12`), for a base without a recipe; otherwise empty.
         compressors: the compressor of each published layer whose compressor is known (`gzip/zlib-1.2.13/9`), by the
             digest of the layer's blob.

@@ -16,8 +16,7 @@ def request_command(request: Any) -> str:
     """Return the shell command that builds an image again.
 
     An empty string is returned if the request is malformed, or if the command is too long or contains unprintable
-    characters. A provenance names a checkout by its tree in the store, and a patch by its file name, because paths are
-    only valid on the publisher's machine. Options with their default values are omitted.
+    characters. Options with their default values are omitted.
     """
     if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""

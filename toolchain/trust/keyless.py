@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATIENCE = 180.0  # seconds to wait for a signature, or for the root certificates of a Sigstore
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the environment variable that sigstore's own program reads
+TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - it is the name of an environment variable
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Identity:
 
 
 class Keyless:
-    """A signer that uses the OIDC identity of this process. The token of the identity is never shown."""
+    """A signer that uses the OIDC identity of this process."""
 
     def __init__(self, config: Path | None = None) -> None:
         """Read the identity now, so that a missing identity is reported before anything is uploaded."""
@@ -192,7 +192,7 @@ def _identity() -> IdentityToken:
 
 @contextmanager
 def _translated(what: str, *, secret: str = "") -> Iterator[None]:
-    """Turn exceptions of sigstore into UnreachableError or ConfigError."""
+    """Turn exceptions of sigstore and requests into UnreachableError or ConfigError."""
     import requests  # noqa: PLC0415
     from sigstore.errors import NetworkError, TUFError  # noqa: PLC0415
 
@@ -221,14 +221,14 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`; raise UnreachableError after `PATIENCE`, because sigstore itself has no timeout."""
+    """Return the result of `call`; raise UnreachableError if it takes longer than `PATIENCE`."""
     result: list[T] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
             result.append(call())
-        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it again
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)  # a hanging daemon thread does not prevent the exit

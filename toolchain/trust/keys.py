@@ -17,7 +17,7 @@ from toolchain.core.digest import sha256_bytes, write_atomically
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import NewFile
 
-PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of an environment variable
+PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - it is the name of an environment variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
 _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
 _LONGEST_PASSPHRASE = 1023  # bytes; OpenSSL's maximum
@@ -58,7 +58,7 @@ class PublicKey:
 
 @dataclass(frozen=True, repr=False)
 class Signer:
-    """A private key, which `repr` does not show, so that tracebacks do not show it either.
+    """A private key, which `repr` does not show.
 
     Args:
         bundles: whether `publish` also attaches Sigstore bundles with the signed statements.
@@ -74,8 +74,7 @@ class Signer:
     def sign(self, content: bytes) -> bytes:
         """Return a signature over `content`.
 
-        Signing the same content again gives the same bytes, so publishing an image again adds no signatures. The
-        exception is a P-256 key with an OpenSSL version before 3.2, which makes a different signature each time.
+        Signing the same content again gives the same bytes, except for a P-256 key with an OpenSSL version before 3.2.
         """
         if isinstance(self.key, ed25519.Ed25519PrivateKey):
             return self.key.sign(content)

@@ -18,8 +18,7 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# The tolerated difference between clocks. If a build ended further in the future, its time is forged, or a clock is
-# wrong.
+# The tolerated difference between clocks.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
@@ -159,10 +158,7 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
 @reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
-    """Check that a provenance is consistent, and that it agrees with the image's label and with the requirements.
-
-    Of the requirements, only those for the input digest and the name of the image are checked.
-    """
+    """Check that a provenance agrees with itself, with the label, and with the required input digest and name."""
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
         raise UntrustedError(
@@ -202,7 +198,6 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
 
 @reading("source-repo")
 def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
-    """Check that each source of the image's own stage comes from one of the accepted repositories."""
     if not demands.source_repos:
         return
     definition = statement["predicate"]["buildDefinition"]

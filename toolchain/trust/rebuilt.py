@@ -27,8 +27,7 @@ def provenance(
 ) -> attest.Statement:
     """Return the provenance of a rebuild whose image has the same bytes as the published image.
 
-    It contains the input digest but not the inputs, because the publisher's provenance contains them. Except in
-    `builder`, it contains nothing that identifies the rebuilder's machine or user.
+    It contains the input digest but not the inputs, because the publisher's provenance contains them.
 
     Args:
         digests: the digests of the image's manifest and of the indexes that list the image.

@@ -1,4 +1,4 @@
-"""Make an SBOM in SPDX 2.3; equal facts about an image give equal SBOMs.
+"""Make an SBOM in SPDX 2.3.
 
 Images get an SPDX document in addition to a CycloneDX document, because SPDX has a standard list of files, and because
 Grype and Trivy read this version of SPDX.
@@ -182,7 +182,7 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
 
 
 def _inside(image_facts: ImageFacts) -> set[str]:
-    """Return the lower stages whose layers are part of the image; the others were only used during the build."""
+    """Return the names of the lower stages whose layers are part of the image."""
     own = {*image_facts.record.layer_digests}
     return {
         dependency.stage

@@ -25,7 +25,7 @@ T = TypeVar("T")
 # The limits for the attachments of an image. Anyone who may push can attach files, and reading them must not exhaust
 # the memory or take too long.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20  # bytes, for all attachments together; an SBOM of this tool is a few megabytes
+_MOST_BYTES = 512 << 20  # bytes, for all attachments together
 ENVELOPES = frozenset({dsse.MEDIA_TYPE, keyless.MEDIA_TYPE})
 _KINDS = ENVELOPES | {of.media_type for of in sbom.FORMATS}
 
@@ -43,9 +43,9 @@ class Evidence:
     artifact: str
 
     def envelope(self) -> dsse.Envelope:
-        """Return the envelope in the content, which is an envelope or a Sigstore bundle that contains one.
+        """Return the envelope that the content is, or that it contains as a Sigstore bundle.
 
-        Only the form is checked, and UntrustedError is raised if it is wrong. The signatures are not verified.
+        UntrustedError is raised if the content is malformed. The signatures are not verified.
         """
         return dsse.from_bundle(self.content) if self.media_type == keyless.MEDIA_TYPE else dsse.read(self.content)
 
@@ -113,8 +113,7 @@ def signed_by(
         digest: the digest of the image to which the files are attached, for the error.
         checks: the results of the checks that passed. An entry `signature`, which names the signer, is added.
     """
-    # The signatures of identities are always in bundles. An envelope that is signed with a key may also be in a bundle,
-    # of which only the envelope is read.
+    # Statements that an identity has signed are always in bundles.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
     contents = [attached for attached in evidence if attached.media_type in kinds]
     good, broken, names = [], "", set()

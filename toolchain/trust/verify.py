@@ -109,8 +109,7 @@ def verify(
             called only if `key` is given.
 
     Raises:
-        UnreachableError, RegistryError: the attachments or Sigstore's certificates could not be read, which does not
-            mean that the image is bad.
+        UnreachableError, RegistryError: the attachments or Sigstore's certificates could not be read.
         ConfigError: `key` is an identity, but sigstore is not installed or its trust config is invalid.
     """
     verdict = Verdict(str(place.ref), top.digest)

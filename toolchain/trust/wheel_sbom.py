@@ -1,7 +1,7 @@
-"""Add an SBOM to a wheel as PEP 770 specifies it; equal inputs give equal bytes.
+"""Add an SBOM to a wheel as PEP 770 specifies it.
 
 The SBOM is a CycloneDX 1.6 document. It names the sources from which the wheel was compiled, but not the programs
-of the build machine, so that the wheel has the same bytes on every machine. The document is written without a library,
+of the build machine, so that its bytes do not depend on that machine. The document is written without a library,
 because its bytes could otherwise depend on the version of that library. Whoever changes these bytes must also change
 `stages.wheels.SBOM_WRITER`.
 """
