@@ -1,4 +1,4 @@
-"""The entry point of the console script, which parses the global options, runs a verb and ends cleanly on signals."""
+"""The entry point of the console script: parse the global options, run a verb, and end cleanly on signals."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _main(
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit runs every `finally` block, so child processes end and partial files are removed. While a program is
-    # being started, Python discards exceptions from handlers that run at the fork, so a timer calls this handler again.
+    # SystemExit runs the `finally` blocks, which end child processes and remove partial files. Python may discard an
+    # exception that is raised during a fork, so a timer calls this handler again if a program is being started.
     if _starts_a_program(frame):
         signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -100,7 +100,7 @@ def main() -> None:
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
-        # `toolchain --version` skips the slow parsing of the command line, because scripts run it often.
+        # Parsing the command line is slow, and `--version` does not need it.
         console.text(__version__)
         return
     # Containers run with other user ids, so files that are mounted into them must be readable by all users.

@@ -154,10 +154,7 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 
 
 def _check_kernel_store(request: Request) -> None:
-    """Check the options for kernel stores, shards and the scheduler, so that a mistake is found before a long build.
-
-    A note is printed if a kernel store is used without a key.
-    """
+    """Check the options for kernel stores, shards and the scheduler before a long build."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
         from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - most builds have no store
 
@@ -212,12 +209,12 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
 
 
 def _tell_known_bad(built: list[Built]) -> None:
-    """Raise a KernelError if --keep-going marked kernels as known bad."""
+    """Raise a KernelError if a stage has kernels that are marked as known bad."""
     for stage in built:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            failures = stage.facts.get("failures", {})  # a dictionary of reasons by call; for AOTriton, a list of rows
+            failures = stage.facts.get("failures", {})  # a dictionary of reasons; for AOTriton, a list of rows
             reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name
@@ -232,7 +229,7 @@ def _tell_known_bad(built: list[Built]) -> None:
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """Print a line for each stage, and commands that show a report and publish the images; with --json, print JSON."""
+    """Print the built stages and the commands to run next; with --json, print JSON."""
     wanted = published(target)
     records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)

@@ -48,12 +48,10 @@ def with_request(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces the parameter `request` of a verb with the options of a `Request`.
 
-    All verbs use the same declarations, so an option means the same in `plan` and in `build`.
-
     Args:
         without: the fields of `Request` for which the verb has no option.
-        recorded: a function that returns the options that an image was built with. Those that decide what is built
-            override the environment, the configuration file and the defaults, but not the command line.
+        recorded: a function that returns the options of an image. Those that decide what is built override the
+            environment, the configuration file and the defaults, but not the command line.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -87,7 +85,7 @@ def with_request(
         context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
         ordered = sorted((*own, *offered), key=_place_in_help)
         everything = [context, *(option.replace(kind=keyword) for option in ordered)]
-        command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
+        command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # Typer reads it
         command.__annotations__ = {option.name: option.annotation for option in everything}
         return command
 
@@ -130,7 +128,7 @@ def _take_recorded(
 def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
     """Return an option's NAME=VALUE pairs from the command line, the environment and the configuration file.
 
-    The result contains the origin of each pair. If several origins set a name, the command line overrides the
+    The result maps each pair to its origin. If several origins set a name, the command line overrides the
     environment, and the environment overrides the file.
     """
     file = file_of(context)
@@ -158,7 +156,7 @@ def _others(strong: Iterable[str], weak: Iterable[str]) -> list[str]:
 
 
 def _place_in_help(option: inspect.Parameter) -> int:
-    """Return the sort key of an option: the position of its panel. Options without a panel come first."""
+    """Return the position of an option's panel in the help; -1 if the option has no panel."""
     panels = [getattr(about, "rich_help_panel", None) for about in getattr(option.annotation, "__metadata__", ())]
     return next((PANELS.index(panel) for panel in panels if panel in PANELS), -1)
 
@@ -181,7 +179,7 @@ def _one_line(flag: str, value: Any) -> None:
 def _floor(base: str | None, glibc: str | None) -> str:
     """Return the oldest glibc that LLVM must work with; an empty string if LLVM is built only for the user's base.
 
-    ConfigError is raised if both options are given, and UnsupportedError if LLVM cannot be built for that glibc.
+    ConfigError is raised if both are given, and UnsupportedError if LLVM cannot be built for the glibc.
     """
     if base and glibc:
         raise ConfigError(
@@ -192,7 +190,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
         )
     if not glibc:
         return "" if base else DEFAULT_GLIBC
-    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - only --glibc needs it
+    from toolchain.catalog.floors import floor_of  # noqa: PLC0415
 
     return floor_of(glibc).glibc
 
@@ -228,10 +226,7 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
-    """Resolve the Triton of a choice, print notes and warnings about the result, and return the result.
-
-    A choice without a target and without a Triton is returned unchanged.
-    """
+    """Resolve the Triton of a choice, print notes and warnings about it, and return the result."""
     if not choice.target and choice.triton is None:
         return choice
     choice = resolve_triton(choice, lock=lock, cache=request.cache)
@@ -288,7 +283,7 @@ def make_request(
     request = replace(request, triton=choice.triton, aotriton=choice.aotriton, sources=dict(choice.sources), lock=lock)
     if "llvm" not in request.sources:
         return request
-    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415 - only needed for a given LLVM
+    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415
 
     return replace(request, patches=with_edits(request, target))
 
@@ -296,6 +291,6 @@ def make_request(
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
         if path.is_relative_to(cache.store):  # `cache prune` removes stored patches that look unused
-            from toolchain.sources.store import mark_used  # noqa: PLC0415 - only stored patches need it
+            from toolchain.sources.store import mark_used  # noqa: PLC0415
 
             mark_used(path.parent)

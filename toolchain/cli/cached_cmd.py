@@ -113,7 +113,7 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
     name = engine.ensure_image("cached-check", layout.root, image.digest)
     try:
         mounts = [recipe.Mount(recipe.root() / RECIPE, "/recipe")]
-        # The GPU, the memory limit and the module's name have no effect, because the list of calls is empty.
+        # The first line of the output does not depend on the GPU, the memory limit or the module's name.
         argv = ["python3", "/recipe/calls.py", "gfx942", "65536", "-", "/dev/null"]
         home = {"PYTHONDONTWRITEBYTECODE": "1"}
         done = engine.run(name, argv, mounts=mounts, env={**home, **env}, capture=True, check=False)

@@ -98,8 +98,7 @@ def forms() -> Mapping[Kind, str]:
 def may_be_found(option: Option, value: Any) -> bool:
     """Return whether a file that the user did not name may set an option to this value.
 
-    If a text option has known values, such as released versions, only those are harmless, because the option may also
-    accept a path or any commit.
+    If a text option has known values, only those are allowed, because the option may also accept a path or a commit.
     """
     return option.found and (option.kind != "text" or option.known is None or value in option.known())
 

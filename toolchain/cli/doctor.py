@@ -1,4 +1,4 @@
-"""Check whether this machine has what builds need; the checks work even if no needed program is installed."""
+"""Check whether this machine has the programs and resources that builds need."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# A path from the user can cause these errors. ENOENT is not listed, because the tool should have reported a missing
-# path earlier.
+# Errors that an unusable path from the user can cause. ENOENT is absent, because it means that a check is missing.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,

@@ -104,7 +104,6 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _total(row: Mapping[str, Any], name: str) -> int:
-    """Return the sum of a count over the rows of `by_kernel`."""
     return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 

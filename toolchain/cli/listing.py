@@ -1,4 +1,4 @@
-"""Output of rows as a table, or as one line per row with the other columns below it if the table is too wide."""
+"""Print rows as a table, or as a list if the table is too wide."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Listing:
 
     Args:
         rows: the cells of each row; they are not parsed as markup.
-        head: the columns that are shown in a row's line if the table is too wide. The other columns follow below the
-            line, together with columns of `head` that do not fit into it; empty cells and `-` are not shown there.
+        head: the columns that form the first line of a row if the table is too wide. Other columns, and columns of
+            `head` that do not fit, follow below that line.
         right: the columns that are right-aligned.
         lines: whether the table has borders.
     """

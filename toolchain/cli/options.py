@@ -65,8 +65,7 @@ def file_options() -> tuple[Option, ...]:
 def declaration_of(parameter: Any) -> Option | None:
     """Return the declaration of a verb's parameter; None if only the command line can set it.
 
-    Declared options are recognized by their environment variable. An option such as `lock --check`, which only shares
-    its name with a declared one, has no environment variable.
+    Declared options are recognized by their environment variable, because other options may have the same name.
     """
     if parameter.param_type_name == "argument":
         return STAGE if parameter.name == STAGE.parameter else None
@@ -79,7 +78,7 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
     Args:
         also: additional flags for the option in this verb.
         help: the help text for this verb, if it differs from the declaration's.
-        panel: whether `--help` shows the option in its panel, for verbs with many options.
+        panel: whether `--help` shows the option in its panel.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
     return typer.Option(
@@ -93,7 +92,7 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
 def completion(option: Option) -> Callable[[str], list[str]] | None:
     """Return the function that completes an option's value in the shell; None if the option has no known values.
 
-    In a comma-separated list, the function completes the last item, and offers no item that the list already has.
+    In a comma-separated list, the function completes the last item.
     """
     known = option.known
     if known is None:
@@ -120,7 +119,7 @@ def parameter(option: Option) -> inspect.Parameter:
 
 
 def of_request(name: str, **more: Any) -> Any:
-    """Return the Typer option for the named option of a request, for a verb that makes no request."""
+    """Return the Typer option for the named option of a request."""
     return typed(model.option_named(name), **more)
 
 

@@ -1,4 +1,4 @@
-"""Parse a verb's options, whose values come from the command line, the environment, toolchain.toml or the defaults."""
+"""Parse a verb's options from the command line, the environment, the configuration file and the defaults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Command(TyperCommand):
         try:
             given = self.make_parser(ctx).parse_args(list(args))[2]
         except typer.TyperException as error:
-            from toolchain.request.model import options  # noqa: PLC0415 - only needed for a wrong option
+            from toolchain.request.model import options  # noqa: PLC0415 - only a wrong option needs it
 
             name = getattr(error, "option_name", "")
             if any(option.campaign and option.flag == name for option in options()):
@@ -74,8 +74,7 @@ class Command(TyperCommand):
 def read_lightly(command: Any, ctx: Any) -> None:
     """Let a command's parameters bypass Typer's converters for values that need no conversion.
 
-    Typer converts every value with pydantic, even None, and importing pydantic takes a quarter of the time of `plan`.
-    Values that need a conversion are still passed to Typer. An empty path or argument is refused.
+    Typer converts values with pydantic, and importing pydantic is slow. An empty path or argument is refused.
     """
     kinds = {
         name: _kind(one.annotation)

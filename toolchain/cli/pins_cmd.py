@@ -104,7 +104,7 @@ def _below_home(text: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, _Fact]:
-    """Return the pinned LLVM of a pin file or checkout, and the LLVMs that a checkout uses for GPUs, by stage name."""
+    """Return the LLVM that a file or folder pins, and the LLVMs that a folder pins for one kind of GPU."""
     further = read_codegen_pins(path) if path.is_dir() else ()
     return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 

@@ -41,7 +41,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         documents = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
         console.data({"stages": documents})
     else:
-        for combination in untried_in(rows, request):  # docs/compatibility.md lists the tested combinations
+        for combination in untried_in(rows, request):
             console.text(f"untried: {combination}")
         _show(rows)
         for line in (*_takes(rows, request, cores()), *_copies(rows, stage)):
@@ -160,14 +160,14 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
 
 def _kernels(cost: Cost, details: Any, cores: int) -> str:
     """Return a phrase about the number of AOTriton kernels and the time to compile all of them."""
-    from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - only AOTriton needs it
+    from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415
 
     release = details.release
     return cost.all_kernels(cores, generation_of(release).kernels(details.gpus) if release else None)
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
-    """Yield a heading and the Dockerfile lines that copy prefixes from the published images, if there are any."""
+    """Yield Dockerfile lines that copy the prefixes of the published images."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
     wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # architectures share a name
     if wanted:
@@ -191,7 +191,7 @@ def _how_sure(source: Source) -> str:
 @with_request(*HOW, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Download the sources of a stage into the cache."""
-    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - only `fetch` uses it
+    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415
     from toolchain.pipeline.locking import check_tree  # noqa: PLC0415
 
     request.cache.check()

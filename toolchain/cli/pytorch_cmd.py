@@ -39,7 +39,7 @@ def pytorch(
             raise ConfigError("not-a-folder", f"{name} {folder} is not a folder", fix="give an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu)
-    # If only a prefix is given, PyTorch downloads no archives and accepts any ROCm version and GPU.
+    # If only a prefix is given, PyTorch downloads no archives.
     needed = wanted.needed(rocm, gpus) if prefix is None or archives is not None else []
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
@@ -68,7 +68,6 @@ def pytorch(
 
 
 def _state(archive: Archive, found: Mapping[str, str]) -> str:
-    """Return a phrase that says whether an archive was found, and whether it has the digest that PyTorch expects."""
     digest = found.get(archive.name)
     if digest is None:
         return "missing"

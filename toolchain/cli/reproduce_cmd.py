@@ -54,8 +54,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     """Return the stage and the options that an image was built with.
 
     Args:
-        given: the verb's own parameters. The function removes `public_key`, and replaces the name or reference in
-            `image` with an `Original`, which contains the facts about the image.
+        given: the verb's own parameters. `public_key` is removed, and `image` is replaced by an `Original`.
     """
     from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - it imports cryptography
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415
@@ -166,8 +165,7 @@ def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation |
     from toolchain.engine.variation import Variation  # noqa: PLC0415 - only `--vary` needs it
 
     seed = secrets.randbelow(10**6) if seed is None else seed
-    # The seed is printed now, because the message of an interrupted build does not contain it, and only a build with
-    # the same seed can continue the interrupted one.
+    # The seed is printed now, because the user needs it to continue after an interruption.
     console.note(f"--vary changes conditions with --seed {seed}; give the same seed to continue after an interruption")
     return Variation(seed)
 

@@ -14,7 +14,7 @@ from toolchain.core.errors import ResourceError
 
 
 class ReaderGoneError(SystemExit):
-    """The reader closed the pipe, as `| head -1` does. Handlers of Exception do not catch this SystemExit."""
+    """The reader of the output, such as `head -1`, closed the pipe."""
 
 
 class Terminated(SystemExit):

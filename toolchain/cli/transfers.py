@@ -12,7 +12,7 @@ from toolchain.core.amounts import reporting_to
 
 @contextlib.contextmanager
 def amounts_told() -> Iterator[None]:
-    """Print the progress of transfers and compression during the block, at every 10 % and every ten seconds."""
+    """Print the progress of transfers and compression during the block."""
     with reporting_to(_Lines().tell):
         yield
 

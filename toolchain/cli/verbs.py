@@ -140,7 +140,7 @@ class Verbs(TyperGroup):
 
 
 def _above(ctx: Any) -> str:
-    """Return the prefix of a group's verbs, which is its name and a space; an empty string for top-level verbs."""
+    """Return the name of a group and a space; an empty string for the top level."""
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 

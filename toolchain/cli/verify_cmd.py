@@ -184,7 +184,7 @@ def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa:
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:
-    """Print what an image contains, and how and with which command it was built, according to its provenance."""
+    """Print the content of an image and the facts about its build."""
     from toolchain.trust.policy import stored  # noqa: PLC0415 - other verbs do not need it
 
     for name, text in inside.rows():

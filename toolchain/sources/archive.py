@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import requests
 
 LIMIT_BYTES = 20 << 30
-ATTEMPTS = 5  # the maximum number of attempts to download a file; a retry resumes the download if possible
+ATTEMPTS = 5  # the maximum number of attempts to download a file
 BACKOFF = 2.0  # seconds before the first retry; each later wait is twice as long as the wait before it
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
-_PIECE = 1 << 16  # bytes read at once; if a download can be resumed, a broken connection loses at most this many
+_PIECE = 1 << 16  # bytes read at once
 
 
 def archive_name(url: str) -> str:
@@ -92,8 +92,6 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 class _Download:
-    """The download of a file; if the connection breaks, the download continues on a new one."""
-
     def __init__(self, url: str, partial: Path, name: str, limit_bytes: int) -> None:
         self.url = url
         self.partial = partial

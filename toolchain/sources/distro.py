@@ -54,8 +54,8 @@ def known_distro(
 
     The network is not used. The digest is None if none of them contains the package.
 
-    SourceError is raised for an unknown suite whose name resembles that of a Debian suite, because the name is probably
-    misspelled. Any other unknown name is accepted, because the machine's mirrors may have such a suite.
+    SourceError is raised for an unknown suite whose name resembles that of a Debian suite. Any other unknown name is
+    accepted, because the machine's mirrors may have such a suite.
 
     Args:
         version: the upstream version. If it is empty, the default in data/distro.toml is used, or else the version in
@@ -145,11 +145,11 @@ def _first(
 ) -> tuple[Package, Path]:
     """Download a package from the first suite that has it; return its row in the index and the tarball's path.
 
-    If `version` is empty, any version matches. `digest` is None if it is not known. See `Suite.update` for `bound`.
+    If `version` is empty, any version matches. See `Suite.update` for `bound`.
     """
     listed: list[str] = []
     failures: dict[str, SourceError | UnreachableError] = {}
-    silent: set[str] = set()  # the sites that did not answer, which are not tried again
+    silent: set[str] = set()  # the sites that did not answer
     for suite in indexes:
         if suite.mirror.site in silent:
             continue

@@ -1,8 +1,8 @@
 """Read and apply edit files, which replace lines with given numbers in the files of a source tree.
 
 An edit file is written in TOML. Its keys `source`, `commit` and `llvm` name the source, the commit and the LLVM
-releases that it applies to, and each `[[edit]]` replaces lines of one file. An edit file contains only the new lines,
-while a patch also repeats lines of the tree.
+releases that it applies to, and each `[[edit]]` replaces lines of one file. Unlike a patch, it need not contain lines
+of the tree.
 """
 
 from __future__ import annotations

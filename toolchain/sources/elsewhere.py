@@ -37,7 +37,7 @@ class Wanted:
 
     @property
     def advice(self) -> str:
-        """Return advice on how to provide the file: in a bundle or, for most sources, also with `--source`."""
+        """Return advice on how to provide the file if no server has it."""
         bundle = "run `toolchain bundle export` on a machine that has the file, and `toolchain bundle import REF` here"
         if self.source.startswith("wheel-"):  # --source does not accept these names
             return bundle

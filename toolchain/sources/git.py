@@ -46,8 +46,7 @@ def fetch_git(
 ) -> Path:
     """Return the path of a commit's tree in the store, after fetching the tree if the store lacks it.
 
-    git verifies each object against its hash, so the commit's hash covers every byte of the tree. Submodules are not
-    fetched.
+    git verifies each object against its hash. Submodules are not fetched.
 
     UnreachableError is raised if the repository does not answer, or if `offline` is set and the store lacks the tree;
     DigestError if the repository sends a different commit; and SourceError if it lacks the commit or refuses access.

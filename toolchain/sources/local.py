@@ -74,7 +74,7 @@ def _not_a_source(path: Path) -> str:
         return "its name has neither the ending of a tar archive nor that of a wheel"
     if head == _ZSTD:
         return ""  # the content is not checked, because tarfile reads zstd only from Python 3.14 on
-    import tarfile  # noqa: PLC0415 - few invocations have a local file as a source
+    import tarfile  # noqa: PLC0415
 
     return "" if tarfile.is_tarfile(path) else "it has the name of a tar archive, but is not one"
 

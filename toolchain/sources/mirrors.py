@@ -25,7 +25,7 @@ class Mirror:
     """A suite of a package archive that apt is configured to use.
 
     Args:
-        site: the base URL of the archive, which must not be logged or recorded, because the mirror may be private.
+        site: the base URL of the archive. It must not be logged or recorded, because the mirror may be private.
         suite: the suite, e.g. `bookworm-security`.
         components: the components, e.g. `("main",)`.
         keyring: the path of the keyring, or a whole armoured key; empty for apt's default keys.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import requests
 
 _ATTEMPTS = 4
-RETRY_BACKOFF = 1.0  # seconds; the second retry waits twice as long (see `web.session`)
+RETRY_BACKOFF = 1.0  # seconds (see `web.session`)
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
@@ -104,7 +104,7 @@ def check_address(url: str) -> str:
 def refuse_credentials(url: str) -> None:
     """Raise SourceError for a URL that contains credentials, because URLs are logged and recorded.
 
-    SourceError is also raised for an invalid URL. The message never repeats a secret.
+    SourceError is also raised for an invalid URL.
     """
     try:
         parts = urlsplit(url)

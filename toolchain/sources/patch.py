@@ -46,7 +46,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     for patch in patches:
         check_patch(patch)
     copy_tree(tree, dest)
-    # The last two variables each keep git from finding a repository above the tree, to which it would relate the paths.
+    # The last two variables keep git from using a repository above the tree.
     env = {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",

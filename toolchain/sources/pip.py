@@ -1,9 +1,7 @@
 """Run pip to download wheels, isolated from the current folder and from most `PIP_*` environment variables.
 
-pip reads the configuration files of the machine, of the user and of this Python as usual, because these files belong to
-root or to the caller. pip also gets the environment variables in `KEPT` and `KEPT_FILES`. The options in `DOWNLOAD`
-override the files and the variables, so no configuration can make pip build a source distribution, which would run the
-distribution's code.
+pip reads its configuration files as usual, and gets the environment variables in `KEPT` and `KEPT_FILES`. The options
+in `DOWNLOAD` override both, so no configuration can make pip build a source distribution and run its code.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
 
 
 def index_url() -> str:
-    """Return the URL of the index that pip is configured to use, which `pip download --help` prints."""
+    """Return the URL of the index that pip is configured to use, without a slash at its end."""
     try:
         text = pip("download", "--help")
     except CommandError as error:

@@ -41,9 +41,9 @@ from toolchain.sources.unpack import unpack_tar
 def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] = ("", "")) -> Source:
     """Return a source with everything that is known about it without using the network.
 
-    A local folder is hashed, with the help of a stat cache. A local file whose digest is listed in data/distro.toml,
-    data/pypi.toml or data/archives.toml becomes the source that the row describes. The digest of the source is None if
-    it cannot be determined without the network.
+    A local folder is hashed. A local file whose digest is listed in data/distro.toml, data/pypi.toml or
+    data/archives.toml becomes the source that the row describes. The digest of the source is None if it cannot be
+    determined without the network.
 
     Args:
         held: the ref and the digest of the source in a lock (see `known_distro`).

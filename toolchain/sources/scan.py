@@ -62,8 +62,8 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-# The signature of the record at the end of a zip file, and the largest size of that record, which consists of 22 bytes
-# and a comment of less than 64 KiB.
+# The signature of the record at the end of a zip file, and the largest size of that record: 22 bytes and a comment
+# of less than 64 KiB.
 _ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
 # The largest size in bytes to which a member of an archive may unpack, as a protection against decompression bombs.
 _LIMIT = 4 << 30
@@ -200,7 +200,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _ends_as_zip(stream: IO[bytes]) -> bool:
-    """Return whether a zip file with members ends a stream; Python imports from such a file despite data before it."""
+    """Return whether a stream ends with a zip file that has members, even if other data precedes the zip file."""
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
     is_zip = _ZIP_END in stream.read(_ZIP_TAIL)
@@ -227,7 +227,7 @@ def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
 def _held(stream: IO[bytes]) -> IO[bytes]:
     """Copy a stream into a temporary file, which can be read more than once and from its end.
 
-    If the first bytes already show the kind of the stream, only they are copied, because nothing else is needed.
+    If the first bytes already show the kind of the stream, only they are copied.
     """
     head = stream.read(512)
     if _kind(head):

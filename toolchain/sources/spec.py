@@ -33,7 +33,7 @@ class SourceSpec:
         where: the path, URL, package or project; for `stored`, the name of the user's folder or file.
         version: the commit, `sha256:<hex>` or upstream version; empty for the default version, for a path, and for a
             tag whose commit is unknown.
-        tag: the tag of the commit. It comes from the tool's tables or from a lock, because users must name a commit.
+        tag: the tag of the commit; empty if no tag is known.
         suite: the only suite in which the package is looked up; empty for all suites. It is ignored in comparisons.
         text: the string from which the specification was parsed. It is ignored in comparisons.
     """
@@ -46,7 +46,7 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the specification as a string, which `parse_source_spec` can parse unless it names only a tag."""
+        """Return the specification as a string."""
         if self.text:
             return self.text
         match self.kind:

@@ -37,7 +37,7 @@ class Store:
 
     @property
     def partial(self) -> Path:
-        """Return the folder of temporary files and of incomplete downloads, which later invocations resume."""
+        """Return the folder of temporary files and incomplete downloads."""
         return self.root / "partial"
 
     def add_file(self, path: Path, digest: str, *, name: str = "") -> Path:
@@ -118,10 +118,9 @@ class Store:
             digest: the digest of the source (see `Source`).
             unpack: a function that writes the tree into an empty folder.
             part: the name of the part (`Part.name`) that `unpack` writes; empty for the whole source.
-            verify: whether to read every file of a stored tree, which is done only once per process. Otherwise a file
-                whose size, times and inode are unchanged is trusted.
-            brought: whether `unpack` takes the tree from a bundle. This is recorded, because such a tree cannot be
-                compared with the hash of its commit, or with the digest of the whole source if the tree is a part.
+            verify: whether to read every file of a stored tree, but only once per process. Otherwise a file whose size,
+                times and inode are unchanged is trusted.
+            brought: whether `unpack` takes the tree from a bundle; this is recorded.
             take_brought: whether to accept a stored tree that came from a bundle. It is unpacked again unless this or
                 `brought` is set.
         """
@@ -213,7 +212,6 @@ class Store:
         return self.root / "files" / digest.removeprefix("sha256:")
 
     def _key(self, digest: str, part: str) -> str:
-        """Return the name of a tree's folder, which is different for each digest, repository and part."""
         if not (_SHA256.fullmatch(digest) or _GIT.fullmatch(digest)):
             raise DigestError(
                 "digest-malformed",

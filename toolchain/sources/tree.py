@@ -83,9 +83,9 @@ class Source:
     def short_id(self) -> str:
         """Return a short id for names of images.
 
-        It is the first 8 digits of the commit or, while the commit of a git source is unknown, the tag or else
-        "pending"; for a package or wheel, its version or, while that is unknown, its `ref`; and for any other source,
-        "tree" and the first 8 digits of the digest.
+        It is the start of the commit, the version of a package or wheel, or "tree" and the start of the digest. While
+        the commit of a git source is unknown, it is the tag or "pending", and while the version of a package is
+        unknown, the `ref`.
         """
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
@@ -132,7 +132,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedSource(Source):
-    """A source in the store, whose path and digest are known and checked."""
+    """A source in the store; its path and digest are known."""
 
     digest: str
     path: Path
@@ -263,7 +263,6 @@ def _hash_file(path: str) -> str:
 
 
 def _load_cache(path: Path) -> dict[str, str]:
-    # If the cache cannot be read, the result is empty, so all files are hashed again.
     with contextlib.suppress(OSError, ValueError):
         content = strict_json.read(path.read_bytes())
         files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
@@ -308,7 +307,7 @@ def normalise(tree: Path) -> None:
             mode = 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111 else 0o644
             # A mode that is right is not set again, because that would change the ctime and invalidate the stat cache.
             if stat.S_IMODE(info.st_mode) != mode:
-                os.chmod(path, mode)  # noqa: PTH101 - making a Path for each of 100,000 files takes seconds
+                os.chmod(path, mode)  # noqa: PTH101 - a Path for each file would be slow
             if info.st_mtime_ns != digest.EPOCH * 10**9:
                 os.utime(path, stamp)
     tree.chmod(0o755)

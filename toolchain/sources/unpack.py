@@ -91,8 +91,6 @@ def _os_error(archive: Path, error: OSError) -> Exception:
 
 
 class _Unpacker:
-    """An archive that is being unpacked into a folder, and its members that were already read."""
-
     def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
@@ -110,7 +108,7 @@ class _Unpacker:
             size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
-                    # tarfile collects all members in this list, which is emptied to save memory.
+                    # tarfile keeps all members in this list, so it is emptied to save memory.
                     cast("Any", tar).members = []
                     count += 1
                     total += member.size if member.isreg() else 0
