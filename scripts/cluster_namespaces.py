@@ -83,7 +83,7 @@ def certificates(folder: Path) -> dict[str, str]:
 
 
 class Machines:
-    """The processes in the two network namespaces, which stand for two machines.
+    """The processes of two machines, each of which is a network namespace.
 
     Args:
         caches: the cache of each machine, by the name of its namespace.

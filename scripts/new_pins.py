@@ -39,7 +39,7 @@ TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"
 PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
 # Files about the separate LLVMs for GPUs: the pin that a Triton uses (`info`), and the build that upstream makes next
-# (`build-info`), which may be ahead of the pin, or exist when there is no pin yet.
+# (`build-info`). This build may exist before there is a pin.
 _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
@@ -310,7 +310,7 @@ def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> It
 
 
 def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the inputs of the build workflow, which need no quoting; None if the workflow cannot build the pin."""
+    """Return the inputs of the build workflow; None if the workflow cannot build the pin."""
     if pin is None or any(_CODEGEN.fullmatch(name) for name in files):
         return None
     try:

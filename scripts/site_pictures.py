@@ -74,7 +74,6 @@ def flow() -> str:
             y = top + row * step_y
             places[one.name] = (x, y)
             parts.append(_box(x, y, one.name, _made(one.name), kind="k"))
-    # Arrows lead to a stage from the stages that it is built on directly.
     for one in STAGES:
         for number, under in enumerate(_directly(one.name)):
             (from_x, from_y), (to_x, to_y) = places[under], places[one.name]

@@ -29,7 +29,7 @@ def seconds(words: list[str], compiled: str) -> tuple[float, float]:
     """Run a command, and return its wall-clock seconds and its CPU seconds.
 
     Args:
-        compiled: the folder for compiled modules, which are used because an installed tool has them too.
+        compiled: the folder for compiled modules.
     """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = compiled
@@ -41,7 +41,7 @@ def seconds(words: list[str], compiled: str) -> tuple[float, float]:
 
 
 def main(runs: int) -> None:
-    """Run each command once and then `runs` times more, and print the medians of the later runs and their ratios."""
+    """Run each command once and then `runs` times more, and print the medians of the later runs."""
     tool = str(Path(sys.executable).parent / "toolchain")
     names = [verb.name for verb in all_verbs() if " " not in verb.name] + list(GROUPS)
     with tempfile.TemporaryDirectory() as folder:

@@ -40,7 +40,7 @@ KERNEL_SECONDS = 60
 
 
 def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> int:
-    """Compile each object's source to N.ptx, with N.json for its launch, where N is its index; return 0.
+    """Compile each object's source to N.ptx, with N.json for its launch, where N is the object's index.
 
     An object that fails is reported and skipped.
     """
@@ -80,7 +80,7 @@ def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> 
 
 def cases_of(about: Mapping[str, Any]) -> list[Any]:
     """Return the cases by which `kernels check` judges an object."""
-    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - it is not installed where a GPU is
+    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - `launch` does not need it
     from toolchain_lab.numbers.check import CASES, SEED  # noqa: PLC0415
 
     # The metadata names gfx1100, because the bounds for gfx942 allow for fp32 that is truncated to xf32.

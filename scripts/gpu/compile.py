@@ -1,6 +1,6 @@
 """Compile the attention kernels of kernels.toml to PTX, with the Triton of the interpreter that runs this script.
 
-This script needs only Triton and the standard library, but no GPU, no driver and no ptxas. For each kernel it writes
+This script needs Triton and the standard library, but no GPU, no driver and no ptxas. For each kernel it writes
 NAME.ptx and NAME.json to a folder, and `run.py` launches these kernels on a machine with a GPU. The JSON describes the
 launch: the parameters in order with the values to pass, the grid, the threads, the shared and the scratch memory.
 
@@ -111,7 +111,7 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
     """Compile one form of a kernel, and return its name, its PTX and the content of its JSON file.
 
     Args:
-        compiler: the kernel worker's `Compiler`, which loads modules and translates signatures for Triton.
+        compiler: the kernel worker's `Compiler`.
     """
     where = {"root": str(root), "source": str(root / table["file"]), "kernel": filled(table["function"], form)}
     function = compiler.function(**where)

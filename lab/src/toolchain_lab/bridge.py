@@ -1,4 +1,4 @@
-"""The connection between the tool and the emulator, which does not import the tool.
+"""Connect the emulator, which does not import the tool, to the tool.
 
 The functions here give the emulator what it needs from the tool, such as functions that run programs and read JSON
 files, and convert the emulator's errors to the tool's errors.
@@ -34,7 +34,7 @@ from toolchain_lab.metered import metered
 if TYPE_CHECKING:
     from toolchain_lab.emulator.metadata import Metadata
 
-_LARGEST_IR = 64 << 20  # bytes; the limit for a .ttir file, which contains Triton's IR
+_LARGEST_IR = 64 << 20  # bytes; the limit for a .ttir file
 CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
     CodeObjectError: errors.KernelError,
     DisassemblerError: errors.EngineError,
@@ -46,7 +46,7 @@ CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
 
 
 def translated(error: EmulatorError) -> errors.ToolchainError:
-    """Convert an emulator error to a tool error, which has an exit code."""
+    """Convert an emulator error to a tool error."""
     return CLASSES[type(error)](error.id, error.what, why=error.why, fix=error.fix)
 
 
@@ -85,7 +85,7 @@ def load(path: Path, kernel: str | None = None) -> CodeObject:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a code object, which may be malicious. Links are followed, because the user gave the path."""
+    """Open a code object. Links are followed, because the user gave the path."""
     real = Path(os.path.realpath(path))
     with filesystem.open_regular(real) as stream:
         yield metered(stream)

@@ -14,8 +14,8 @@ _TIMES = 4
 def metered(stream: BinaryIO, *, reads: int = _MOST_READS) -> BinaryIO:
     """Return a stream that raises ValueError after too many reads or bytes.
 
-    The limits are far above what reading a valid file needs. In a malicious file, tables can overlap or repeat, so that
-    reading a small file could take hours. The limit for bytes is 16 MiB plus four times the size of the file.
+    In a malicious file, tables can overlap or repeat, so that reading a small file could take hours. The limit for
+    bytes is 16 MiB plus four times the size of the file.
 
     Args:
         stream: a seekable file. It stays open when the new stream is closed.

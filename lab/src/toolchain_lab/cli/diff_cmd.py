@@ -85,7 +85,7 @@ def conditions_of(text: str) -> list[str]:
 
     ConfigError is raised if a condition is unknown, or if the value is not empty but lists no condition.
     """
-    from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
+    from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if text and not names:
@@ -113,7 +113,7 @@ def fail(difference: Difference, conditions: Sequence[str]) -> None:
 
 def screen(difference: Difference, most: int) -> Iterator[str]:
     """Yield the lines that display a comparison, with at most `most` kernels."""
-    from toolchain_lab.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
+    from toolchain_lab.examine.diff import SAME, change_texts  # noqa: PLC0415
 
     changed = [row for row in difference.rows if row.status != SAME]
     if changed:

@@ -258,7 +258,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple[dict[str, Parameter], dict[str, Any]]:
-    """Return the parameters, with the element types that the arguments' texts name, and the values of the arguments."""
+    """Return the parameters and the values of the arguments, by name."""
     from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - it imports numpy
 
     known = {parameter.name: parameter for parameter in metadata.parameters}

@@ -36,10 +36,8 @@ class Audit:
         absent: requested GPUs for which the place contains no code.
         unknown: requested GPUs for which no code was found, but for which a compressed bundle may contain some.
         sealed: the number of compressed bundles that cannot be unpacked here.
-        uneven: kernels and functions that exist for one GPU but not for another, where this is a fault.
-        differing: kernels and functions that exist for one GPU but not for another, where this may be intended; see
-            `uneven.uneven`.
-        notes: lines about the files that were skipped, and about GPUs whose kernels can only be loaded with XNACK.
+        uneven, differing: `missing` and `differing` of `uneven.Uneven`; empty if a plan was given.
+        notes: lines about the files that were skipped, and about GPUs whose kernels can only be loaded if XNACK is on.
         planned: the number of kernels that the plan lists for the requested GPUs; None if no plan was given.
         partial: folders of AOTriton packs that a file in the folder marks as lacking kernels.
         prebuilt: files that have the name of a known prebuilt file; see data/prebuilt.toml.
@@ -135,7 +133,6 @@ class Audit:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """Join the first three of `texts` for a message. Each is truncated, because kernel names can be long."""
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 
@@ -217,7 +214,7 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
 
     Args:
         folder: the folder with the plan, to which the returned paths are relative.
-        gpus: the GPUs for which kernels are returned; if empty, those for all GPUs are returned.
+        gpus: the GPUs whose kernels are returned; if empty, the kernels for all GPUs are returned.
 
     Raises:
         SourceError: a file of the plan is missing or malformed.

@@ -26,7 +26,7 @@ _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, kno
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _OBJECTS = (".hsaco", ".co")
 _LARGEST_PTX = 16 << 20  # bytes; the limit for a PTX file; the files for large models are below 1 MB
-_LARGEST_BESIDE = 1 << 20  # bytes; the JSON file next to a code object is usually a few kilobytes
+_LARGEST_BESIDE = 1 << 20  # bytes; the limit for the JSON file next to a code object
 _AGAIN = "get it again, or build it again"
 # A function that is called with the error for a damaged file. If the function returns, the rest of the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
@@ -43,11 +43,11 @@ class Code:
         file: the path of the file that contains the code, followed by the name of the entry if that file is a .zip.
         read: a function that returns the content; it must be called before the iteration goes on to the next code
             object.
-        shared: the number of bytes of LDS that a launch adds; None if the file does not record it.
+        shared: for a kernel in a pack, the number of bytes of LDS that a launch adds; otherwise None.
         gpu: the GPU that a bundle names for a code object; empty for other code objects.
         stem: the path of the JSON file for the code, without the suffix; empty if there cannot be such a file.
-        launch: the launch data, if the code is from a result in a kernel store.
-        inputs: the compilation inputs, if the code is from a result in a kernel store.
+        launch: for a result in a kernel store, the launch data; otherwise None.
+        inputs: for a result in a kernel store, the compilation inputs; otherwise empty.
     """
 
     name: str
@@ -140,7 +140,7 @@ def bundled(path: Path) -> Iterator[Code]:
     Raises:
         KernelError: the file cannot be read, or it is a bundle that is damaged, cannot be unpacked here, or contains no
             code for an AMD GPU.
-        HostileInputError: the bundle unpacks to too many bytes, or its code objects overlap.
+        HostileInputError: the file is malicious; see `parts`.
     """
     try:
         file = on_disk(path, path.name, Path(os.path.realpath(path)).parent)
@@ -154,7 +154,6 @@ def bundled(path: Path) -> Iterator[Code]:
 
 
 def _objects(file: StoredFile, stem: str, budget: UnpackBudget) -> Iterator[Code]:
-    """Yield the code objects in a bundle; for any other file, yield the file itself as a code object."""
     with file.open() as stream:
         if is_bundle(stream.read(MAGIC_BYTES)):
             yield from _of_bundle(file, stream, stem, budget)
@@ -195,11 +194,6 @@ def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
 
 
 def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterator[Code]:
-    """Yield the kernels in the .aks2 files of a .zip; yield nothing if the file is not a .zip by its first bytes.
-
-    If the .zip is in the folder `aotriton.images`, every entry is read as an .aks2 file. Otherwise, an entry is skipped
-    unless its name or its first bytes are those of an .aks2 file.
-    """
     with file.open() as stream:
         if stream.read(2) != b"PK":
             return
@@ -215,10 +209,6 @@ def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterat
 
 
 def _inside(path: str, name: str) -> str:
-    """Return an entry's path: its name if that contains a GPU or a pack, and otherwise `ZIP/NAME`.
-
-    ZIP is the path of the .zip without its suffix.
-    """
     own = any(_GPU.fullmatch(part) for part in name.split("/"))
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
@@ -282,10 +272,9 @@ def _result(file: StoredFile) -> Code:
 
 
 def key_of(path: str) -> str:
-    """Return the part of a path that begins with the GPU or the pack, or the whole path if it contains neither.
+    """Return a path without the folders before its first GPU or pack, the prefix `amd-` and the suffix `.hsaco`.
 
-    This part is the same in an image, a prefix and a build folder. The prefix `amd-` and the suffix `.hsaco` are
-    removed from it.
+    If the path contains neither a GPU nor a pack, its folders are kept.
     """
     parts_ = path.split("/")
     start = next((at for at, part in enumerate(parts_) if _GPU.fullmatch(part)), 0)
@@ -293,5 +282,5 @@ def key_of(path: str) -> str:
 
 
 def gpu_in(path: str) -> str:
-    """Return the GPU, or the name of the pack, in a path, or an empty string if the path contains neither."""
+    """Return the first GPU or pack that a path contains, or an empty string if it contains neither."""
     return next((part.removeprefix("amd-") for part in path.split("/") if _GPU.fullmatch(part)), "")

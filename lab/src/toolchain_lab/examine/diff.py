@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences between A and B, as rows in the order of `ranked`."""
+    """The kernels of A and B, as rows in the order of `ranked`."""
 
     rows: tuple[Row, ...]
 
@@ -92,7 +92,7 @@ class Difference:
         return {status: counted[status] for status in STATUSES}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return how many kernels have each status, a lower or higher occupancy, or new spills, by GPU and function."""
+        """Count the kernels with each status, lower or higher occupancy, and new spills, for each GPU and function."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -122,7 +122,7 @@ class Difference:
 
 
 def ranked(rows: Iterable[Row]) -> Difference:
-    """Return the difference with its rows sorted, worst first.
+    """Sort rows, worst first, and return them as a difference.
 
     The rows are sorted by lost waves, new spills, gained waves, status, and the growth of scratch memory, vector
     registers and code. Rows that are equal in all of these are sorted by key.

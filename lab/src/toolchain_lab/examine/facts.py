@@ -30,7 +30,7 @@ _SIZE = re.compile(r"\[(\d{1,9})\]")
 class Facts:
     """The facts about a compiled kernel.
 
-    A value that a PTX file does not state, such as the registers, is None unless its description says otherwise.
+    For PTX, the numbers of registers and of spilled registers are None.
 
     Args:
         gpu: LLVM's name for the GPU; for PTX, the target.
@@ -94,7 +94,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     """Return the facts about each kernel in a code object.
 
     Args:
-        shared: the number of bytes of LDS that a launch adds; None if it is unknown, which has the effect of 0.
+        shared: the number of bytes of LDS that a launch adds; None if it is unknown.
 
     Raises:
         KernelError: the code object is damaged, is for an unknown GPU, or contains no kernel.
@@ -165,8 +165,8 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     """Return the facts about each kernel in a PTX file. Registers are unknown, because the driver allocates them later.
 
     Raises:
-        KernelError: the file names no target, contains no kernel or no `}` after the name of the last kernel, or
-            contains a line of more than 65,536 characters.
+        KernelError: the file names no target, contains no kernel, has no `}` after its last `.entry`, or contains a
+            line of more than 65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():
@@ -213,7 +213,7 @@ class _Entry:
         self.closed = False
 
     def take(self, line: str) -> None:
-        """Read the next line of the kernel; the first one contains the kernel's name."""
+        """Read the next line of the kernel."""
         self.closed = self.closed or "}" in line
         if not self.threads and (match := _THREADS.search(line)):
             self.threads = int(match[1])
@@ -226,10 +226,7 @@ class _Entry:
 
 
 def _space(line: str) -> tuple[str, int] | None:
-    """Return the state space and the number of elements of a local or shared array; None if the line declares none.
-
-    The number is also the size in bytes, because LLVM declares these arrays with elements of one byte.
-    """
+    # The number of elements is the size in bytes, because LLVM declares these arrays with elements of one byte.
     if (match := _SPACE.search(line)) is None or (size := _SIZE.search(line, match.end())) is None:
         return None
     return match[1], int(size[1])

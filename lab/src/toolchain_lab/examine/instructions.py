@@ -32,8 +32,8 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
         places: A and B, which are read again; see `places.opened`.
 
     Returns:
-        The difference, in which kernels with the same instructions are marked, and the number of kernels that could not
-        be compared because there is no usable disassembler.
+        The difference, with the status `INSTRUCTIONS` for kernels with the same instructions, and the number of kernels
+        that could not be compared because there is no usable disassembler.
     """
     open_ = [row for row in difference.rows if _may_be_same(row)]
     if not open_:
@@ -54,7 +54,6 @@ def compare_instructions(difference: Difference, places: Sequence[str], cache: C
 
 
 def _may_be_same(row: Row) -> bool:
-    """Return whether a kernel is changed but may have the same instructions, which is not possible for PTX."""
     objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
     return row.status == CHANGED and objects and "code" not in row.changes()
 
@@ -68,7 +67,7 @@ def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
 
 
 def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> list[str]:
-    """Return the instructions of a kernel as strings, in which names replace the addresses of data.
+    """Return the instructions of a kernel as strings, with `low` and `high` in place of the offsets of data.
 
     Raises:
         NotEmulatedError: the disassembler is too old for the GPU, or cannot decode the code object.

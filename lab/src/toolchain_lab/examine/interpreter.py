@@ -1,7 +1,6 @@
-"""Find a Python interpreter and the Triton that is installed for it, without running either on the host.
+"""Find a Python interpreter and the Triton that is installed for it, without running either.
 
-Triton is untrusted code. Therefore this module finds the folder from which the interpreter would import Triton by
-reading files, and the interpreter is only run in namespaces.
+The files are only read, because Triton is untrusted code.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def interpreter_at(named: str) -> Interpreter:
 
     Raises:
         EngineError: there is no such program.
-        KernelError: the program is not a Python interpreter, because there is no standard library next to it.
+        KernelError: the program is not a Python interpreter with a standard library.
     """
     path = Path(process.which(named)).absolute()
     file = path.resolve()
@@ -105,7 +104,6 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
 
 
 def _module_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
-    """Yield the existing folders for installed packages, in order, each followed by those that its .pth files add."""
     for site in _site_folders(interpreter, version):
         if not site.is_dir():
             continue
@@ -130,7 +128,6 @@ def _site_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
 
 
 def _added(site: Path, file: Path) -> Iterator[Path]:
-    """Yield the existing folders that a .pth file names; comments and lines of code in it are ignored."""
     for line in _text(file).splitlines():
         if line.strip() and not line.startswith(("#", "import ", "import\t")):
             folder = site / line.strip()
@@ -139,7 +136,6 @@ def _added(site: Path, file: Path) -> Iterator[Path]:
 
 
 def _names_backends(info: Path) -> bool:
-    """Return whether installed metadata names backends for Triton, all of which are in the package `triton`."""
     if not _text(info / "entry_points.txt"):
         return False
     named = [entry.value for entry in PathDistribution(info).entry_points if entry.group == "triton.backends"]

@@ -29,8 +29,7 @@ class Kernel:
     Args:
         key: the name by which `diff.compare` pairs the kernels of two places. `kernels_in` makes it unique in a place.
         facts: the facts about the kernel; None if it is empty, which AOTriton's loader treats as known bad.
-        launch: a digest of the compilation inputs in the kernel's JSON; empty if there is no such JSON, or if it lacks
-            the inputs.
+        launch: a digest of the compilation inputs; empty if they are unknown.
         content: the bytes of the code object if the `keep` of `kernels_in` contains its digest; otherwise empty.
         packed: whether the kernel is in a pack of AOTriton and not empty.
     """
@@ -45,14 +44,14 @@ class Kernel:
 
     @property
     def gpu(self) -> str:
-        """The GPU as in `Facts.gpu`; for an empty kernel, the GPU or the pack that its key names, if any."""
+        """The GPU as in `Facts.gpu`; for an empty kernel, the GPU or the pack in its key, or an empty string."""
         if self.facts is not None:
             return self.facts.gpu
         return gpu_in(self.key)
 
     @property
     def family(self) -> str:
-        """The name of the kernel's function; for an empty kernel, the third-to-last part of its key, if any."""
+        """The name of the kernel's function; for an empty kernel, the third-to-last part of its key, or empty."""
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 
@@ -161,7 +160,6 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """Return a digest of the compilation inputs, or an empty string if they are missing, as in Triton's own cache."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 
@@ -182,7 +180,7 @@ def _digest(value: Any) -> str:
 
 
 def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the kernels with unique keys: a number is appended to repeated keys, which occur in Triton's caches."""
+    """Yield the kernels, with a number appended to repeated keys."""
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, []).append(kernel)

@@ -30,7 +30,7 @@ _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """An ELF file for the host, which is a library or a program.
+    """A library or a program for the host.
 
     Args:
         glibc: the oldest version of glibc with which it runs, from the symbol versions that it needs; empty if it does
@@ -91,10 +91,8 @@ def read_library(file: StoredFile) -> Library | None:
 
 
 class _Found:
-    """The facts that the sections of an ELF file contain."""
-
     def __init__(self, path: str, stream: BinaryIO) -> None:
-        from elftools.elf.dynamic import DynamicSection  # noqa: PLC0415 - see `read_library`
+        from elftools.elf.dynamic import DynamicSection  # noqa: PLC0415
         from elftools.elf.elffile import ELFFile  # noqa: PLC0415
         from elftools.elf.gnuversions import GNUVerNeedSection  # noqa: PLC0415
 

@@ -22,7 +22,7 @@ class Occupancy:
 def allocated(gpu: str, rsrc1: int, wave: int) -> int:
     """Return the number of vector registers that a kernel's descriptor reserves; 0 for an unknown GPU.
 
-    This may be more than the kernel uses: with `waves_per_eu`, LLVM reserves more, so that fewer waves run at once.
+    This may be more than the kernel uses.
 
     Args:
         rsrc1: the field `compute_pgm_rsrc1` of the kernel descriptor.
@@ -43,8 +43,7 @@ def occupancy(
     """Return the number of waves that fit on a SIMD by registers and by LDS; None if the GPU is unknown.
 
     Args:
-        vgpr: the number of vector registers that a wave uses, including AGPRs, or the number that `allocated` returns
-            if that is larger.
+        vgpr: the number of vector registers that a wave uses or reserves, including AGPRs.
         sgpr: the number of scalar registers that a wave uses.
         lds: the size of a workgroup's LDS in bytes.
         wave: the number of lanes in a wave, 32 or 64.

@@ -118,7 +118,7 @@ def parts(
 
 
 def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
-    """Return the offset of the next byte that is not zero, or `end` if all bytes are zero."""
+    """Return the offset of the first nonzero byte from `at` on, or `end` if there is none before `end`."""
     stream.seek(at)
     size = _FEW  # the first read is small, because usually no zeros need to be skipped
     while at < end:

@@ -36,7 +36,7 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# The temporary folder to which Triton writes a file of its cache before it moves the file to its final folder.
+# A temporary folder in which Triton writes a file of its cache.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes; the limit for a header, such as a long name, that tarfile reads into memory
 _AGAIN = "get it again from its publisher"
@@ -118,7 +118,7 @@ class Notes:
 
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Files]:
-    """Yield the files of a place, as a context manager. The bytes of images are first checked, as `verify` does.
+    """Yield the files of a place, as a context manager. The bytes of images are checked first.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or the reference of an image.
@@ -190,7 +190,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Return whether a .zip is a pack, which has no files or an .aks2 file (by its name or its first bytes)."""
+    """Return whether a .zip contains an .aks2 file, or no file at all."""
     with open_zip(path, name) as archive:
         rows = [row for row in archive.infolist() if not row.is_dir()]
         return not rows or any(
@@ -207,8 +207,7 @@ def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
 def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
     """Yield the files in a folder.
 
-    Links to files inside the folder are followed. All other links and the files in Triton's unfinished folders are
-    skipped and, apart from links to folders inside the folder, added to the notes.
+    Links to files inside the folder are followed. Other links and unfinished folders are skipped.
     """
     real = root.resolve()
     for folder, folders, names in os.walk(root):
@@ -223,7 +222,7 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
 
 
 class _Budgeted:
-    """A decompressed archive as a stream, which raises an error if the budget for unpacked bytes is exceeded."""
+    """A stream of a decompressed archive that raises an error if the budget is exceeded."""
 
     def __init__(self, stream: Any, budget: UnpackBudget, name: str) -> None:
         self._stream, self._budget, self._name = stream, budget, name

@@ -40,7 +40,7 @@ def rebuild(
         timeout: the average time in seconds that a kernel may take; only the total time of all kernels is limited.
 
     Raises:
-        ConfigError: the compilation inputs of all the kernels are unknown.
+        ConfigError: the compilation inputs of no kernel are known.
         SourceError: the plan or the source of a kernel is missing or malformed.
         KernelError: Triton cannot be run; see `rule_of` and `compile_rules` for more errors.
     """

@@ -185,8 +185,8 @@ def compile_rules(
     The code object of each compiled kernel is written to the path `out` of the kernel's rule, and the JSON file is
     written next to it.
 
-    Triton and the kernels' source are untrusted code. Like builds, they run in separate namespaces, without access to a
-    network or to other files of the user.
+    Triton and the kernels' source are untrusted code. They run in namespaces, without access to a network or to other
+    files of the user.
 
     Args:
         timeout: the time limit for all rules together in seconds.

@@ -45,7 +45,7 @@ _FORMS = {
 }
 
 
-# The name that LLVM's bitcode writer stores in bitcode. Each library that can write bitcode contains it.
+# The name that LLVM's bitcode writer stores in bitcode.
 _WRITER = re.compile(rb"LLVM(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:git|-?rc[0-9])?)\0")
 _WRITER_LENGTH = 24
 
@@ -86,7 +86,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
         held += piece
         for at in _runs(held, first=start == 0):
             if at + _DIGITS + _AFTER > len(held) and not last:
-                break  # the digits are found again with the next piece, which contains the bytes after them
+                break  # the digits are found again when the next piece is appended
             if (revision := _revision_at(held, at, start)) is not None:
                 by_content.setdefault(
                     (revision.kind, revision.revision, revision.version, revision.repository, revision.build), revision
@@ -101,10 +101,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
 
 
 class VersionText:
-    """A collector for the versions of LLVM's bitcode writers in a library, such as `17.0.0git`.
-
-    A library contains them even if LLVM was built without its revision.
-    """
+    """A collector for the versions of LLVM's bitcode writers in a library, such as `17.0.0git`."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -121,7 +118,7 @@ class VersionText:
 
 
 def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:
-    """Yield each piece with False, and then an empty piece with True, which marks the end."""
+    """Yield each piece with False, and then an empty piece with True."""
     for piece in pieces:
         yield piece, False
     yield b"", True

@@ -18,7 +18,7 @@ from toolchain.trust.keys import Signer
 from toolchain_lab.examine.audit import Audit
 from toolchain_lab.examine.places import opened
 
-# The type of the predicate, which docs/lab/audit.md describes.
+# The type of the predicate; see docs/lab/audit.md.
 PREDICATE = "urn:toolchain:audit:v1"
 
 
@@ -48,8 +48,8 @@ def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer,
 def signed_audit(audited: Audit, cache: Cache, result_json: Mapping[str, Any], signer: Signer) -> bytes:
     """Return the signed statement about an audit, as the bytes of a DSSE envelope.
 
-    The subject of the statement is the audited file, the audited images, or the list of the files in the audited folder
-    with their digests.
+    The subjects of the statement are the audited images, the audited file, or the list of the paths and digests of the
+    files in the audited folder.
     """
     path = Path(audited.what)
     if audited.images:

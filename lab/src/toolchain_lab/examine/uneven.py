@@ -15,11 +15,11 @@ _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key
 
 @dataclass
 class Uneven:
-    """The kernels and functions that are missing for a GPU but exist for another GPU.
+    """Lines about the kernels and functions that a GPU lacks and another GPU has.
 
     Args:
-        missing: the kernels and functions whose absence is a fault; see `uneven` for the conditions.
-        differing: the kernels and functions whose absence may be intended.
+        missing: the lines about faults; see `uneven` for the conditions.
+        differing: the lines about kernels and functions whose absence may be intended.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -70,5 +70,4 @@ def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Ite
 
 
 def _variant(kernel: Kernel) -> str:
-    """Return a kernel's key, in which `*` replaces the GPU or the pack."""
     return _GPU.sub("*", kernel.key)

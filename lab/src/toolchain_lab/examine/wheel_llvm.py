@@ -52,18 +52,17 @@ class Library:
 
     Args:
         file: the name of the file in the wheel; empty if the data lists a library that the wheel lacks.
-        part: `core`, `bitcode`, or LLVM's name for a GPU's code generator, such as `AMDGPU` (if unknown, Triton's).
+        part: `core`, `bitcode`, or the name of a GPU's code generator, such as `AMDGPU`.
         told: the revisions that are named by texts in the file.
-        revision: the revision of the LLVM inside, or `COMMIT-BUILD` if a text has both. It is empty if no text names
-            this LLVM, if texts name different ones, and for bitcode, in which a text names the compiler.
+        revision: the revision of the LLVM inside, or `COMMIT-BUILD` if a text contains both; empty if no text names
+            it, if texts contradict each other, and for bitcode.
         llvm_version: the version of LLVM's bitcode writer, such as `17.0.0git`; empty if the file contains none, or
             several.
         pin: the pinned revision in the data; empty if the data contains none.
         pin_version: for `core`, the pinned major version in the data, such as `17`; empty if the data contains none.
         certainty: whether the pin was verified or inferred; empty if the data contains no pin.
-        verdict: the result of the comparison; `not pinned` for bitcode, because it only names its compiler.
-        also: if the LLVM is not the pinned one, or the data contains no pin, at most three releases in the data that
-            are built with it.
+        verdict: the result of the comparison; `not pinned` for bitcode.
+        also: if the verdict is `other` or `no pin`, at most three releases in the data that are built with this LLVM.
     """
 
     file: str
@@ -101,7 +100,7 @@ class WheelLlvm:
 
     @property
     def wrong(self) -> tuple[Library, ...]:
-        """The libraries with a verdict in `WRONG`, including those that the wheel lacks."""
+        """The libraries with a verdict in `WRONG`."""
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
@@ -141,7 +140,6 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Yield the content of a wheel's member in pieces of bounded size. At the end, zipfile checks the CRC."""
     with archive.open(member) as stream:
         while piece := stream.read(CHUNK):
             yield piece
@@ -182,7 +180,7 @@ def _library(name: str, part: str, content: Iterable[bytes]) -> Library:
 
 
 def _part(name: str) -> str:
-    """Return the value of `Library.part` for a file, or an empty string if the file cannot contain an LLVM."""
+    """Return the value of `Library.part` for a file, or an empty string if the file is not read."""
     if _CORE.fullmatch(name):
         return "core"
     if match := _CODEGEN.fullmatch(name):
@@ -240,7 +238,6 @@ def _compared(libraries: Sequence[Library], project: str, version: str) -> tuple
 
 
 def _major(row: TritonRelease | None) -> str:
-    """Return the major version of the LLVM that a release is built with, or an empty string if `row` is None."""
     if row is None:
         return ""
     return row.llvm_version.partition(".")[0] or str(needs_for(row.version).llvm)

@@ -139,18 +139,12 @@ def _label(form: _Form, problem: Problem, sequence: int) -> str:
 
 
 def _lse(problem: Problem) -> Tensor:
-    """Return a tensor for the LSE, with a number for each row; there is one batch if sequences are packed."""
     shape = problem.shape
     rows = sum(queries for queries, _ in shape.lengths) if shape.packed else shape.most_queries
     return rows_tensor(1 if shape.packed else len(shape.lengths), HEADS, rows)
 
 
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
-    """Return the expected values of the LSE.
-
-    The LSE is stored in float32. Its allowed error is computed with the precision of xf32 if scores are computed in
-    xf32, with the precision of the tensors' type if there is a bias, and otherwise with the precision of float32.
-    """
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
     element, plain = (XF32, results.plain) if form.element is XF32 else (FP32, results.single)
@@ -158,7 +152,7 @@ def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
 
 
 def _blocks(rows: int, block: int) -> list[int]:
-    """Return the indices of the first and the last block of the rows, or one index if both are the same block."""
+    """Return the indices of the first and the last block."""
     return sorted({0, (rows - 1) // block})
 
 

@@ -43,7 +43,7 @@ class Expected:
         plain: the values that a plain implementation in the kernel's type computes.
         element: the type whose precision is used for the bound on the error.
         stored: the type of the buffer's elements, if it is not `element`.
-        summed: whether the values are sums over the first dimension of `places`, whose parts a later kernel would add.
+        summed: whether the values are sums over the first dimension of `places`.
     """
 
     argument: str

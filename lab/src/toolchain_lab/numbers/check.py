@@ -131,7 +131,6 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
 
 
 def _cases(make: Cases, metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield the cases for a kernel; raise NotCheckedError if its constants do not fit them."""
     try:
         yield from make(metadata, seed)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -209,7 +208,6 @@ def _cause(program: Program, launch: Launch, done: Launched, seed: int) -> str:
 
 
 def _differing(first: Launched, second: Launched) -> list[str]:
-    """Return the names of the buffers whose bytes differ between two runs."""
     return [name for name in first.buffers if first.buffers[name].tobytes() != second.buffers[name].tobytes()]
 
 

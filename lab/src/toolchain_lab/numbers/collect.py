@@ -20,8 +20,8 @@ from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
-# A function that returns the launch data of a kernel in a pack without launch data, given the kernel's path and its LDS
-# in bytes; None for an unknown kernel.
+# A function that returns the launch data of a kernel, given the kernel's path and its LDS in bytes; None for an unknown
+# kernel.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
 _LAUNCH = ".launch"  # in a Triton cache, NAME.launch.json contains launch data, because Triton writes NAME.json
 
@@ -52,7 +52,7 @@ def collect(
 ) -> Collected:
     """Choose code objects in `files`, and write them to a folder, each with a JSON file if its launch data is known.
 
-    Empty code objects, which mark kernels as known bad, are skipped.
+    Empty code objects are skipped.
 
     Args:
         files: the files, which can be iterated several times.

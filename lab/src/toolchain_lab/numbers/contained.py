@@ -1,4 +1,4 @@
-"""Check kernels in separate namespaces, like those of builds, without access to a network or to the user's files."""
+"""Check kernels in separate namespaces, without access to a network or to the user's files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 
 def _advice(error: process.CommandError) -> str:
-    """Return advice for a failed check: to free memory if a process was killed or lacked memory, else to report it."""
     # If signal N ends a child process, the program that runs the child ends with the exit code 128 + N.
     killed = error.returncode < 0 or error.returncode > 128
     # `campaign.results` raises a ResourceError if one of its workers is killed.

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 _LOG2E = 1.44269504
 # The arguments of disabled features, such as the strides of tensors that are not passed.
 _UNUSED = ("stride_b*", "stride_a*", "stride_s*", "stride_dropout*", "dropout_p", "philox_*")
-_ROWS = 144  # rows in a backward pass, not a multiple of a block, which has 32, 64 or 128 rows
+_ROWS = 144  # rows in a backward pass; not a multiple of 32, 64 or 128, the possible sizes of a block
 
 
 def element_of(metadata: Metadata, *names: str) -> Element:

@@ -19,7 +19,7 @@ _MOST = 1 << 30  # bytes; the limit for the size of the file
 def append(path: Path, row: Checked, decoder: str) -> None:
     """Append a result to the file of `--results`; raise ConfigError if the file cannot be written."""
     try:
-        # `read` refuses halves of surrogate pairs, which stand for the bytes of a name that are not UTF-8.
+        # A name that is not UTF-8 contains halves of surrogate pairs, which `read` refuses.
         line = json.dumps({"decoder": decoder, "row": row.as_json()}, ensure_ascii=False).encode(errors="replace")
         with path.open("ab") as stream:
             stream.write(line + b"\n")
@@ -33,7 +33,7 @@ def append(path: Path, row: Checked, decoder: str) -> None:
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
-    """Return the results in the file of `--results` that were made with `decoder`, by kernel name.
+    """Return the results in the file of `--results` that were made with `decoder`, by name.
 
     If the file does not exist, an empty dict is returned. If a check was killed while it wrote the last line, the
     incomplete line is removed from the file.

@@ -199,7 +199,7 @@ class Problem:
         )
 
     def results(self, sequence: int, head: int, rows: slice = _ALL) -> Triple:
-        """Return the expected results for one head of a sequence, which are cached."""
+        """Return the expected results for one head of a sequence; they are cached."""
         key = (sequence, head, rows.start, rows.stop)
         if key not in self._done:
             given = self.inputs(sequence, head, rows)
@@ -210,7 +210,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return the float32 tensor that a backward pass takes as `name`, which is `lse` or `delta`, for all rows."""
+        """Return `lse` or `delta` (`name`) of all rows, as a float32 tensor for a backward pass."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
@@ -221,13 +221,13 @@ class Problem:
             for head in range(shape.heads):
                 place = (self.batch(sequence), head, self.rows(sequence, keys=False))
                 results = self.results(sequence, head)
-                # For xf32, the plain results are used, because the error of the LSE must match that of the scores,
-                # which a backward pass computes again.
+                # For xf32, the plain results are used, because a backward pass computes the scores again, and the error
+                # of the LSE must match theirs.
                 values[place] = getattr(results.plain if self.element is XF32 else results.exact, name)
         return rows_tensor(batch, shape.heads, rows, values)
 
     def output(self) -> Tensor:
-        """Return the output of the forward pass for all rows, which is an input to a backward pass."""
+        """Return the output of the forward pass for all rows, as an input to a backward pass."""
         made = self.empty("o", keys=False, heads=self.shape.heads)
         for sequence in range(len(self.shape.lengths)):
             for head in range(self.shape.heads):

@@ -61,7 +61,7 @@ class Results:
 
 
 def exactly(values: Array) -> Array:
-    """Return values unchanged, for a computation in float64 that rounds to no other type."""
+    """Return values unchanged."""
     return values
 
 
@@ -85,10 +85,8 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
     """Compute attention and its gradients for one head.
 
     Args:
-        rounded: a function that rounds each result that PyTorch's `math` backend would store. As in that backend, the
-            computation scales both q and k.
-        product: a function that multiplies matrices. A float64 product is good enough for narrow types: hardware adds
-            their products in float32, whose error is small compared with that of `rounded`.
+        rounded: a function that rounds each result that PyTorch's `math` backend would store.
+        product: a function that multiplies matrices.
     """
     root = np.sqrt(given.scale)
     q, k = rounded(given.q * root), rounded(given.k * root)

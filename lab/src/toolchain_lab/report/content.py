@@ -12,10 +12,10 @@ Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js reads the keys of
 
 
 class Kind(Enum):
-    """The kind of a column, which decides how its cells are written, sorted and filtered."""
+    """The way in which the cells of a column are written, sorted and filtered."""
 
     TEXT = "text"
-    CHOICE = "choice"  # text with few different values, all of which the filter can list
+    CHOICE = "choice"  # text with few different values
     NUMBER = "number"
     SECONDS = "seconds"
     BYTES = "bytes"

@@ -52,7 +52,7 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
     """Return the report about a campaign.
 
     Args:
-        kernels: the kernels in its code objects; the kernel for an entry is found by digest.
+        kernels: the kernels in the campaign's code objects.
     """
     figures, section = campaign_part(entries, kernels)
     subject = _gpus(entry.target for entry in entries)
@@ -127,10 +127,7 @@ def _facts_cells(facts: Facts | None) -> list[Cell]:
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return the first line of a reason, by which reasons are counted, and the whole reason, both truncated.
-
-    For a reason of one line, the second string is empty.
-    """
+    """Return the first line of a reason, and the whole reason if it has several lines, both truncated."""
     first = text.partition("\n")[0]
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 

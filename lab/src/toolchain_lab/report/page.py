@@ -43,7 +43,7 @@ def html(report: Report) -> str:
         subject=escape(report.subject),
         figures="".join(figures),
         style=style,
-        # The data is compressed. Because names of kernels are long and similar, this makes it about ten times smaller.
+        # The data is compressed, because names of kernels are long and similar.
         data=base64.b64encode(gzip.compress(_json({"sections": sections}), 6, mtime=0)).decode(),
         library=library,
         script=script,
@@ -51,7 +51,7 @@ def html(report: Report) -> str:
 
 
 def _json(value: object) -> bytes:
-    """Return a value as ASCII JSON, which can also represent names that are not valid UTF-8."""
+    """Return a value as ASCII JSON, because names may not be valid UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
