@@ -17,7 +17,7 @@ from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
 
-# The name in `--source` for a tuning database that replaces one of the AOTriton tree.
+# The name in `--source` for the user's own tuning database.
 DATABASE = "aotriton-database"
 
 
@@ -89,7 +89,7 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
 
 
 def pack(gpu: str) -> str:
-    """Return the name of the image pack that contains a GPU's kernels in the newest generation of releases."""
+    """Return the result of `Generation.pack` for a GPU in the newest generation of releases."""
     return _rows()[0][-1].pack(gpu)
 
 
@@ -171,8 +171,6 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
             "--triton COMMIT",
         )
     refuse_foreign(f"AOTriton {release}", generation.foreign, without)
-    # Upstream compiles the kernels of these GPUs with a Triton other than AOTriton's submodule, but a build uses only
-    # one.
     theirs = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
     if theirs and not own_triton:
         raise UnsupportedError(
@@ -184,13 +182,13 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
 
 
 def buildable() -> tuple[str, ...]:
-    """Return the releases whose kernels this tool can build, sorted by version."""
+    """Return the releases whose kernels this tool can build."""
     known = {row.name for row in aotriton_releases() if row.commit and row.triton}
     return tuple(name for row in _rows()[0] if not row.refused for name in row.releases if name in known)
 
 
 def generator_in(tree: Path) -> str:
-    """Return the Python package that plans a tree's kernels; an empty string if the tree has no known one."""
+    """Return the Python package that plans a tree's kernels; an empty string if the package is unknown."""
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
         ("v3python/generate.py", "v3python"),
@@ -271,7 +269,6 @@ def _version_in(tree: Path) -> tuple[int, ...]:
 
 
 def _stated_version(tree: Path) -> tuple[int, ...]:
-    """Return the version in a tree's CMakeLists.txt; an empty tuple if the file states none."""
     text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return tuple(int(part[1]) for part in parts if part) if all(parts) else ()
@@ -328,7 +325,7 @@ def _path_in(tree: Path, path: str) -> str:
 
 
 def _is_unread(tree: Path, row: Database) -> bool:
-    """Return whether no file of a tree's generator mentions a database, which means that the tree does not use it."""
+    """Return whether no file of a tree's generator mentions a database."""
     stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
     files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
     return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
@@ -389,5 +386,5 @@ def git_id(path: Path) -> str:
         content = b"".join(row + b"\0" + bytes.fromhex(id_) for _, row, id_ in sorted(rows))
     else:
         content = path.read_bytes()
-    # SHA-1 is needed to compute git's ids; no security decision depends on it.
+    # Git's object ids are SHA-1 digests.
     return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)) + content, usedforsecurity=False).hexdigest()

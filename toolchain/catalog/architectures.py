@@ -59,12 +59,10 @@ def emulator_name(arch: str) -> str:
 def emulator(arch: str, *, proof: bool = True) -> Path:
     """Return the path of the qemu program that runs programs for `arch`; raise an EngineError if it is not installed.
 
-    Raise an UnsupportedError if the architecture is unknown. The program is linked statically and called directly, so
-    it works in any container.
+    Raise an UnsupportedError if the architecture is unknown.
 
     Args:
-        proof: whether qemu is needed only for the contract check, which the user can skip. Otherwise, the build of
-            Triton needs it.
+        proof: whether the contract check needs the program; otherwise the build of Triton needs it.
     """
     name = emulator_name(arch)
     program = process.find(name)

@@ -17,7 +17,7 @@ _INSTALLER = "containerfiles/base/install.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """The recipe of a base for one architecture, from a table in `DATA`, which documents the fields.
+    """The recipe of a base for one architecture. The file `DATA` documents the fields that are not listed here.
 
     Args:
         name: the name in `--base` and in image names.

@@ -38,7 +38,7 @@ class LlvmRequirements:
         clang, lld, filecheck: whether Triton needs clang, the libraries of lld, and the program FileCheck.
         keep: globs for more libraries to keep in the layer.
         drop: globs for libraries that are not kept although they match `keep`.
-        serves: the version or commit of Triton, as `needs_for` got it.
+        serves: the version or commit of Triton.
         llvm: the major version of the LLVM that this Triton pins, `22` for 22.0.0git.
         since: the first major version of LLVM that installs all of these parts; 0 if every version does.
     """
@@ -171,8 +171,7 @@ def _tritons_for(llvm: int) -> str:
 def features_of(checkout: Path) -> frozenset[str]:
     """Return the features (`clang`, `lld`, `filecheck`) that a checkout of Triton needs in its LLVM.
 
-    The features are read from the CMake files and not derived from the version, because Triton's main branch keeps the
-    version of the last release for months.
+    The features are read from the CMake files, because Triton's main branch may have an older version.
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
@@ -185,7 +184,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     """Return the files that an LLVM lacks, as sorted paths below its prefix.
 
     This function checks that the tools, the CMake packages, the folders of headers and the libraries that Triton links
-    exist. The contract check tests whether the libraries can be linked.
+    exist.
 
     Args:
         files: the files of the LLVM, as paths below its prefix.
@@ -197,7 +196,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     missing = [name for name in wanted if name not in files]
     tops = {name.split("/")[1] for name in files if name.startswith("include/")}
     missing += [f"include/{low}" for low in packages if low not in tops]
-    # Nearly all programs include clang's own headers, such as stddef.h, at least through the headers of the C library.
+    # Without its own headers, such as stddef.h, clang cannot compile most programs.
     if needs.clang and not any(_STDDEF.fullmatch(name) for name in files):
         missing.append("lib/clang/*/include/stddef.h")
     return sorted(missing)

@@ -62,7 +62,7 @@ def costs() -> tuple[Cost, ...]:
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
-    """Return the row of data/costs.toml with this `stage` and `part`; None if there is none."""
+    """Return the cost of a stage or of a part of it; None if data/costs.toml contains no row for it."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 

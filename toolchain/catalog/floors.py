@@ -14,7 +14,7 @@ DATA = "llvm-config/floors.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The oldest system that a portable layer supports, from a table in `DATA`, which documents the fields."""
+    """The oldest system that a portable layer supports. The file `DATA` documents the fields."""
 
     glibc: str
     system: str

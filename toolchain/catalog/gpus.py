@@ -78,7 +78,7 @@ def short_list(gpus: Sequence[str]) -> str:
     """Return a short text that stands for a set of GPUs in image and file names.
 
     Up to three GPUs are listed, as in `gfx1100-gfx942`. More than three are replaced by their number and 6 hex digits
-    of a digest, as in `5gpus0a1b2c`. The text depends only on `gpus`, so adding GPUs to data/gpus.toml changes no name.
+    of a digest, as in `5gpus0a1b2c`.
     """
     names = sorted(set(gpus))
     return "-".join(names) if len(names) <= 3 else f"{len(names)}gpus{sha256_json(names).removeprefix('sha256:')[:6]}"

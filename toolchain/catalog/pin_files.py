@@ -20,15 +20,14 @@ UPSTREAM = "llvm/llvm-project"
 _PUT = "give a pin file, a folder with one, or a checkout; or restore the file"
 AOTRITON_SUBMODULE = "third_party/triton"
 MAX_SETUP_BYTES = 1 << 20
-MAX_PIN_BYTES = 64 << 10  # the limit for a pin file; an llvm-info.json is about 700 bytes long
+MAX_PIN_BYTES = 64 << 10
 
 # The pin file of a fork names the fork's repository under one of these keys: as owner/name, or as a URL.
 _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# The names of pin files for LLVMs other than the main one, and for upstream's next builds, whose commits may
-# be newer than the pin.
+# The names of pin files for LLVMs other than the main one, and of files whose commit may be newer than the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
 # The names of pin files for the LLVMs that generate code for GPUs, and for upstream's next builds of those LLVMs.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
@@ -62,10 +61,9 @@ class _PinFile:
 def read_pin(path: Path) -> LlvmPin:
     """Return the LLVM pin in a pin file, in a folder of pin files, or in a Triton checkout.
 
-    The pin files of a checkout are in `cmake/`, or at the top for Triton 2.1. `llvm-build-info.json` may be newer than
-    the pin, so only its `repository` is used, and only if it names the pinned commit. Raise a PinError if there is no
-    valid pin, or if the pin files name different commits or repositories, and a DocumentError if `strict_json.read`
-    refuses a file.
+    The pin files of a checkout are in `cmake/` or at its top. `llvm-build-info.json` may be newer than the pin, so only
+    its `repository` is used, and only if it names the pinned commit. Raise a PinError if there is no valid pin, or if
+    the pin files name different commits or repositories, and a DocumentError if `strict_json.read` refuses a file.
     """
     if path.is_dir():
         files = pin_files(path)
@@ -125,11 +123,11 @@ def is_aotriton(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class NamedInSetup:
-    """The LLVM that setup.py names in a Triton from before November 2023, without a full commit.
+    """The LLVM that the setup.py of an old Triton names.
 
     Args:
         version: the version, such as `17.0.0`; empty if only a commit is named.
-        commit: the first digits of the commit; empty if only a version is named.
+        commit: 8 to 40 digits of the commit; empty if only a version is named.
     """
 
     version: str
@@ -159,8 +157,8 @@ def named_in_setup(checkout: Path) -> NamedInSetup | None:
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
     """Return the pins of the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
 
-    Triton has used such LLVMs since version 3.9. Raise an UnsupportedError if data/codegen.toml has no table for one of
-    them, and a PinError or DocumentError if a pin cannot be read or is invalid.
+    Raise an UnsupportedError if data/codegen.toml has no table for one of them, and a PinError or DocumentError if a
+    pin cannot be read or is invalid.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -315,7 +313,6 @@ def _parsed(file: Path) -> _PinFile:
 
 
 def _without_comments(text: str) -> str:
-    """Return the text of a plain pin file without `#` comments or blank lines."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 

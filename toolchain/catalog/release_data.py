@@ -69,7 +69,7 @@ class CodegenPin:
 
 @dataclass(frozen=True, kw_only=True)
 class TritonRelease:
-    """A Triton and its LLVM, from a row of data/triton.toml, which documents the fields.
+    """A Triton and its LLVM. data/triton.toml documents the fields that are not listed here.
 
     Args:
         version: the version, such as `3.7.1`; empty for a commit without a release.
@@ -176,7 +176,7 @@ def _pin(row: TritonRelease | AotritonRelease) -> LlvmPin:
 
 
 def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
-    """Raise a PinError if one of the named fields of a release is empty, which means unknown."""
+    """Raise a PinError if one of the named fields of a release is empty."""
     missing = [field for field in fields if not getattr(row, field)]
     if not missing:
         return

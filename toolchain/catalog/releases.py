@@ -222,7 +222,6 @@ def _triton_by_version(line: str, patch: str | None, local: str) -> TritonReleas
         raise _no_such_triton(line)
     newest = siblings[-1]
     if len({row.llvm for row in siblings}) == 1:
-        # All patch releases pin the same LLVM. The newest verified row is preferred, because its pin is certain.
         return next((row for row in reversed(siblings) if row.certainty == "verified"), newest)
     pins = ", ".join(f"{row.version} has {row.llvm or 'an unknown one'}" for row in siblings)
     text = f"the patch releases of Triton {line} pin different LLVMs ({pins}); {newest.version} is used"

@@ -60,7 +60,7 @@ class Stub:
 
     Args:
         name: the name of its folder, such as `rocm6`.
-        soname: the name of the real library, which linked programs load.
+        soname: the soname of the real library.
         nodes: the version nodes of the symbol table, each with its functions.
     """
 

@@ -27,8 +27,7 @@ class StageRow:
         name: the name of the stage as a target and in the output of `plan`.
         on: the stages that it may be built on, lowest first.
         sources: the names of its sources in `--source`, with the SPDX expression of each project's license.
-        license: the SPDX expression of its layer's content; empty if none is declared, because the layer contains
-            packages with many licenses.
+        license: the SPDX expression of its layer's content; empty if none is declared.
         title: the title of its image, in which `{}` stands for a name or version, such as the name of the base; empty
             if the name of the image is the title.
         machines: the OCI architectures that it can be built for on a machine of the same architecture; empty for all.

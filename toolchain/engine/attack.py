@@ -3,7 +3,7 @@
 `engine.probe` starts the program, which uses only the standard library.
 
 `python -I -S -B attack.py SECRET...` takes the paths of files that only the caller may read. It prints a line for each
-attempt: `@out NAME: WHAT` if the attempt succeeded, or else `@held NAME`. It writes no file outside the container.
+attempt: `@out NAME: WHAT` if the attempt succeeded, or else `@held NAME`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The number of the system call `keyctl` on each architecture. The C library has no function for this call.
+# The number of the system call `keyctl` on each architecture.
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, -3
 _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")

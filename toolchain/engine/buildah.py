@@ -104,8 +104,7 @@ class Buildah(Storage):
         """
         reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
         if not self._has(reference):
-            # Images share layers, such as the base's. Two invocations that unpack the same layer at the same time each
-            # spend the CPU time for it.
+            # Without the lock, two invocations could unpack the same layer at the same time.
             with held(self.cache.locks / "unpack.lock", what="unpacking an image"):
                 if not self._has(reference):
                     self._unpack(layout, digest, reference)
@@ -142,8 +141,7 @@ class Buildah(Storage):
 
         Args:
             root: the recipe root; its folders with recipes are the build's context.
-            out: the folder for the tree, which is replaced only if the build succeeds. Its files are not flushed to
-                disk, because the layer that is packed from them will be.
+            out: the folder for the tree; an existing folder is replaced only if the build succeeds.
             log: the file to which the output is appended.
             on_line: called with each line of output, except the answers of the network probe.
 

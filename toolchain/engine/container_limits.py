@@ -49,7 +49,7 @@ class Reached:
 
 
 def rows() -> list[Limit]:
-    """Return all limits in the order of `data/limits.toml`, which is also their order in docs/isolation.md."""
+    """Return all limits in the order of `data/limits.toml`."""
     plain = [{name.replace("-", "_"): value for name, value in row.items()} for row in load("limits")["limit"]]
     return [typed_row(Limit, row, row["name"], FOLDER / "limits.toml") for row in plain]
 
@@ -57,9 +57,8 @@ def rows() -> list[Limit]:
 def values() -> dict[str, float]:
     """Return the value of each limit by name.
 
-    The environment variable `TOOLCHAIN_LIMITS` overrides the values from `data/limits.toml`, some of which grow with
-    the number of processors. Raise a ConfigError if the variable contains an unknown name, or a value that is not a
-    positive, finite number.
+    The environment variable `TOOLCHAIN_LIMITS` overrides the values from `data/limits.toml`. Raise a ConfigError if the
+    variable contains an unknown name, or a value that is not a positive, finite number.
     """
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):

@@ -55,9 +55,8 @@ FILES = {
     "SSH_AUTH_SOCK": "the socket of the ssh agent, for a daemon that is reached by ssh",
 }
 """The environment variables that docker's client inherits, with their meanings. The variables in `FILES` hold paths."""
-# The first process of a PID namespace ignores a signal from its own namespace, even the SIGABRT of abort(), unless it
-# has a handler for it. So a shell is the first process, and a signal ends the command as it would outside of a
-# container.
+# The first process of a PID namespace ignores signals from its own namespace for which it has no handler. So a shell is
+# the first process, and a signal ends the command as it would outside of a container.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 

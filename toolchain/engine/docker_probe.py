@@ -1,8 +1,7 @@
 """Prove that a docker daemon's containers have no network and see the folders of this machine.
 
-A container of a tiny image counts its network interfaces. It prints a word that this process wrote to a folder, and two
-files of the recipes, and writes the word back. On another machine, it could do that only if the machines share these
-folders.
+A container of a tiny image counts its network interfaces. It prints some files of this machine and a word that this
+process wrote to a folder, and writes the word back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""End a docker container that reaches a limit, as the launcher ends buildah's containers."""
+"""End a docker container that reaches a limit."""
 
 from __future__ import annotations
 

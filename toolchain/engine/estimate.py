@@ -21,7 +21,7 @@ _KINDS = tuple(
         (r"", 0.2),  # generated files, archives, links
     )
 )
-_WINDOW = 600.0  # seconds; see `Rate`, which ignores old speeds because the load of a machine changes
+_WINDOW = 600.0  # seconds; older speeds are ignored, because the load of a machine changes
 _FIRST = 30.0  # seconds after the first record of a run during which there is no estimate
 
 

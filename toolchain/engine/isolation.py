@@ -29,7 +29,7 @@ SCRIPT = (
 )
 # Capabilities that buildah or docker would give to root in a container. With them, root could for example leave the
 # container by a second chroot, make devices, give capabilities to files or to itself, use low ports, and become other
-# users, whose processes the kernel counts separately.
+# users.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
 # A container with a network keeps these capabilities, because package managers need them to install packages.
@@ -52,8 +52,7 @@ def answer(line: str) -> int | None:
 def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list[str]:
     """Return the options for a buildah verb that restrict its containers.
 
-    Containers share the network and the host name of the launcher's namespaces (see `engine.view`), so they need no
-    bridge, and the host name is always the same.
+    Containers share the network and the host name of the launcher's namespaces (see `engine.view`).
 
     Args:
         network: whether the container has a network. Such a container keeps the capabilities in `_INSTALLING`.

@@ -6,8 +6,7 @@ launcher ends with the exit code or the signal of PROGRAM. When the launcher is 
 that it started.
 
 PROGRAM runs with none of the caller's user and group ids, and only those of the caller's folders that SPEC lists are
-mounted. So a process that escapes from a container can read only these folders, and the files that every user of the
-machine can read.
+mounted.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Usage:
 
 
 class Watch(Usage):
-    """A watch over the first process of a PID namespace, which ends the namespace when a limit is reached.
+    """A watch over the first process of a PID namespace. It ends the namespace when a limit is reached.
 
     Processes are counted in the namespace's own /proc. If this process cannot open that folder, they are not counted,
     and only the resource limit on processes applies to them.
@@ -204,8 +204,7 @@ class Watch(Usage):
 def most_processes(limit: int) -> int:
     """Return the resource limit on processes for a container that may run `limit` processes.
 
-    The value is above `limit`, so that the container is ended before a fork fails. Many programs give no reason when
-    they exit after a failed fork.
+    The value is above `limit`, so that the container is ended before a fork fails.
     """
     return limit + _MORE_PROCESSES
 

@@ -1,9 +1,8 @@
 """Collect the whole output of a container under chroot isolation through named pipes.
 
 Under chroot isolation, a process of buildah forwards the output of a command. That process ends when the command ends,
-and drops the output that it has not forwarded yet. On a busy machine, about one in fifty commands that print something
-and exit loses its output, and a failed build then shows no reason. So commands write to two named pipes, which
-processes outside the container read to their end.
+and drops the output that it has not forwarded yet. So commands write to two named pipes, and processes outside the
+container read the pipes to their end.
 """
 
 from __future__ import annotations

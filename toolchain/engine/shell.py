@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Raise a ConfigError if `argv` is empty, which requests a shell, but standard input or output is no terminal."""
+    """Raise a ConfigError if `argv` is empty, and standard input or output is not a terminal."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "shell-needs-terminal",

@@ -157,8 +157,8 @@ class Storage:
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
         """Run one of buildah's command lines, and try up to three more times if buildah did not start.
 
-        buildah first copies itself to sealed memory. On a busy machine the kernel refuses this copy with EBUSY, about
-        once in a few hundred calls. Raise a CommandError if buildah fails, unless `check` is False.
+        buildah first copies itself to sealed memory. On a busy machine the kernel may refuse this copy with EBUSY.
+        Raise a CommandError if buildah fails, unless `check` is False.
         """
         check = how.get("check", True)
         how["check"] = False

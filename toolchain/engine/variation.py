@@ -52,7 +52,7 @@ ALWAYS_FIXED = {
     "host-name": "it is `toolchain` in every container",
     "build-path": "it is the same in every container",
 }
-"""The conditions that are the same in every container, each with the reason. No build can see a difference in them."""
+"""The conditions that are the same in every container, each with the reason."""
 
 
 @dataclass
@@ -90,10 +90,10 @@ class Variation:
             "HOME": f"/nonexistent/{choose.randrange(10**6)}",
             "PATH": f"{_PATH}:/nonexistent/{choose.randrange(10**6)}",
             "TOOLCHAIN_VARIED": "x" * choose.randrange(1, 500),
-            # libfaketime moves the times that `stat` returns, but not those of `stat64`, which ninja calls. CMake calls
-            # `stat`, so its copies would be newer than every output, and ninja would build all again after a resume.
+            # libfaketime moves the times that `stat` returns, but not those that `stat64` returns. CMake calls `stat`,
+            # and ninja calls `stat64`, so ninja would build everything again after a resume.
             "NO_FAKE_STAT": "1",
-            # ccache removes the temporary files that seem old by a clock that is ahead, which includes those in use.
+            # If the clock is ahead, ccache removes temporary files that are in use, because they seem old.
             "CCACHE_DISABLE": "1",
         }
         names = {"TZ": "time-zone", "HOME": "home", "PATH": "exec-path"}
@@ -109,8 +109,7 @@ class Variation:
         The changed conditions also apply to the containers of the command.
 
         Args:
-            trees: pairs of a source tree and an empty folder, in which the command sees the tree's entries in another
-                order.
+            trees: pairs of a source tree and the empty folder where the tree is mounted with reordered entries.
         """
         words = [*self._outside, *argv]
         if not trees:
@@ -143,7 +142,7 @@ class Variation:
 
     @cached_property
     def reorders(self) -> bool:
-        """Whether source trees can be mounted with their entries in another order.
+        """Whether source trees can be mounted with their entries reordered.
 
         The first access mounts a folder as a test, and records the result in `conditions` or `fixed`.
         """

@@ -61,9 +61,9 @@ _ARCHITECTURES = {
 
 
 def ids() -> tuple[int, int]:
-    """Return the first id and the length of the range of ids for containers, which does not include the caller's id.
+    """Return the first id and the length of the range of ids for containers.
 
-    Raise an EngineError if no range is long enough.
+    The range does not include the caller's id. Raise an EngineError if no range is long enough.
     """
     best = (0, 0)
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():

@@ -176,7 +176,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
         yield Item(name=name, paths=(path,), tag=tag, bytes=0, used=0.0)
     for tag, manifest in left.items():
-        # A base without a record, which a bundle brought, is kept, because a build may not be able to make it again.
+        # A base that a bundle brought without a record is kept, because a build may not be able to make it again.
         if not tag.endswith(f".{BROUGHT}"):
             size, used = 0, 0.0
             with contextlib.suppress(ToolchainError, OSError):  # an image whose blobs are missing can still be removed
@@ -186,7 +186,6 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return the Unix time of an image's last use: the later of the modification times of its record and its mark."""
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 

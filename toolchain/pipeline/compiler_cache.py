@@ -1,8 +1,7 @@
 """Keep a compiler cache for each set of sources, so that no build reads a cache that a build of other sources wrote.
 
-The code of a source can write anything into the compiler cache of its build. So the key of a cache is made from the
-digests and the patches of the sources, from whether these digests were known before the download, and from the stages
-below (see `key_of`). Only builds with the same key share a cache.
+The code of a source can write anything into the compiler cache of its build, so only builds with the same key share a
+cache (see `key_of`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class CompilerCache:
     """A compiler cache on disk.
 
     Args:
-        key: the key of 16 hexadecimal digits, with which the id of the cache mount ends.
+        key: the key, 16 hexadecimal digits.
         sources: the names of the sources, for display; empty if `note` cannot be read.
         used: the Unix time at which a build last began to use the cache; the current time if `note` cannot be read.
         places: the folders of the cache; empty until a build has created one.
@@ -106,7 +105,6 @@ def _note(cache: Cache, key: str) -> Path:
 
 
 def _lock(cache: Cache, key: str) -> Path:
-    """Create the lock file of the builds that use a compiler cache, and return its path."""
     path = cache.locks / f"compiler-cache-{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

@@ -86,7 +86,7 @@ class Prefetch:
 
     The first error after which another fetch would fail too is kept, and `check` raises it. After any other error, the
     stage that needs the source fetches it again, and raises the error of its own fetch. The thread ends with the
-    process, and the programs that the thread started end with the thread.
+    process.
     """
 
     def __init__(self, request: Request, sources: Sequence[Source]) -> None:
@@ -123,7 +123,7 @@ class Prefetch:
     def check(self) -> None:
         """Raise the error that the thread has kept, if there is one.
 
-        The build of an earlier stage calls this method for each line of output, so that it ends early.
+        The workspace calls this method for each line of a build's output, so that the build ends early.
         """
         if self._failed is not None:
             raise self._failed
@@ -132,4 +132,4 @@ class Prefetch:
         """Wait until the thread has tried to fetch this source; return at once if the thread does not fetch it."""
         event = self._done.get(name)
         while event is not None and not event.wait(0.2):
-            pass  # the waits are short, because a signal that another thread receives does not interrupt a wait
+            pass  # the waits are short, so that signal handlers can run between them

@@ -247,7 +247,6 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     """
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
-    # `parse` refuses a lock with other keys, so every key of a parsed lock is the name of an option.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
@@ -359,10 +358,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a description of each fault in the request of a lock.
-
-    Only keys and values that `render` can have written are valid, because a command line is made from them.
-    """
+    """Yield a description of each fault in the request of a lock."""
     kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")

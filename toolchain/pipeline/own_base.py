@@ -106,9 +106,9 @@ def needs() -> tuple[Need, ...]:
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
-    The result of data/probe-base.sh is cached by the digest of the image, the script and the arguments of the script.
-    If it is not cached yet, UntrustedError is raised if the image does not match its digests, and UnsupportedError if
-    the image cannot run a shell.
+    The result of data/probe-base.sh is cached for each image, script and list of arguments. If it is not cached yet,
+    UntrustedError is raised if the image does not match its digests, and UnsupportedError if the image cannot run a
+    shell.
     """
     users = users_of(planned)
     if not users:
@@ -217,7 +217,6 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def _require_intact(request: Request, image: LocalImage) -> None:
-    """Raise UntrustedError if a base does not match its digests, or if one of its layers is a decompression bomb."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if faults := verify_layout(layout, top):

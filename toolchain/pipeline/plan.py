@@ -116,8 +116,8 @@ def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[P
     raised as `read_pins` describes.
 
     Args:
-        ask: whether to look up the known commits of tags again, because tags can move, and to fetch Triton's tree even
-            if no input digest depends on its content. It has no effect with `--offline`.
+        ask: whether to look up the known commits of tags again, and to fetch Triton's tree even if no input digest
+            depends on its content. It has no effect with `--offline`.
     """
     rows = plan(request, target)
     rows = read_pins(request, target, rows)
@@ -140,8 +140,8 @@ def with_tree(
 
     Args:
         rows: the current plan.
-        fetch: whether to fetch the tree whenever a stage to build reads it. Otherwise it is fetched only if one of
-            these stages is not `triton` itself, because the input digests of the other stages depend on its content.
+        fetch: whether to fetch the tree if any stage to build reads it; otherwise it is fetched only if a stage to
+            build other than `triton` reads it.
         ask, proved: see `ask_tags` and `find`.
     """
     changed = ask_tags(request, rows, ask=ask)
@@ -157,7 +157,7 @@ def with_tree(
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
     """Resolve the tags in a plan whose commits are unknown; with `ask`, look up the known commits of tags again.
 
-    Return whether the plan contains such a tag. If so, the caller must plan again.
+    Return whether a commit was looked up. If so, the caller must plan again.
     """
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
@@ -176,7 +176,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
 
     Args:
         proved: whether to return None also for a result that was built with --no-contract although the stage has a
-            contract check. Such a result has the same bytes, but is untested.
+            contract check.
     """
     digest = planned.input_digest
     record = known_record(cache, digest)

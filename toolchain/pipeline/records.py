@@ -28,8 +28,7 @@ BROUGHT = "bundle"  # the suffix of the names of bases that came from a bundle w
 def image_tag(image: str, input_digest: str) -> str:
     """Return the name of an image in the cache's layout.
 
-    It ends with the first 12 digits of the input digest, or with `bundle` for a base without an input digest, which
-    came in a bundle.
+    The name ends with the first 12 digits of the input digest, or with `bundle` if the input digest is empty.
     """
     return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
 

@@ -37,7 +37,7 @@ class Reproduced:
         indexes: the digests of an index that contains only this image; the first is empty if the image was published
             without an index, or in an index with other images.
         differing: the files that differ; empty if the layers are equal.
-        varied: the changed conditions of the second build, as `Variation.as_json` returns them; None without `--vary`.
+        varied: the result of `Variation.as_json` for the second build; None without `--vary`.
     """
 
     image: str
@@ -117,7 +117,7 @@ def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
-    """Raise DigestError if an image does not match its digests, because a reproduction is compared with them."""
+    """Raise DigestError if an image does not match its digests."""
     for fault in verify_layout(layout, image):
         raise DigestError(
             "stage-digest-mismatch", f"{name} does not match its digests", why=fault.text, fix="fetch or build it again"
@@ -159,7 +159,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 def clean_cache(
     cache: Cache, dependencies: Sequence[PlanRow], digest: str, *, seed: int | None = None
 ) -> Iterator[Cache]:
-    """Yield a cache folder with only the sources, the lists of packages and the finished stages of `dependencies`.
+    """Yield a cache folder with only the store of sources, the lists of packages, and the finished `dependencies`.
 
     The folder is removed at the end of the block. If the block raises an error or is interrupted, the folder remains,
     and the next reproduction of the same inputs with the same seed continues there, because a build of LLVM takes
@@ -179,7 +179,7 @@ def clean_cache(
         if root.is_dir():
             console.note(f"continuing the interrupted reproduction ({root}); delete that folder to start over")
         root.mkdir(parents=True, exist_ok=True)
-        # The store of sources is shared, because every entry is checked against its digest when it is used.
+        # The store of sources is shared, because its entries are checked against their digests.
         if not fresh.store.is_symlink():
             fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():

@@ -194,7 +194,6 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
 
 
 def _is_checkout(folder: Path) -> bool:
-    """Return whether a folder contains a file or folder in `_MARKS`, which lists parts of a checkout of Triton."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 

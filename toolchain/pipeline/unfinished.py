@@ -40,7 +40,7 @@ def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     logs = sorted(cache.logs.glob(f"{planned.name}-{key}-*.log"))
     if not logs:
         return None
-    from toolchain.engine.storage import cache_mounts  # noqa: PLC0415 - most plans start without the engine
+    from toolchain.engine.storage import cache_mounts  # noqa: PLC0415 - most stages have no log
 
     if not cache_mounts(cache, f"toolchain-{planned.name}-tree-{key}"):
         return None

@@ -274,7 +274,6 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """Return the contents of a stage's image, which follow from the sources of the stage and the stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]
@@ -299,7 +298,7 @@ class BuildWorkspace:
         return write_image(layout, spec).digest
 
     def _tidy(self, planned: Planned) -> None:
-        """Remove the unfinished work of a finished stage; keep its compiler cache, and its ledger for `report`."""
+        """Remove the unfinished work of a finished stage; keep its compiler cache and its ledger."""
         if self._engine is not None and planned.input_digest is not None:
             self._engine.drop_cache(planned.name, planned.tree_key)
         ledger = self.cache.work / self.stage / LEDGER
