@@ -9,8 +9,8 @@ another child.
     worker: reads the rule ── before num_warps ── before num_stages ── before waves_per_eu: object
 
 There is one chain at a time, and each process is the child of the process before it. A child has the memory of its
-parent, so it continues exactly as a process with only its own rule would. No cache key is needed, so a key cannot be
-incomplete. Only `Pipeline` and `skip_parses` import Triton's modules.
+parent, so it continues exactly as a process with only its own rule would. Only `Pipeline` and `skip_parses` import
+Triton's modules.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Child:
 
 
 class Chain:
-    """The chain of processes of one group of rules.
+    """The current chain of processes. Each group of rules gets a new chain.
 
     Args:
         compile_here: a function that compiles a rule. It is called in the first process of a chain, and returns the
@@ -185,7 +185,6 @@ class SharedRule:
                     try:
                         forked = fork()
                     except OSError:
-                        # The process cannot fork, so it compiles the rule itself, without sharing.
                         lines.close()
                         return
                     if isinstance(forked, socket.socket):
@@ -211,7 +210,7 @@ class SharedRule:
                     os._exit(0)
         except DiedError as error:
             die_like(error.status)
-        except BaseException:  # noqa: BLE001 - the parent has ended, so this process must not continue in its place
+        except BaseException:  # noqa: BLE001 - this process must not return to its caller
             os._exit(1)
 
 
@@ -240,7 +239,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def is_single() -> bool:
-    """Return whether this process has only one thread. A fork copies no other thread, so it is safe only then."""
+    """Return whether this process has only one thread; False if /proc cannot be read."""
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir()) == 1
     except OSError:

@@ -34,7 +34,7 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# LLVM's warning for an unknown processor, for which LLVM then compiles without features, and Triton's error.
+# Parts of the messages that LLVM and Triton print if they do not support a GPU.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
 # The PTX version of CUDA 12.0, which is the first with sm_90a, the target that Triton names for sm_90.
 PTX_VERSION = 80

@@ -1,7 +1,7 @@
 """Make a copy of AOTriton's source compile with the libstdc++ of GCC 10.
 
 AOTriton 0.13 and newer search hash tables for values of another type than the key type. libstdc++ supports such a
-search only from GCC 11 on. The edits convert the value to the key type, which copies a short string.
+search only from GCC 11 on. The edits convert the value to the key type.
 
     old_libstdcxx.py SOURCE
 

@@ -51,7 +51,7 @@ def backends(folder: Path) -> dict[str, dict[int, str]]:
 
 
 def foreign(folder: Path) -> set[str]:
-    """Return the names of the functions that describe kernels of another compiler than Triton."""
+    """Return the names of a folder's functions with an `ati.affine` decorator; they describe aiter's kernels."""
     return {
         node.name
         for node in functions(folder)
@@ -60,7 +60,7 @@ def foreign(folder: Path) -> set[str]:
 
 
 def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
-    """Return the backends as `backends` does, and the foreign ones among them, in the rules of AOTriton before 0.13."""
+    """Return the result of `backends` for the rules of AOTriton before 0.13, and the set of aiter's backends in it."""
     names: dict[str, str] = {}
     operators: dict[str, dict[int, str]] = {}
     out: set[str] = set()
@@ -80,7 +80,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
                 if isinstance(one, ast.Call) and isinstance(one.args[0], ast.List):
                     made = {index: ast.unparse(each) for index, each in enumerate(one.args[0].elts)}
                     operators[names[ast.unparse(one.func)]] = made
-    # A backend with several kernels is foreign if one of the kernels is foreign.
+    # A backend may have several kernels. It is one of aiter's if any of its kernels is.
     texts = {text for known in operators.values() for text in known.values()}
     return operators, {text for text in texts if out & set(re.findall(r"\w+", text))}
 

@@ -1,10 +1,10 @@
-"""Call functions of a wheel with a substitute for the GPU's driver, so that Triton compiles kernels into its cache.
+"""Call functions of a wheel with a substitute for Triton's driver, so that Triton compiles kernels into its cache.
 
     calls.py GPU LDS MODULE [FILE]      LDS: the largest size of a workgroup's local memory on the GPU, in bytes
 
 MODULE is the name of a Python module in this folder or elsewhere on the module path. Its `call(row)` makes the tensors
 and calls the function. Its `prepare()`, if it exists, is called once, before the first row. Its `PACKAGE` is the name
-of the wheel's top package. No GPU, AMD driver or ROCm is needed.
+of the wheel's top package. No GPU, GPU driver or ROCm is needed.
 
 The first line of the output is {"ready": true, "triton", "python", "triton_key": SHA-256 of Triton's own key,
 "mcv_key": Triton's key as Model Cache Vault (MCV) finds it, "path": the path of Triton, "cache": the path of its cache,
@@ -20,8 +20,8 @@ the values that a launch without Triton needs: {"source": the path of the kernel
 The calls of each row are made in a process of its own, which is forked before any kernel is compiled, because Triton's
 key of a kernel depends on the kernels that the same process compiled before and that share a function with it.
 
-"refused" is true if the wheel's own Python code raised the exception, as it does if it has no configuration for the GPU
-or the call. An ImportError is not a refusal, because it means that a package that the wheel needs is missing.
+"refused" is true if the wheel's own Python code raised the exception, for example because it has no configuration for
+the GPU. An ImportError is not a refusal, because it means that a package that the wheel needs is missing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Utils:
 
 
 class Driver:
-    """A substitute for AMD's driver that records launches and runs nothing."""
+    """A substitute for Triton's driver object for AMD GPUs. It records launches and runs nothing."""
 
     def __init__(self, target: Any, lds: int, kernels: Kernels) -> None:
         self._target, self._kernels, self.utils = target, kernels, Utils(lds)
@@ -191,7 +191,7 @@ def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row in a forked process and return the answer; if the process sends none, it is a failure."""
+    """Make the calls of a row in a forked process and return the answer, or a failure if the process sends none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -124,7 +124,7 @@ def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> 
 def main() -> None:
     """Read tasks from standard input and write their answers, until the input ends."""
     os.umask(0o022)
-    # This process only reports facts about Triton, so any GPU will do. It gets no row, so it never imports a module.
+    # This process only reports facts about Triton that do not depend on the GPU.
     caller = Caller("gfx942", 1, "")
     about = {name: value for name, value in caller.about.items() if name != "ready"}
     print(json.dumps(caller.about), flush=True)

@@ -34,8 +34,8 @@ def main() -> None:
 def modules(package: str) -> Iterator[str]:
     """Yield the name of a package and the names of all modules in it.
 
-    To list the modules, the package and its subpackages are imported. The modules in one that cannot be imported are
-    left out.
+    To list the modules, the package and its subpackages are imported. The modules in a package that cannot be imported
+    are left out.
     """
     yield package
     try:

@@ -1,9 +1,9 @@
 """A substitute for torch that lets kernel modules import torch; it computes nothing.
 
 Kernel modules for PyTorch import torch for their host code. Compiling their Triton functions does not run the host
-code, so the image does not need the 900 MB of torch. Every attribute of this module whose name is not like `__all__` is
-an inert object, and every `import torch.…` gives a similar module. Only the kernel worker puts the folder of this
-module on the module path, and nothing of the module reaches a code object.
+code, so the image does not need torch. Every attribute of this module whose name is not like `__all__` is an inert
+object, and every `import torch.…` gives a similar module. Only the kernel worker puts the folder of this module on the
+module path.
 """
 
 from __future__ import annotations
