@@ -2,11 +2,12 @@
 
     pack.py BUILD SOURCE JOB
 
-BUILD is the generator's folder with the objects in it, SOURCE is the AOTriton tree, and JOB is a JSON file with paths
-below BUILD: `{"package", "loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path",
-"members": [[aks2, name]]}], "arches": [gpu], "sha1", "tree_sha1"}`. `package` has the modules aks2, flatzip and
-write_image_signature, of which old releases lack some. Their main functions are called in this process. With `loose`
-the clusters are not put into archives, as in AOTriton before 0.13. The program prints `@count n/m` lines.
+BUILD is the generator's folder with the objects in it, SOURCE is the AOTriton tree, and JOB is a JSON file: `{"package",
+"loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[aks2, name]]}],
+"arches": [gpu], "sha1", "tree_sha1"}`. All paths are relative to BUILD. `package` is the name of the generator's
+package, whose modules aks2, flatzip and write_image_signature are called in this process as far as the release has
+them. With `loose` the clusters are not put into archives, as in AOTriton before 0.13. The signature contains `arches`,
+`sha1` and `tree_sha1`. The program prints `@count n/m` lines.
 """
 
 from __future__ import annotations

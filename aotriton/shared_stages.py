@@ -304,7 +304,8 @@ class Pipeline:
         return bytes(module), dict(metadata)
 
 
-# Lines of `triton.compile` that pass arguments to the stages, as `Pipeline` does. Triton must have all of these lines.
+# Lines of `triton.compile` that prepare and call the stages as `Pipeline.compile` does. `Pipeline` is used only if
+# `triton.compile` contains all of them.
 _KNOWN = (
     "metadata = {",
     "**options.__dict__,",

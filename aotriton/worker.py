@@ -6,17 +6,18 @@ compiler prints goes to standard error; standard output carries only the lines d
 The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`. A
 rule is `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
 "num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are those of the container. `root` is added
-to the module path, and `source` is a Python file below it. A type is one of Triton's (`*fp16`, `i32`, `fp32`), followed
-by `:16` or `:8` if the argument is divisible by this number, or `constexpr` with a value in `constexprs`. A value
-`{"dtype": "fp16"}` is this type of Triton's. An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}`. An
-answer with "done" also has `"object", "json", "sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that
-were linked into the object. "done" means that the object and its JSON file are complete, on disk, and have their final
-names.
+to the module path, and `source` is a Python file below it. A type is either `constexpr`, with a value in `constexprs`,
+or one of Triton's types (`*fp16`, `i32`, `fp32`), with the suffix `:16` or `:8` if the argument is divisible by that
+number. The value `{"dtype": "fp16"}` stands for Triton's type `fp16`.
+
+An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}`. An answer with "done" also has `"object", "json",
+"sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that were linked into the object. "done" means that
+the object and its JSON file are complete, on disk, and have their final names.
 
 The environment variable KERNEL_WORKER_WITHOUT switches optimisations off. Its value is a comma-separated list of their
 names: `shared` (rules share their common stages, see `shared_stages.py`), `direct` (Triton's stages run without its
-cache; `shared` needs `direct`), and `parses` (dumps that were not requested parse nothing). No optimisation changes a
-byte of an object.
+cache; `shared` needs `direct`), and `parses` (modules are not parsed again for dumps that were not requested). No
+optimisation changes a byte of an object.
 
 `worker.py --list ROOT FILE...` prints each jit function of the files with its arguments as a JSON line.
 """

@@ -37,40 +37,40 @@ def call(row: dict[str, Any]) -> None:
 
 
 def _layer_norm(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.normalization.norm import layer_norm  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.normalization.norm import layer_norm  # noqa: PLC0415 - after `prepare`
 
     weight, bias = torch.zeros(2, row["columns"], dtype=kind)
     layer_norm(_matrix(row, kind), weight, bias)
 
 
 def _rms_norm(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.normalization.rmsnorm import rms_norm  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.normalization.rmsnorm import rms_norm  # noqa: PLC0415 - after `prepare`
 
     rms_norm(_matrix(row, kind), torch.zeros(row["columns"], dtype=kind), 1e-6)
 
 
 def _rms_norm_add(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.normalization.rmsnorm import rmsnorm2d_fwd_with_add  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.normalization.rmsnorm import rmsnorm2d_fwd_with_add  # noqa: PLC0415 - after `prepare`
 
     weight = torch.zeros(row["columns"], dtype=kind)
     rmsnorm2d_fwd_with_add(*(_matrix(row, kind) for _ in range(4)), weight, 1e-6)
 
 
 def _softmax(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.softmax import softmax  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.softmax import softmax  # noqa: PLC0415 - after `prepare`
 
     softmax(_matrix(row, kind))
 
 
 def _gemm(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.gemm.basic.gemm_a16w16 import gemm_a16w16  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.gemm.basic.gemm_a16w16 import gemm_a16w16  # noqa: PLC0415 - after `prepare`
 
     inner = row["inner"]
     gemm_a16w16(torch.zeros(row["rows"], inner, dtype=kind), torch.zeros(row["columns"], inner, dtype=kind), dtype=kind)
 
 
 def _attention(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.attention.mha import flash_attn_func  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.attention.mha import flash_attn_func  # noqa: PLC0415 - after `prepare`
 
     heads, of_keys = row["heads"]
     query, keys, values = (
@@ -80,7 +80,7 @@ def _attention(row: dict[str, Any], kind: torch.dtype) -> None:
 
 
 def _unified(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.attention.unified_attention import unified_attention  # noqa: PLC0415 - prepare runs first
+    from aiter.ops.triton.attention.unified_attention import unified_attention  # noqa: PLC0415 - after `prepare`
 
     (heads, of_keys), head, queries, length = row["heads"], row["head"], row["queries"], row["seq"]
     blocks = -(-length // row["block"])

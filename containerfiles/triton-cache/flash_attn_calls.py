@@ -34,7 +34,7 @@ def call(row: dict[str, Any]) -> None:
         row: `direction` (`forward`, `backward` or `decode`), `dtype`, `batch`, `heads` (the numbers of query heads and
             of key heads), `head` (the size of a head), `seq` (the length of a sequence), and `causal`.
     """
-    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - prepare runs first
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - after `prepare`
 
     batch, (heads, of_keys), head, length = row["batch"], row["heads"], row["head"], row["seq"]
     kind, backward = _TYPES[row["dtype"]], row["direction"] == "backward"

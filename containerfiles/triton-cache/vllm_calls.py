@@ -60,7 +60,7 @@ def call(row: dict[str, Any]) -> None:
 
 
 def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - prepare runs first
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - after `prepare`
 
     queries, length = row["queries"], row["seq"]
     query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
@@ -83,7 +83,7 @@ def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, h
 
 
 def _prefix(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # noqa: PLC0415 - prepare runs first
+    from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # noqa: PLC0415 - after `prepare`
 
     queries, length, block = row["queries"], row["seq"], row["block"]
     blocks, new = -(-length // block), _SEQUENCES * queries
@@ -100,7 +100,7 @@ def _prefix(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, he
 
 
 def _decode(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # noqa: PLC0415 - prepare runs first
+    from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # noqa: PLC0415 - after `prepare`
 
     length, block, splits = row["seq"], row["block"], 8
     blocks = -(-length // block)
@@ -114,7 +114,7 @@ def _decode(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, he
 
 
 def _merge(_: dict[str, Any], kind: torch.dtype, heads: int, __: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states  # noqa: PLC0415 - prepare runs first
+    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states  # noqa: PLC0415 - after `prepare`
 
     out, first, second = (torch.zeros(_SEQUENCES, heads, head, dtype=kind) for _ in range(3))
     sums = torch.zeros(3, heads, _SEQUENCES)

@@ -19,7 +19,8 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Errors that an unusable path from the user can cause. ENOENT is absent, because it means that a check is missing.
+# Errors that an unusable path from the user can cause. ENOENT is absent, because the verbs report
+# missing files themselves.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,

@@ -21,8 +21,8 @@ _KINDS = tuple(
         (r"", 0.2),  # generated files, archives, links
     )
 )
-_WINDOW = 600.0  # seconds; older speeds are ignored, because the load of a machine changes
-_FIRST = 30.0  # seconds after the first record of a run during which there is no estimate
+_WINDOW = 600.0  # seconds; the minimum window for measuring the speed, which changes with the load of the machine
+_FIRST = 30.0  # seconds; there is no estimate for this long after the first record of a run
 
 
 def cost(label: str) -> float:

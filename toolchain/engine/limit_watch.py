@@ -102,8 +102,8 @@ class Usage:
         if lost[0] < self._recount[0] and lost[1] < self._recount[1]:
             return ""
         made = self._made()
-        # Other programs used the rest of the lost space. So the next count can wait until the disks have lost as much
-        # more as the container may still write.
+        # The container exceeds a limit only if it writes at least `most - made` more. The next count waits until the
+        # disks have lost that much more.
         self._recount = (lost[0] + most[0] - made[0], lost[1] + most[1] - made[1])
         if made[0] > most[0]:
             return "written-bytes"

@@ -104,7 +104,7 @@ class Variation:
         self._prepared: dict[str, list[Mount]] = {}
 
     def wrap(self, argv: Sequence[str], trees: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-        """Return an engine's command line with the programs of this machine that change conditions put before it.
+        """Return an engine's command line after the programs of this machine that change conditions for it.
 
         The changed conditions also apply to the containers of the command.
 

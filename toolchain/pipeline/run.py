@@ -117,9 +117,9 @@ class _Run:
 def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
     stages = stages_of(target, request)
     before: dict[str, Built] = {}
-    # If the request has no patches, local sources or own base image, the first plan of a stage is used as long as the
-    # first plans of all stages before it were used unchanged. Otherwise the stage is planned again, because the stages
-    # below may have other digests now, or the user may have changed a patch, a source or the base.
+    # If the request has no patches, local sources or local base image, the first plan of a stage is used if its input
+    # digest is known and the first plans of all earlier stages were used. Otherwise the stage is planned again, because
+    # the stages below may have other digests now, or the user may have changed a patch, a source or the base.
     of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
     stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):

@@ -46,7 +46,6 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """Return the specification as a string."""
         if self.text:
             return self.text
         match self.kind:

@@ -112,7 +112,7 @@ class Store:
     ) -> Path:
         """Return the folder of a source's tree, after unpacking the tree if it is missing or was changed.
 
-        The files have the mode 0644 or 0755, and the modification time `digest.EPOCH`.
+        The files have the mode 0644 or 0755, and the modification time `core.digest.EPOCH`.
 
         Args:
             digest: the digest of the source (see `Source`).

@@ -332,5 +332,6 @@ def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Findi
 
 def _failure(name: str, failed: Sequence[str]) -> ToolchainError:
     kind, what, why = (*failed, "", "", "")[:3]
-    error, fix = _FAILURES.get(kind, (BuildError, "see the log"))  # the project's code may have written the file
+    # The kind may be unknown, because the project's code can also write result.json.
+    error, fix = _FAILURES.get(kind, (BuildError, "see the log"))
     return error("wheel-build-refused", f"{name}: {what}", why=why, fix=fix)

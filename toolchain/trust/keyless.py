@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sigstore.verify import Verifier
 
 T = TypeVar("T")
-PATIENCE = 180.0  # seconds to wait for a signature, or for the root certificates of a Sigstore
+PATIENCE = 180.0  # seconds to wait for a signature, or for the root certificates of a Sigstore instance
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - it is the name of an environment variable
 
@@ -39,7 +39,7 @@ class Identity:
         name: the name in the certificate: an e-mail address, or, for a GitHub workflow,
             `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…`.
         issuer: the OIDC issuer of the identity, such as `https://token.actions.githubusercontent.com`.
-        config: a file with the trust config of a Sigstore, for a private Sigstore or for use without a network; None
+        config: a file with the trust config of a Sigstore instance, if it is private or there is no network; None
             for the public Sigstore, whose current trust config is downloaded.
     """
 

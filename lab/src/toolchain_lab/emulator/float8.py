@@ -28,7 +28,7 @@ class Float8:
 
     @cached_property
     def _positive(self) -> Array:
-        """The numbers that the codes from 0 to `largest` encode, `float64`."""
+        """The numbers that the codes from 0 to `largest` encode, as `float64`."""
         bits = np.arange(self.largest + 1)
         exponent, fraction = bits >> self.mantissa, bits & (1 << self.mantissa) - 1
         normal = fraction + (exponent > 0) * (1 << self.mantissa)

@@ -181,7 +181,7 @@ def _compare(
         if short:
             value = int(second, 0)
             value = signed(value, 16) if sign else value & 0xFFFF
-            right = lambda _: value  # noqa: E731 - a lambda is shorter than a function
+            right = lambda _: value  # noqa: E731
         else:
             right = read(second)
         operands.writes.add(SCC)

@@ -23,7 +23,7 @@ from toolchain_lab.numbers.objects import SUFFIX, sample
 # A function that returns the launch data of a kernel, given the kernel's path and its LDS in bytes; None for an unknown
 # kernel.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_LAUNCH = ".launch"  # in a Triton cache, NAME.launch.json contains launch data, because Triton writes NAME.json
+_LAUNCH = ".launch"  # the launch data in a Triton cache is in NAME.launch.json; NAME.json is Triton's
 
 
 @dataclass(kw_only=True)
