@@ -2,12 +2,15 @@
 
     pack.py BUILD SOURCE JOB
 
-BUILD is the generator's folder with the objects in it, SOURCE is the AOTriton tree, and JOB is a JSON file: `{"package",
-"loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[aks2, name]]}],
-"arches": [gpu], "sha1", "tree_sha1"}`. All paths are relative to BUILD. `package` is the name of the generator's
-package, whose modules aks2, flatzip and write_image_signature are called in this process as far as the release has
-them. With `loose` the clusters are not put into archives, as in AOTriton before 0.13. The signature contains `arches`,
-`sha1` and `tree_sha1`. The program prints `@count n/m` lines.
+BUILD is the generator's output folder with the compiled objects, SOURCE is the AOTriton tree, and JOB is a JSON file:
+`{"package", "loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[path,
+name]]}], "arches": [gpu], "sha1", "tree_sha1"}`. All paths are relative to BUILD.
+
+`package` is the Python package of the generator. Its module aks2 packs each cluster of objects, flatzip puts the packed
+clusters into archives, and write_image_signature writes the signature. If `loose` is true, no archives are made. If the
+package has no module write_image_signature, no signature is written. The signature contains `arches`, `sha1` and
+`tree_sha1`, as far as the release's write_image_signature accepts them. The program prints a line `@count n/m NAME` for
+each cluster and archive.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ SIGNATURE = "__signature__.json"
 
 
 def call(module: str, *arguments: str) -> None:
-    """Run the main function of a module of AOTriton's generator, with these command-line arguments."""
+    """Call the `main` function of a module with `arguments` as its command-line arguments."""
     before = sys.argv
     sys.argv = [module, *arguments]
     try:
@@ -34,7 +37,7 @@ def call(module: str, *arguments: str) -> None:
 
 
 def sign(build: Path, source: Path, package: str, job: dict[str, Any]) -> bool:
-    """Write the signature file of the packs; return False if this AOTriton release has no signature file."""
+    """Write the signature to `build` and return True, or return False if `package` cannot write signatures."""
     module = f"{package}.write_image_signature"
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -73,7 +76,7 @@ def main(arguments: list[str]) -> int:
     for number, archive in enumerate([] if loose else job["archives"], len(job["clusters"]) + 1):
         path = build / archive["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The generator's manifest names every cluster; this manifest names only those that were compiled.
+        # The generator's manifest lists every cluster of the archive; this manifest lists only those of the job.
         manifest = path.with_suffix(".packed.nsv")
         lines = [f"{build / member}\0{name}\0\n" for member, name in archive["members"]]
         manifest.write_text("".join(lines), encoding="utf-8")

@@ -1,16 +1,18 @@
 """Share the stages of kernels that differ only in launch options, until a stage reads a launch option.
 
-Triton's stages run from the syntax tree to the code object. For rules that differ only in launch options (warps, stages
-or waves per EU), the stages do the same work until one of them reads such an option. This module intercepts these
-reads. At the first read of an option the process forks: it waits, and its child continues with the value. If the next
-rule has the same value, and the child waits too, the child continues with the rule. Otherwise the waiting process forks
-another child.
+Triton's stages run from the syntax tree to the code object. A rule describes one compilation (see worker.py). If rules
+differ only in launch options (`LAUNCH`), the stages do the same work for them until a stage reads such an option. This
+module intercepts these reads. At the first read of an option the process forks: it waits, and its child continues with
+the value. If the next rule has the same value, and the child waits too, the rule is passed to the child. Otherwise the
+waiting process forks another child.
 
-    worker: reads the rule ── before num_warps ── before num_stages ── before waves_per_eu: object
+The forked processes are a chain, in which each process is the child of the process before it. If the stages read the
+three options in the order of `LAUNCH`, the chain is:
 
-There is one chain at a time, and each process is the child of the process before it. A child has the memory of its
-parent, so it continues exactly as a process with only its own rule would. Only `Pipeline` and `skip_parses` import
-Triton's modules.
+    worker ── waits before num_warps ── waits before num_stages ── waits before waves_per_eu ── writes the object
+
+A child has a copy of its parent's memory, so it continues exactly as a process with only its own rule would. Only
+`Pipeline` and `skip_parses` import Triton's modules.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The launch options, in which the rules of one group may differ.
+# The launch options. The rules that share a chain may differ in them.
 LAUNCH = ("num_warps", "num_stages", "waves_per_eu")
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +48,7 @@ class DiedError(Exception):
 
 
 class _Child:
-    """A forked process that compiles or waits."""
+    """A child process of the chain, which compiles or waits for the next rule."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self.pid = pid
@@ -86,7 +88,7 @@ class _Child:
 
 
 class Chain:
-    """The current chain of processes. Each group of rules gets a new chain.
+    """Compile rules in chains of processes, with one chain at a time.
 
     Args:
         compile_here: a function that compiles a rule. It is called in the first process of a chain, and returns the
@@ -102,8 +104,8 @@ class Chain:
         """Compile a rule in the chain and return the report.
 
         Args:
-            group: the values that all rules of a chain share, as text. If the chain belongs to another group, it is
-                ended, and a new chain is started.
+            group: the values that all rules of a chain share, as text. If the current chain was started
+                for another group, it is ended, and a new chain is started.
 
         Raises:
             DiedError: a process of the chain ended without a report.
@@ -150,7 +152,7 @@ class SharedRule:
         self._known: set[str] = set()
 
     def read(self, name: str) -> Any:
-        """Return a launch option.
+        """Return the value of a launch option.
 
         In a chain, the first read of an option forks, and the call returns in the child. A process with several threads
         does not fork.
@@ -174,7 +176,7 @@ class SharedRule:
     def _stay(self, up: socket.socket, name: str) -> None:
         """Fork a child for each value of the option, and wait for more rules. Normally only the children return.
 
-        This process returns too if it cannot fork; it then compiles without sharing.
+        If this process cannot fork, it returns too, and compiles the rule itself.
         """
         lines = up.makefile("r", encoding="utf-8")
         child: _Child | None = None
@@ -269,7 +271,7 @@ class Pipeline:
 
     @classmethod
     def known(cls) -> Pipeline | None:
-        """Return a pipeline, or None if this Triton's `compile` does not call the stages as `Pipeline.compile` does."""
+        """Return a pipeline, or None if `triton.compile` is not known to call the stages as `Pipeline.compile` does."""
         try:
             pipeline = cls()
             make = inspect.signature(pipeline._compiler.ASTSource.make_ir)
@@ -339,7 +341,7 @@ def watch(options: Any, shared: SharedRule) -> Any:
 
 
 class Metadata(MutableMapping[str, Any]):
-    """The metadata that the stages share. A launch option that no stage has set comes from `SharedRule.read`."""
+    """The metadata that the stages share. A launch option comes from `SharedRule.read` until a stage sets it."""
 
     def __init__(self, content: dict[str, Any], shared: SharedRule) -> None:
         self._content = content
@@ -367,11 +369,11 @@ class Metadata(MutableMapping[str, Any]):
 
 
 def skip_parses() -> bool:
-    """Skip two parses whose results the AMD backend does not use, and return whether they are skipped.
+    """Skip two parses of the LLVM IR whose results the AMD backend ignores, and return whether they are skipped.
 
-    The scheduler's two dumps parse the LLVM IR before they check the environment variable TRITON_DUMP_MIR, which
-    requests them. The parses are not skipped if the variable is set, or if this Triton's backend uses their results or
-    lacks one of the two calls.
+    `translate_to_mir` and `dump_sched_dag` write dumps if the environment variable TRITON_DUMP_MIR is set, but always
+    parse the LLVM IR. They are replaced by functions that do nothing if the variable is not set, and the backend calls
+    each of them once and ignores the results.
     """
     if os.environ.get("TRITON_DUMP_MIR"):
         return False
@@ -381,7 +383,6 @@ def skip_parses() -> bool:
         llvm = importlib.import_module("triton._C.libtriton").llvm
     except (ImportError, OSError):
         return False
-    # The functions are replaced only if nothing uses their results.
     if text.count("translate_to_mir(") != 1 or "_ = llvm.translate_to_mir(" not in text:
         return False
     if text.count("dump_sched_dag(") != 1 or "\n        llvm.dump_sched_dag(" not in text:

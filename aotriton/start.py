@@ -1,10 +1,11 @@
-"""Start worker.py inside the Triton image with the kernels' sources last on the module path.
+"""Start worker.py inside the Triton image, with the kernels' sources last on the module path.
 
     start.py FIRST LAST      lists of folders, separated by `:`
 
-FIRST has folders of the image, of the recipe and of Triton. They come before Python's own modules, which come before
-LAST and the root of the kernels, so the source of a kernel cannot replace a module of Python or Triton. The process is
-started without PYTHONPATH, so it does not run a sitecustomize.py of a source tree.
+FIRST lists Triton's folder and folders of the recipe, and LAST lists folders of the kernels' sources. The module path
+consists of FIRST, the folders of Python's own modules, LAST, and the root of the kernels, in this order, so a kernel's
+source cannot replace a module of Python or Triton. Python does not run a sitecustomize.py from the folders in FIRST and
+LAST, because they are added after its start.
 
 This file, not worker.py, sets the module path, because a change of worker.py would change the input digests of images.
 """
@@ -20,7 +21,7 @@ HERE = os.fspath(Path(__file__).resolve().parent)
 
 
 def arrange(first: list[str], last: list[str]) -> None:
-    """Put the folders of `first` before the module path, and those of `last` after it; drop this file's folder."""
+    """Prepend `first` to the module path, append `last`, and remove the folder of this file."""
     sys.path[:] = [*first, *(place for place in sys.path if os.path.realpath(place) != HERE), *last]
 
 
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> int:
     os.chdir("/")
     sys.dont_write_bytecode = True
     sys.path.insert(0, HERE)
-    import worker  # noqa: PLC0415 - the line above adds its folder to the module path
+    import worker  # noqa: PLC0415 - `sys.path.insert` makes it importable
 
     arrange(*(text.split(":") if text else [] for text in arguments))
 

@@ -1,15 +1,17 @@
-"""Check that a Triton compiles, inside an image with Triton, without a GPU, a driver or a network.
+"""Check that the installed Triton compiles a kernel, without a GPU, a driver or a network.
 
     triton_contract.py GPU...
 
-The program compiles a vector addition for each AMD GPU to a code object and for sm_90 to PTX, and prints a JSON object:
+The program compiles a vector addition to a code object for each AMD GPU and to PTX for sm_90, and prints a JSON object:
 `{"triton", "objects": {GPU: {"bytes", "sha256"}}, "unsupported": [GPU], "ptx": {"bytes"} or {"missing": why}, "failed":
-{GPU: why}}`. A GPU that Triton or its LLVM does not support is not a failure. If compiling for another GPU or for sm_90
-fails, "failed" contains the reason, and there is no "ptx" after a failure for sm_90. The exit code is 1 if anything
-failed, or if GPUs are given but none has a code object.
+{GPU: why}}`. `triton` is Triton's version. `unsupported` lists the GPUs that Triton or its LLVM does not support.
+`failed` contains the reason for each other target (a GPU or sm_90) for which compiling failed. `ptx` is absent if
+compiling for sm_90 failed, and has `missing` if this Triton lacks libdevice. The exit code is 1 if `failed` is not
+empty, or if GPUs are given but none has a code object.
 
-Triton before 2025 links code objects with `ld.lld`, at the path in `TRITON_HIP_LLD_PATH` or from PATH. It also imports
-setuptools to build launchers. No launcher is built here, so an empty module replaces setuptools if it is missing.
+Some versions of Triton link code objects with `ld.lld`, whose path can be set in `TRITON_HIP_LLD_PATH`. Some versions
+import setuptools to build launchers. No launcher is built here, so an empty module replaces setuptools if it is
+missing.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# Parts of the messages that LLVM and Triton print if they do not support a GPU.
+# Parts of the messages that LLVM and Triton print about a GPU that they do not support.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
-# The PTX version of CUDA 12.0, which is the first with sm_90a, the target that Triton names for sm_90.
+# PTX 8.0 is the first version with sm_90a. Triton's PTX for sm_90 has the target sm_90a.
 PTX_VERSION = 80
 
 
@@ -45,17 +47,17 @@ class UnsupportedGpuError(Exception):
 
 
 class CompilerError(Exception):
-    """Triton raised an exception, or the process that ran it died; the message says which."""
+    """The compiler raised an exception, or its process ended without a result. The message contains the cause."""
 
 
 def source() -> Any:
-    """Return the source object of the vector addition for this Triton."""
+    """Return Triton's source object for the vector addition."""
     sys.path.insert(0, str(Path(__file__).resolve().parent / "contract"))
     return kernel_of(importlib.import_module("vector_add").vector_add, SIGNATURE, CONSTANTS, ALIGNED)
 
 
 def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Sequence[int]) -> Any:
-    """Return the source object of a kernel for this Triton.
+    """Return Triton's source object for a kernel.
 
     Args:
         signature: the type of each argument; `constexpr` for a constant.
@@ -72,20 +74,20 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
 
 def is_old(compiler: Any) -> bool:
-    """Return whether the signature omits constants in this version of Triton, as in versions before 2025."""
+    """Return whether this Triton is old: its `ASTSource` takes a signature without constants."""
     return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
 
 
 def target_of(backend: str, arch: Any, warp: int) -> Any:
-    """Return the target, which is a pair in Triton before May 2024."""
+    """Return a `GPUTarget`, or the pair of `backend` and `arch` if this Triton has no `GPUTarget`."""
     module = importlib.import_module("triton.backends.compiler")
     return module.GPUTarget(backend, arch, warp) if hasattr(module, "GPUTarget") else (backend, arch)
 
 
 def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str = "") -> Any:
-    """Run the stages of an old Triton and return the result of the last one.
+    """Run the stages of an old Triton (see `is_old`) and return the result of the last stage.
 
-    The `compile` function of an old Triton is not used, because it needs a GPU driver.
+    `triton.compile` of an old Triton is not used, because it needs a GPU driver.
 
     Args:
         without: the name of a stage to leave out.
@@ -114,7 +116,7 @@ def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str
 
 
 def linker() -> str:
-    """Return the path of the `ld.lld` that links code objects.
+    """Return the path of `ld.lld` for an old Triton: `TRITON_HIP_LLD_PATH`, or the first on PATH.
 
     Raises:
         FileNotFoundError: `TRITON_HIP_LLD_PATH` is not set, and PATH has no `ld.lld`.
@@ -126,7 +128,7 @@ def linker() -> str:
 
 
 def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
-    """Compile a kernel for an AMD GPU and return the size and digest of the code object.
+    """Compile a kernel for an AMD GPU and return the size in bytes and the SHA-256 of the code object.
 
     Raises:
         UnsupportedGpuError: Triton or LLVM does not support the GPU.
@@ -151,7 +153,7 @@ def in_process(make: Callable[[], bytes]) -> bytes:
     """Call `make` in a child process, because LLVM ends the process if it cannot select an instruction.
 
     Raises:
-        CompilerError: `make` raised an exception, or the process ended.
+        CompilerError: `make` raised an exception, or the child process ended without a result.
     """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
@@ -182,10 +184,10 @@ def _text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def said_on_stderr() -> Iterator[Callable[[], bytes]]:
-    """Yield a function that returns what Python and LLVM have written to standard error, and print that at the end.
+    """Redirect standard error to a file, yield a function that returns its content, and print the content at the end.
 
     Raises:
-        UnsupportedGpuError: the body failed because Triton or LLVM does not support the GPU.
+        UnsupportedGpuError: the body raised an exception, and the content contains one of `UNSUPPORTED`.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -210,9 +212,12 @@ def said_on_stderr() -> Iterator[Callable[[], bytes]]:
 
 
 def ptx() -> dict[str, Any]:
-    """Compile for sm_90 without ptxas, which this image does not have, and return the size of the PTX.
+    """Compile the vector addition for sm_90 without ptxas, and return the size of the PTX in bytes.
 
-    If libdevice is missing, return the reason instead, and compile nothing.
+    If libdevice is missing, the function compiles nothing and returns the reason.
+
+    Raises:
+        ValueError: the result is not PTX for sm_90.
     """
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
     folder = Path(str(nvidia.__file__)).parent / "lib"
@@ -229,7 +234,11 @@ def ptx() -> dict[str, Any]:
 
 
 def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
-    """Return the PTX from all stages of `triton.compile` except the last, ptxas."""
+    """Return the PTX of the vector addition from `triton.compile`, without its last stage, which runs ptxas.
+
+    Args:
+        backend: Triton's class `CUDABackend`, which is changed during the call.
+    """
     triton = importlib.import_module("triton")
     make, stages = backend.__init__, backend.add_stages
 
@@ -250,7 +259,7 @@ def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
 
 def prepare() -> None:
     """Set environment variables that Triton reads, and replace setuptools by an empty module if it is missing."""
-    # Without this, Triton runs ptxas to find out the PTX version.
+    # Without this variable, Triton runs ptxas, because the cache key contains its version.
     os.environ["TRITON_MOCK_PTX_VERSION"] = "12.0"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     if importlib.util.find_spec("setuptools") is None:

@@ -1,13 +1,14 @@
-"""Compile each rule by AOTriton's own command line in a separate process, inside the Triton image.
+"""Compile rules with AOTriton's own compile script, each in a separate process, inside the Triton image.
 
     upstream.py JOB
 
 JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes}]}`, in which
-the timeout 0 means no limit. The program prints a JSON line for each rule: `{"id", "code", "status", "sha256", "size",
-"error", "reason"}`. `code` is the exit code (negative for a signal), `status` is the `compile_status` in the JSON file
-that the rule wrote, `sha256` and `size` describe the object, `error` is the exception of the last traceback, and
-`reason` has the last lines of output. `status` is empty if the rule wrote none, and `error` if there is no traceback.
-If the object is missing or empty, `sha256` is empty and `size` is 0.
+`jobs` is the number of processes at a time, and the timeout 0 means no limit. The program prints a JSON line for each
+rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`. `code` is the script's exit code (negative for a
+signal). `status` is the `compile_status` in the JSON file that the script wrote; it is empty if the script wrote none.
+`sha256` and `size` describe the object; if the object is missing or empty, `sha256` is empty and `size` is 0. `error`
+is the first line of the exception in the last traceback; it is empty if there is no traceback. `reason` contains the
+last five lines of the output.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 # Upstream's build sets the first two. Line information is disabled because it contains the folder of the sources. The
-# hash seed is fixed because some Tritons iterate over Python sets.
+# hash seed is fixed because some versions of Triton iterate over sets, whose order depends on the seed.
 ENVIRONMENT = {
     "TRITON_F32_DEFAULT": "ieee",
     "TRITON_STORE_BINARY_ONLY": "1",
@@ -34,7 +35,7 @@ ENVIRONMENT = {
 
 
 def error_of(said: str) -> str:
-    """Return the first line of the last exception in the output of a Python program; empty if there is none."""
+    """Return the first line of the exception in the last traceback of an output; an empty string if there is none."""
     lines = said.splitlines()
     starts = [number for number, line in enumerate(lines) if line == "Traceback (most recent call last):"]
     behind = lines[starts[-1] + 1 :] if starts else []
@@ -42,11 +43,11 @@ def error_of(said: str) -> str:
 
 
 def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
-    """Run the script for one rule, with its output in a temporary folder, and return the answer."""
+    """Run the script for one rule, with a temporary folder for its object and cache, and return the result to print."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "object.hsaco"
         path = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-        # Triton before 2025 imports setuptools to build launchers, which are not built here.
+        # Some versions of Triton import setuptools to build launchers, which are not built here.
         if importlib.util.find_spec("setuptools") is None:
             (Path(folder) / "setuptools.py").touch()
             path.append(folder)

@@ -3,16 +3,21 @@
 The worker needs Python 3.9 or newer and Triton, but no GPU and no driver. Everything that a kernel module or the
 compiler prints goes to standard error; standard output carries only the lines described here.
 
-The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`. A
-rule is `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
-"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are those of the container. `root` is added
-to the module path, and `source` is a Python file below it. A type is either `constexpr`, with a value in `constexprs`,
-or one of Triton's types (`*fp16`, `i32`, `fp32`), with the suffix `:16` or `:8` if the argument is divisible by that
-number. The value `{"dtype": "fp16"}` stands for Triton's type `fp16`.
+The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`, in
+which `bitcode` contains the digests of the AMD backend's bitcode libraries.
 
-An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}`. An answer with "done" also has `"object", "json",
-"sha256", "size", "bitcode"`; `bitcode` names the bitcode libraries that were linked into the object. "done" means that
-the object and its JSON file are complete, on disk, and have their final names.
+A rule is `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
+"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are those of the container. `root` is added
+to the module path, `source` is a Python file below it, and `kernel` is the name of a jit function in this file. A type
+is either `constexpr`, with a value in `constexprs`, or one of Triton's types (`*fp16`, `i32`, `fp32`), with the suffix
+`:16` or `:8` if the argument is divisible by that number. The value `{"dtype": "fp16"}` stands for Triton's type
+`fp16`. `target` is LLVM's name of the GPU, the optional `options` are further options of the AMD backend, and `out` is
+the path of the object. The object's JSON file has the same path with the suffix `.json`.
+
+An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}`. If the status is "done", `reason` is empty, and
+the answer also has `"object", "json", "sha256", "size", "bitcode"`: the paths of the object and of its JSON file, the
+digest and the size of the object, and the names of the bitcode libraries that were linked into it. Both files are
+complete and on disk before the answer is written.
 
 The environment variable KERNEL_WORKER_WITHOUT switches optimisations off. Its value is a comma-separated list of their
 names: `shared` (rules share their common stages, see `shared_stages.py`), `direct` (Triton's stages run without its
@@ -45,7 +50,7 @@ from typing import Any
 import shared_stages
 from shared_stages import LAUNCH, Chain, Pipeline, SharedRule
 
-# Target, backend, options, and Triton's source object
+# The target, backend, options and source object of a rule, as `_prepare` returns them.
 Prepared = tuple[Any, Any, Any, Any]
 LEVERS = ("shared", "direct", "parses")
 WITHOUT = "KERNEL_WORKER_WITHOUT"
@@ -54,12 +59,12 @@ ENVIRONMENT = {
     # Without this, the object contains the path and the line numbers of the kernel's source.
     "TRITON_DISABLE_LINE_INFO": "1",
     "TRITON_STORE_BINARY_ONLY": "1",
-    # With other values, these variables would make Triton read or write other files, or override the rule.
+    # With these values, Triton reads no overrides of its stages, writes no dumps, and does not ignore its cache.
     "TRITON_KERNEL_OVERRIDE": "0",
     "TRITON_KERNEL_DUMP": "0",
     "TRITON_ALWAYS_COMPILE": "0",
 }
-# The keys of the metadata that are kept. The others are dropped, because some contain paths in this image or a hash of
+# The keys of Triton's metadata that are kept. Others are dropped, because some contain paths in this image or a hash of
 # Triton's own files.
 METADATA = (
     "allow_flush_denorm",
@@ -93,9 +98,10 @@ class _Modules:
         self._root = ""
 
     def load(self, root: str, source: str) -> Any:
-        """Import `source` by its dotted name below `root`, so that relative imports work.
+        """Import `source` by its dotted name below `root`, so that relative imports work, and return the module.
 
-        Raise a ValueError if `source` is not a Python file below `root`.
+        Raises:
+            ValueError: `source` is not a Python file below `root`.
         """
         root = os.path.realpath(root)
         relative = os.path.relpath(os.path.realpath(source), root)
@@ -119,7 +125,7 @@ class _Modules:
 
 
 class Compiler:
-    """A compiler that compiles rules one after the other."""
+    """Compile rules with Triton, one at a time."""
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
@@ -130,7 +136,7 @@ class Compiler:
         sys.dont_write_bytecode = True
         self._modules = _Modules()
         self._linked: list[str] = []
-        # Triton before 2025 imports setuptools to build launchers, which are not built here.
+        # Some versions of Triton import setuptools to build launchers, which are not built here.
         if importlib.util.find_spec("setuptools") is None:
             sys.modules["setuptools"] = types.ModuleType("setuptools")
         self.triton = importlib.import_module("triton")
@@ -152,7 +158,7 @@ class Compiler:
         return {"ready": True, **versions, "bitcode": bitcode}
 
     def _watch_bitcode(self) -> None:
-        """Record the bitcode files that the backend links into each kernel."""
+        """Replace `link_extern_libs` by a function that also records the names of the linked bitcode libraries."""
         llvm = importlib.import_module("triton._C.libtriton").llvm
         link = llvm.link_extern_libs
 
@@ -165,7 +171,8 @@ class Compiler:
     def function(self, root: str, source: str, kernel: str) -> Any:
         """Return the jit function `kernel` of a file, without the autotuners and heuristics around it.
 
-        Raise a ValueError if the file has no such function, or is not a Python file below `root`.
+        Raises:
+            ValueError: the file has no such function, or is not a Python file below `root`.
         """
         found = getattr(self._modules.load(root, source), kernel, None)
         function = unwrap(found)
@@ -176,7 +183,8 @@ class Compiler:
     def source(self, rule: dict[str, Any]) -> Any:
         """Return Triton's source object for a rule: the function, types, constants and divisibility.
 
-        Raise a ValueError if the function is missing, or if the signature or the constants do not fit its arguments.
+        Raises:
+            ValueError: the function is missing, or the signature or the constants do not fit its arguments.
         """
         function = self.function(rule["root"], rule["source"], rule["kernel"])
         constants = {name: self._constant(value) for name, value in rule["constexprs"].items()}
@@ -197,7 +205,7 @@ class Compiler:
         make = self._compiler.ASTSource
         if "constexprs" in inspect.signature(make.__init__).parameters:
             return make(fn=function, signature=types, constexprs=constants, attrs=attributes)
-        # Triton 3.2 and older take the constants separately and the divisibility as a descriptor.
+        # In Triton 3.2 and older, the signature omits constants, and a descriptor contains the divisibility.
         hints = {index: hint[0][1] for (index,), hint in attributes.items()}
         if not hasattr(self._backends, "AttrsDescriptor"):
             # Triton before 3.2 identifies arguments by number and supports divisibility by 16 only.
@@ -216,7 +224,7 @@ class Compiler:
         return value
 
     def compile(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile one rule without sharing stages, and write its object and JSON.
+        """Compile one rule without sharing stages, write its object and JSON file, and return their part of the answer.
 
         Any exception of Triton or of the kernel's module is passed on.
         """
@@ -225,12 +233,13 @@ class Compiler:
     def report(self, rule: dict[str, Any]) -> dict[str, Any]:
         """Compile a rule, sharing stages with earlier rules, and return the answer without the id and the time.
 
-        A failure is reported in the answer, not raised. If a process of the chain dies, this process ends as it did.
+        A failure is reported in the answer, not raised. If a process of the chain dies, this process ends in the
+        same way.
         """
         outcome: dict[str, Any]
         try:
             prepared = self._prepare(rule)
-            # The first rule is compiled in this process, so that later ones inherit what it has loaded.
+            # The first rule is compiled in this process, so that later ones inherit what Triton loads on first use.
             if self._chain is not None and self._warm and shared_stages.is_single():
                 kept = sorted((name, repr(value)) for name, value in vars(prepared[2]).items() if name not in LAUNCH)
                 same = {name: value for name, value in rule.items() if name not in {*LAUNCH, "id", "out"}}
@@ -308,8 +317,8 @@ def launch_data(rule: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         names: the names of the function's arguments, in order.
 
     Returns:
-        `source`: the kernel's file below its root. `signature`: [argument, type] in the function's order.
-        `constexprs`: value by argument.
+        `source`: the path of the kernel's file relative to `root`. `signature`: pairs of argument and type, in the
+        function's order. `constexprs`: the value of each constant by argument.
     """
     source = os.path.relpath(os.path.realpath(rule["source"]), os.path.realpath(rule["root"]))
     return {
@@ -359,7 +368,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Describe the exception and up to three of its causes in at most 4,000 characters."""
+    """Return a description of the exception and up to three of its causes, in at most 4,000 characters."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     causes: list[str] = []
     inner = error.__cause__ or error.__context__
@@ -377,9 +386,9 @@ def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> int:
-    """Read rules from standard input and write their answers, until the input ends."""
-    # The protocol uses copies of the descriptors. Standard output is redirected, so that prints do not disturb the
-    # protocol.
+    """Read rules from standard input and write their answers, until the input ends; return the exit code."""
+    # The protocol uses copies of the file descriptors 0 and 1. Descriptor 1 is redirected to standard error, so that
+    # prints do not disturb the protocol.
     incoming = os.fdopen(os.dup(0), "r", encoding="utf-8")
     outgoing = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -401,7 +410,7 @@ def serve() -> int:
 
 
 def show(root: str, files: list[str]) -> int:
-    """Print each jit function of the files with its arguments, as JSON lines."""
+    """Print each jit function that the files define, with its arguments, as a JSON line; return the exit code."""
     compiler = Compiler()
     for file in files:
         module = compiler._modules.load(root, file)

@@ -1,9 +1,8 @@
 """A substitute for torch that lets kernel modules import torch; it computes nothing.
 
 Kernel modules for PyTorch import torch for their host code. Compiling their Triton functions does not run the host
-code, so the image does not need torch. Every attribute of this module whose name is not like `__all__` is an inert
-object, and every `import torch.…` gives a similar module. Only the kernel worker puts the folder of this module on the
-module path.
+code, so the image does not need torch. Each attribute that this module does not define is an inert object, unless its
+name begins and ends with two underscores. Every name `torch.…` can be imported, as a module with such attributes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 
 class _Anything:
-    """An object whose attributes, items, unions and calls give such objects. As a decorator, it changes nothing."""
+    """An inert object. Its attributes and items, its unions, and the results of its calls are inert objects too."""
 
     _name: str
 
@@ -29,7 +28,7 @@ class _Anything:
         return _Anything(self._name + "." + name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # A decorator of torch must return the function that it decorates.
+        # A call with only a function or a class may be a decoration, so it returns its argument.
         if len(args) == 1 and not kwargs and isinstance(args[0], (types.FunctionType, type)):
             return args[0]
         return _Anything(self._name + "()")
@@ -71,8 +70,6 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder that finds a module for every name that begins with `torch.`."""
-
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         if fullname.startswith("torch."):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
