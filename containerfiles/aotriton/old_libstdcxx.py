@@ -1,11 +1,9 @@
-"""Make a copy of AOTriton's source compile with the libstdc++ of GCC 10.
-
-AOTriton 0.13 and newer search hash tables for values of another type than the key type. libstdc++ supports such a
-search only from GCC 11 on. The edits convert the value to the key type.
+"""Edit a copy of AOTriton's source so that it compiles with the libstdc++ of GCC 10.
 
     old_libstdcxx.py SOURCE
 
-A source without the old texts in `EDITS` is not changed.
+AOTriton 0.13 and newer search hash tables with values of another type than the key type. libstdc++ supports this only
+since GCC 11. The edits convert the values to the key type. A file without the old texts in `EDITS` is not changed.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# (file, old text, new text)
+# (file, old text, new text) of each edit
 EDITS = (
     ("v3src/packed_kernel_common.cc", "registry_.find(flatzip_path)", "registry_.find(pstring_type(flatzip_path))"),
     ("v3src/packed_kernel_common.cc", ".find(aks2_entry)", ".find(std::string(aks2_entry))"),

@@ -1,16 +1,16 @@
-"""Edit the tuning database in a copy of AOTriton's source, so that it never chooses kernels of aiter.
-
-aiter's kernels are prebuilt code objects from another repository. A build without them has none in its image packs, but
-upstream's tables still choose them, and the library then throws an exception although it has kernels of its own. Each
-operator lists its backends in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`. The program replaces a
-choice of aiter by the first of the other backends.
+"""Edit the tuning databases in a copy of AOTriton's source, so that the library never chooses kernels of aiter.
 
     without_aiter.py SOURCE REPORT
 
+aiter's kernels are prebuilt code objects from another repository. The image packs of this build do not contain them,
+but upstream's tables still choose them, and the library then throws an exception although it has kernels of its own.
+The program replaces each choice of aiter by the operator's first other backend. The backends of each operator are
+listed in `modules/FAMILY/aot` or, before AOTriton 0.13, in `v3python/rules/FAMILY`.
+
 The program rewrites `op_database.sqlite3.tar.xz` below SOURCE, in `modules/FAMILY/database` or in a folder for all
-families: `modules/database`, `v3python/database` or `v3python/rules`. It writes the number of changed choices of each
-operator and GPU to REPORT as JSON: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database is not
-changed, and the report is {}.
+families: `modules/database`, `v3python/database` or `v3python/rules`. It writes the number of changed rows of each
+operator and GPU to REPORT as JSON: {"op_attn_fwd": {"gfx942_mod0": 73}}. If no row chooses aiter, or the source has no
+such database, the source is not changed and the report is {}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BACKEND = "op$backend"
 
 
 def functions(folder: Path) -> Iterator[ast.FunctionDef]:
-    """Yield the top-level functions of a folder's Python files."""
+    """Yield the syntax trees of the top-level functions in a folder's Python files."""
     for path in sorted(folder.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
             if isinstance(node, ast.FunctionDef):
@@ -40,7 +40,7 @@ def functions(folder: Path) -> Iterator[ast.FunctionDef]:
 
 
 def backends(folder: Path) -> dict[str, dict[int, str]]:
-    """Return the backends of each operator of a family: {operator: {index: function}}."""
+    """Return the backends that each operator in a folder lists: {operator: {index: name of a function}}."""
     found: dict[str, dict[int, str]] = {}
     for node in functions(folder):
         for mark in node.decorator_list:
@@ -51,7 +51,7 @@ def backends(folder: Path) -> dict[str, dict[int, str]]:
 
 
 def foreign(folder: Path) -> set[str]:
-    """Return the names of a folder's functions with an `ati.affine` decorator; they describe aiter's kernels."""
+    """Return the names of a folder's functions with an `ati.affine` decorator, which marks aiter's kernels."""
     return {
         node.name
         for node in functions(folder)
@@ -60,7 +60,11 @@ def foreign(folder: Path) -> set[str]:
 
 
 def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
-    """Return the result of `backends` for the rules of AOTriton before 0.13, and the set of aiter's backends in it."""
+    """Read a family's rules of AOTriton before 0.13, in which a backend is a Python expression.
+
+    Returns:
+        The backends of each operator, {operator: {index: expression}}, and the expressions that use aiter's kernels.
+    """
     names: dict[str, str] = {}
     operators: dict[str, dict[int, str]] = {}
     out: set[str] = set()
@@ -80,7 +84,7 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
                 if isinstance(one, ast.Call) and isinstance(one.args[0], ast.List):
                     made = {index: ast.unparse(each) for index, each in enumerate(one.args[0].elts)}
                     operators[names[ast.unparse(one.func)]] = made
-    # A backend may have several kernels. It is one of aiter's if any of its kernels is.
+    # A backend may have several kernels. It is a backend of aiter if any of its kernels is a kernel of aiter.
     texts = {text for known in operators.values() for text in known.values()}
     return operators, {text for text in texts if out & set(re.findall(r"\w+", text))}
 
@@ -88,11 +92,13 @@ def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
 def redirect(
     database: Path, family: str, operators: dict[str, dict[int, str]], out: set[str]
 ) -> dict[str, dict[str, int]]:
-    """Change the choices in a database and return the number of changed rows for each operator and GPU.
+    """Change the choices in a database, and return the number of changed rows by operator and GPU.
+
+    Raise SystemExit if all backends of an operator in the database are in `out`.
 
     Args:
-        operators: the backends of each operator (see `backends`).
-        out: the backends that are no longer chosen; if an operator has no other backend, the program exits.
+        operators: the backends of each operator, by index.
+        out: the backends that must not be chosen.
     """
     counts: dict[str, dict[str, int]] = {}
     with sqlite3.connect(database) as db:
@@ -107,7 +113,7 @@ def redirect(
                 raise SystemExit(f"toolchain: {operator} has no backend but aiter's")
             marks = ",".join("?" * len(gone))
             where = f'"{BACKEND}" IN ({marks})'
-            # The statements contain only the name of an existing table and a constant; the values are parameters.
+            # The statements contain only the names of an existing table and a fixed column; the values are parameters.
             rows = db.execute(f'SELECT gpu, count(*) FROM "{table}" WHERE {where} GROUP BY gpu ORDER BY gpu', gone)  # noqa: S608
             found = rows.fetchall()
             db.execute(f'UPDATE "{table}" SET "{BACKEND}" = ? WHERE {where}', [stay[0], *gone])  # noqa: S608
@@ -118,7 +124,7 @@ def redirect(
 
 
 def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
-    """Change the database in an archive for these families; return the number of changed rows by operator and GPU."""
+    """Change the families' tables in an archived database; return the number of changed rows by operator and GPU."""
     counts: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         database = Path(scratch) / MEMBER
@@ -144,7 +150,7 @@ def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
 
 
 def main(source: Path, report: Path) -> None:
-    """Change the databases below `source`, write the report and print it."""
+    """Change the databases below `source`, write the report, and print the numbers."""
     counts: dict[str, dict[str, int]] = {}
     modules = source / "modules"
     for archive in sorted(modules.glob(f"*/database/{MEMBER}.tar.xz")):

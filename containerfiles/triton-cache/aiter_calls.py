@@ -1,4 +1,4 @@
-"""Call functions of AITER (`aiter.ops.triton`) with tensors in host memory. calls.py uses this module."""
+"""Call functions of AITER (`aiter.ops.triton`) with tensors in host memory. calls.py imports this module."""
 
 from __future__ import annotations
 
@@ -25,52 +25,53 @@ def call(row: dict[str, Any]) -> None:
     """Call the AITER function that a row describes.
 
     Args:
-        row: `function`, a key of `_FUNCTIONS`; `dtype`; `units`, the number of compute units of the GPU, which is a
-            constant in some kernels; and the sizes that the function needs. For matrices these are `rows`, `columns`
-            and, for a product, `inner`, the dimension that is summed over. For attention these are `heads` (the numbers
-            of query heads and of key heads), `head` (the size of a head), `seq` (the length of a sequence), and either
-            `batch` and `causal`, or `block` (the number of keys in a block of the cache) and `queries` (the number of
-            new queries of each sequence).
+        row: `function` (a key of `_FUNCTIONS`), `dtype` (`bf16` or `fp16`) and `units` (the number of compute units of
+            the GPU, which is a constant in some kernels). The two attention functions need `heads` (the numbers of
+            query heads and of key heads), `head` (the size of a head) and `seq` (the number of keys of a sequence);
+            `flash_attn_func` also needs `batch` (the number of sequences) and `causal` (whether a query attends to no
+            later keys), and `unified_attention` needs `block` (the number of keys in a block of the cache) and
+            `queries` (the number of new queries of each sequence). The other functions need `rows` and `columns`, and
+            `gemm_a16w16` also needs `inner`, the dimension that is summed over.
     """
     os.environ["CU_NUM"] = str(row["units"])
     _FUNCTIONS[row["function"]](row, _TYPES[row["dtype"]])
 
 
 def _layer_norm(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.normalization.norm import layer_norm  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.normalization.norm import layer_norm  # noqa: PLC0415 - `prepare` runs first
 
     weight, bias = torch.zeros(2, row["columns"], dtype=kind)
     layer_norm(_matrix(row, kind), weight, bias)
 
 
 def _rms_norm(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.normalization.rmsnorm import rms_norm  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.normalization.rmsnorm import rms_norm  # noqa: PLC0415 - `prepare` runs first
 
     rms_norm(_matrix(row, kind), torch.zeros(row["columns"], dtype=kind), 1e-6)
 
 
 def _rms_norm_add(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.normalization.rmsnorm import rmsnorm2d_fwd_with_add  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.normalization.rmsnorm import rmsnorm2d_fwd_with_add  # noqa: PLC0415 - `prepare` runs first
 
     weight = torch.zeros(row["columns"], dtype=kind)
     rmsnorm2d_fwd_with_add(*(_matrix(row, kind) for _ in range(4)), weight, 1e-6)
 
 
 def _softmax(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.softmax import softmax  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.softmax import softmax  # noqa: PLC0415 - `prepare` runs first
 
     softmax(_matrix(row, kind))
 
 
 def _gemm(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.gemm.basic.gemm_a16w16 import gemm_a16w16  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.gemm.basic.gemm_a16w16 import gemm_a16w16  # noqa: PLC0415 - `prepare` runs first
 
     inner = row["inner"]
     gemm_a16w16(torch.zeros(row["rows"], inner, dtype=kind), torch.zeros(row["columns"], inner, dtype=kind), dtype=kind)
 
 
 def _attention(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.attention.mha import flash_attn_func  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.attention.mha import flash_attn_func  # noqa: PLC0415 - `prepare` runs first
 
     heads, of_keys = row["heads"]
     query, keys, values = (
@@ -80,7 +81,7 @@ def _attention(row: dict[str, Any], kind: torch.dtype) -> None:
 
 
 def _unified(row: dict[str, Any], kind: torch.dtype) -> None:
-    from aiter.ops.triton.attention.unified_attention import unified_attention  # noqa: PLC0415 - after `prepare`
+    from aiter.ops.triton.attention.unified_attention import unified_attention  # noqa: PLC0415 - `prepare` runs first
 
     (heads, of_keys), head, queries, length = row["heads"], row["head"], row["queries"], row["seq"]
     blocks = -(-length // row["block"])

@@ -2,26 +2,27 @@
 
     calls.py GPU LDS MODULE [FILE]      LDS: the largest size of a workgroup's local memory on the GPU, in bytes
 
-MODULE is the name of a Python module in this folder or elsewhere on the module path. Its `call(row)` makes the tensors
-and calls the function. Its `prepare()`, if it exists, is called once, before the first row. Its `PACKAGE` is the name
-of the wheel's top package. No GPU, GPU driver or ROCm is needed.
+No GPU, GPU driver or ROCm is needed. MODULE is the name of a Python module in this folder or elsewhere on the module
+path. Its function `call` makes tensors and calls a function of the wheel. Its function `prepare`, if it exists, is
+called once, before the first call. Its constant `PACKAGE` is the name of the wheel's top-level package.
 
-The first line of the output is {"ready": true, "triton", "python", "triton_key": SHA-256 of Triton's own key,
-"mcv_key": Triton's key as Model Cache Vault (MCV) finds it, "path": the path of Triton, "cache": the path of its cache,
-"variables": {NAME: value}}. `variables` has the environment variables that are set and that Triton's keys depend on. A
-row is a JSON line of the input or of FILE, {"id", "calls": [{...}]}. The answer to a row is {"id", "status":
-"done"|"failed", "refused": bool, "reason", "seconds", "kernels": [{"name", "hash", "hit"}]}. The answer has no
-"seconds" if the process of the row ended early.
-
-If the environment variable CALLS_LAUNCHES names a folder, calls.py writes a file HASH.json there for each kernel, with
-the values that a launch without Triton needs: {"source": the path of the kernel's file in the package, "signature":
-[argument, type] in order, "constexprs": {argument: value}}.
-
-The calls of each row are made in a process of its own, which is forked before any kernel is compiled, because Triton's
-key of a kernel depends on the kernels that the same process compiled before and that share a function with it.
+A row is a JSON line of FILE or of standard input, {"id", "calls": [{...}]}. `call` is called with each item of "calls".
+The first line of the output is {"ready": true, "triton": version, "python": version, "triton_key": SHA-256 of Triton's
+own key, "mcv_key": Triton's key as Model Cache Vault (MCV) finds it, "path": the path of Triton, "cache": the path of
+its cache, "variables": {name: value}}. "variables" is the result of Triton's `get_cache_invalidating_env_vars`. Each
+further line is the answer to a row, {"id", "status": "done"|"failed", "refused": bool, "reason", "seconds", "kernels":
+[{"name", "hash", "hit"}]}. "kernels" has an item for each launch, whose "hit" is true if the kernel was in the cache.
+There is no "seconds" if the row's process ended before it answered.
 
 "refused" is true if the wheel's own Python code raised the exception, for example because it has no configuration for
 the GPU. An ImportError is not a refusal, because it means that a package that the wheel needs is missing.
+
+If the environment variable CALLS_LAUNCHES names a folder, calls.py writes a launch file HASH.json there for each
+kernel, with the values that a launch without Triton needs: {"source": the path of the kernel's Python file in its
+top-level package, "signature": [[argument, type], ...] in order, "constexprs": {argument: value}}.
+
+calls.py forks a process for each row, and itself compiles no kernel, because Triton's key of a kernel depends on the
+kernels that the same process compiled before and that share a function with it.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from typing import Any
 
 
 class Utils:
-    """The functions of a driver that describe the device."""
+    """A substitute for the `utils` object of Triton's driver."""
 
     def __init__(self, lds: int) -> None:
         self._lds = lds
 
     def get_device_properties(self, _: int) -> dict[str, int]:
-        """Return the properties of the device. Triton refuses a kernel that needs more than `max_shared_mem` bytes."""
+        """Return device properties. Triton refuses a kernel that needs over `max_shared_mem` bytes of local memory."""
         return {"max_shared_mem": self._lds, "multiprocessor_count": 1}
 
     def load_binary(self, *_: Any) -> tuple[Any, Any, int, int, int]:
-        """Return a module, a function, the numbers of registers and spills, and a workgroup's maximum of threads.
+        """Return a module, a function, the numbers of registers and spills, and the maximum of threads per workgroup.
 
-        Triton refuses a kernel that needs more threads. Nothing uses the other values.
+        Triton refuses a kernel that needs more threads than the maximum.
         """
         return (None, None, 0, 0, 1024)
 
@@ -72,28 +73,27 @@ class Driver:
         return 0
 
     def set_current_device(self, _: int) -> None:
-        """Do nothing, because there is one device."""
+        """Do nothing, because there is only one device."""
 
     def get_current_stream(self, _: int) -> int:
-        """Return the only stream."""
+        """Return the handle of the default stream."""
         return 0
 
     def get_active_torch_device(self) -> Any:
-        """Return the CPU, because the tensors are in host memory."""
+        """Return PyTorch's CPU device, because the tensors are in host memory."""
         return sys.modules["torch"].device("cpu")
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
-        """Return a function that records a launch of the kernel; describe the kernel if CALLS_LAUNCHES is set."""
+        """Return a function that records a launch of the kernel. If CALLS_LAUNCHES is set, write the launch file."""
         if "CALLS_LAUNCHES" in os.environ:
             describe(src, Path(os.environ["CALLS_LAUNCHES"], f"{metadata.hash}.json"))
         return lambda *_: self._kernels.launched(src.name, metadata.hash)
 
 
 class Kernels:
-    """The kernels that were launched since the last `take`, and whether Triton found each in its cache.
+    """A listener for Triton's compilations, which also records the launches of kernels.
 
-    Triton reads its cache once for each kernel in a process and then calls this listener. Later launches of the kernel
-    do not read the cache.
+    Triton calls the listener when it compiles a kernel or loads it from its cache, and not for later launches.
     """
 
     def __init__(self) -> None:
@@ -104,17 +104,17 @@ class Kernels:
         self._hits[metadata["hash"]] = cache_hit
 
     def launched(self, name: str, hash_: str) -> None:
-        """Record a launch of a kernel."""
+        """Record a launch of a kernel, and whether the kernel was in the cache."""
         self._rows.append({"name": name, "hash": hash_, "hit": self._hits[hash_]})
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the launches since the last call of `take`."""
+        """Return the recorded launches and clear the record."""
         rows, self._rows = self._rows, []
         return rows
 
 
 def describe(src: Any, path: Path) -> None:
-    """Write the path of a kernel's source, its signature and its constants to `path` as JSON; see CALLS_LAUNCHES."""
+    """Write the launch file of a kernel to `path`. The module's docstring describes its format."""
     names, (top, *below) = src.fn.arg_names, src.fn.fn.__module__.split(".")
     constants = {names[at[0]]: plain(value) for at, value in src.constants.items() if len(at) == 1}
     launch = {
@@ -128,7 +128,10 @@ def describe(src: Any, path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a constant to a JSON value; an object such as a type or a function becomes its name or its text."""
+    """Return a constant as a JSON value.
+
+    An object such as a type or a function is replaced by its `__name__` or, if it has none, by its text.
+    """
     value = getattr(value, "value", value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -136,7 +139,7 @@ def plain(value: Any) -> Any:
 
 
 def about(triton: Any) -> dict[str, Any]:
-    """Return the content of the first line of the output, which describes this Triton."""
+    """Return the first line of the output as a dictionary."""
     try:
         key = importlib.import_module("triton.runtime.cache").triton_key()
     except AttributeError:  # in Triton 3.4 and older, another module has the function
@@ -156,7 +159,7 @@ def about(triton: Any) -> dict[str, Any]:
 
 
 def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
-    """Replace Triton's driver, and return the record of launches. The wheel must be imported after this call."""
+    """Replace Triton's driver, and return its record of launches. Import the wheel only after this call."""
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     lanes = 32 if int(gpu[3:-2]) >= 10 else 64
     kernels = Kernels()
@@ -167,7 +170,7 @@ def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
 
 
 def refused(error: BaseException, package: str) -> bool:
-    """Return whether the wheel's own code raised the exception, other than an ImportError."""
+    """Return whether the package's own code raised the error, and the error is not an ImportError."""
     if isinstance(error, ImportError):
         return False
     module = sys.modules.get(package)
@@ -191,7 +194,7 @@ def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row in a forked process and return the answer, or a failure if the process sends none."""
+    """Make the calls of a row in a forked process and return its answer, or a failed one if the process sends none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -213,7 +216,7 @@ def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def main() -> None:
-    """Print the first line of the output, read rows from standard input or from FILE, and print the answers."""
+    """Print the facts about Triton, then read rows and print their answers until the input ends."""
     gpu, lds, name, *file = sys.argv[1:]
     # The output of a wheel goes to standard error, because standard output carries the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Call public functions of flash-attn with tensors in host memory. calls.py uses this module."""
+"""Call public functions of flash-attn with tensors in host memory. calls.py imports this module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def prepare() -> None:
     import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - the import reads the device
 
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
-        importlib.import_module(name)  # without this, each forked process would spend seconds on the import
+        importlib.import_module(name)  # otherwise each forked process would spend seconds on the import
 
-    # The operators are registered for "cuda" only. Meta tensors cannot be used, because then no kernel is launched.
+    # flash-attn registers these operators only for "cuda". With meta tensors they would launch no kernels.
     for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
         operator.register_kernel("cpu")(operator._init_fn)
 
@@ -31,10 +31,11 @@ def call(row: dict[str, Any]) -> None:
     """Call the attention function that a row describes.
 
     Args:
-        row: `direction` (`forward`, `backward` or `decode`), `dtype`, `batch`, `heads` (the numbers of query heads and
-            of key heads), `head` (the size of a head), `seq` (the length of a sequence), and `causal`.
+        row: `direction` (`forward`, `backward` or `decode`), `dtype` (`bf16` or `fp16`), `batch` (the number of
+            sequences), `heads` (the numbers of query heads and of key heads), `head` (the size of a head), `seq` (the
+            number of keys of a sequence), and `causal` (whether a query attends to no later keys).
     """
-    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - after `prepare`
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - `prepare` runs first
 
     batch, (heads, of_keys), head, length = row["batch"], row["heads"], row["head"], row["seq"]
     kind, backward = _TYPES[row["dtype"]], row["direction"] == "backward"

@@ -1,7 +1,6 @@
-"""Call vLLM's attention functions in Triton with tensors in host memory. calls.py uses this module.
+"""Call vLLM's attention functions that use Triton, with tensors in host memory. calls.py imports this module.
 
-The modules of these functions need few of vLLM's requirements. Some other modules of vLLM import packages that the
-image lacks.
+This module imports only a few modules of vLLM, because some others import packages that the image lacks.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import torch
 
 PACKAGE = "vllm"
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SEGMENTS = 16  # vLLM's backend splits the keys of each sequence into this many segments in a small decode
+_SEGMENTS = 16  # vLLM's NUM_PAR_SOFTMAX_SEGMENTS, the number of segments of a sequence's keys in a small decode batch
 _SEQUENCES = 4
 
 
 def prepare() -> None:
-    """Replace the functions with which vLLM finds a GPU, so that vLLM runs as on a machine with an AMD GPU."""
-    from triton.backends import backends  # noqa: PLC0415 - the driver is set first
+    """Make vLLM detect the GPU of Triton's current target and accept tensors in host memory."""
+    from triton.backends import backends  # noqa: PLC0415 - calls.py sets the driver first
     from triton.runtime.driver import driver  # noqa: PLC0415
 
     gpu = driver.active.get_current_target().arch
@@ -38,7 +37,7 @@ def prepare() -> None:
         amdsmi_get_gpu_asic_info=lambda _: {"target_graphics_version": gpu, "device_id": "0x0", "market_name": gpu},
     )
     sys.modules["amdsmi"] = library
-    if importlib.util.find_spec("regex") is None:  # `re` suffices, because vLLM parses only versions and names
+    if importlib.util.find_spec("regex") is None:  # `re` suffices for the modules that are imported
         sys.modules["regex"] = re
     for name, backend in backends.items():
         active = name == "amd"
@@ -51,20 +50,21 @@ def call(row: dict[str, Any]) -> None:
     """Call the vLLM function that a row describes.
 
     Args:
-        row: `function`, a key of `_FUNCTIONS`; `dtype`; `heads` (the numbers of query heads and of key heads); `head`
-            (the size of a head); and the sizes that the function needs: `block` (the number of keys in a block of the
-            cache), `queries` (the number of new queries of each sequence), and `seq` (the number of keys of each
+        row: `function` (a key of `_FUNCTIONS`), `dtype` (`bf16` or `fp16`), `heads` (the numbers of query heads and of
+            key heads) and `head` (the size of a head). All functions except `merge_attn_states` also need `block` (the
+            number of keys in a block of the cache) and `seq` (the number of keys of each sequence).
+            `unified_attention` and `context_attention_fwd` also need `queries` (the number of new queries of each
             sequence).
     """
     _FUNCTIONS[row["function"]](row, _TYPES[row["dtype"]], *row["heads"], row["head"])
 
 
 def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - after `prepare`
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: PLC0415 - `prepare` runs first
 
     queries, length = row["queries"], row["seq"]
     query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
-    # In vLLM's cache, the keys and the values of a block are in one tensor.
+    # vLLM's cache is one tensor: keys and values are the halves of its last dimension.
     blocks = -(-length // row["block"])
     keys, values = torch.zeros(blocks, row["block"], of_keys, 2 * head, dtype=kind).split(head, dim=-1)
     scale = torch.ones(1).expand(_SEQUENCES, of_keys)
@@ -83,7 +83,7 @@ def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, h
 
 
 def _prefix(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # noqa: PLC0415 - after `prepare`
+    from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # noqa: PLC0415 - `prepare` runs first
 
     queries, length, block = row["queries"], row["seq"], row["block"]
     blocks, new = -(-length // block), _SEQUENCES * queries
@@ -100,7 +100,7 @@ def _prefix(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, he
 
 
 def _decode(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # noqa: PLC0415 - after `prepare`
+    from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # noqa: PLC0415 - `prepare` runs first
 
     length, block, splits = row["seq"], row["block"], 8
     blocks = -(-length // block)
@@ -114,7 +114,7 @@ def _decode(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, he
 
 
 def _merge(_: dict[str, Any], kind: torch.dtype, heads: int, __: int, head: int) -> None:
-    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states  # noqa: PLC0415 - after `prepare`
+    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states  # noqa: PLC0415 - `prepare` runs first
 
     out, first, second = (torch.zeros(_SEQUENCES, heads, head, dtype=kind) for _ in range(3))
     sums = torch.zeros(3, heads, _SEQUENCES)

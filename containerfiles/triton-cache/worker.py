@@ -1,14 +1,19 @@
-"""Run the calls of a wheel as tasks, with the protocol of aotriton/worker.py. calls.py makes the calls.
+"""Make the calls of a wheel that tasks describe, with the protocol of aotriton/worker.py.
 
-The first line of the output is the first line that calls.py prints. A task is a JSON line, {"id", "source": the path of
-the module with the calls, "target": GPU, "constexprs": {"calls": the calls of a row, as JSON text}, "options": {"lds":
-bytes}, "out"}. The answer is {"id", "status": "done"|"failed", "reason", "seconds"}, with "sha256", "size" and
-"bitcode" (an empty list) if the task is done, or else with the "refused" of calls.py. If the task is done, `out` is a
-tar of the kernels' entries in Triton's cache and of their launch files, and a JSON file beside `out` lists the kernels.
-The environment variables TRITON_CACHE_DIR and CALLS_LAUNCHES must be set, and calls.py inherits them.
+calls.py makes the calls. The first line of the output is the first line that calls.py prints. A task is a JSON line of
+standard input:
 
-A wheel reads the properties of the GPU only once, so calls.py is started again for a task with another GPU, LDS size or
-module than the task before.
+    {"id", "source": the path of the module for calls.py, of which only the name is used, "target": the GPU,
+     "constexprs": {"calls": the list of calls, as JSON text}, "options": {"lds": the LDS argument of calls.py}, "out"}
+
+The answer to a task is {"id", "status": "done"|"failed", "reason", "seconds"}. An answer with "failed" also has
+"refused" from the answer of calls.py. If the task is done, the file `out` is a tar of the kernels' entries in Triton's
+cache and of their launch files (see calls.py), and a JSON file with the suffix .json beside it lists the kernels. The
+answer then also has the "sha256" and "size" of the tar, and "bitcode", an empty list. The environment variables
+TRITON_CACHE_DIR and CALLS_LAUNCHES must be set, and calls.py inherits them.
+
+A wheel may read the properties of the GPU only once. Therefore calls.py is started again whenever a task has another
+GPU, LDS size or module than the previous task.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class Caller:
         self.about = self._answer()
 
     def ask(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Send a row of calls and return the answer; exit if calls.py has ended."""
+        """Send a row and return the answer. Raise SystemExit or BrokenPipeError if calls.py has ended."""
         self._tasks.write(json.dumps(row) + "\n")
         self._tasks.flush()
         return self._answer()
@@ -59,12 +64,12 @@ class Caller:
 
 
 def entry_of(hash_: str) -> Path:
-    """Return the folder of a kernel in Triton's cache."""
+    """Return the folder in Triton's cache of the kernel with this hash, given in hexadecimal."""
     return Path(os.environ["TRITON_CACHE_DIR"], base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("="))
 
 
 def packed(hashes: Sequence[str]) -> bytes:
-    """Return a reproducible tar of the cache entries of some kernels and of their launch files."""
+    """Return a reproducible tar of the cache entries and the launch files of the kernels with these hashes."""
     launches = Path(os.environ["CALLS_LAUNCHES"])
     files: dict[str, Path] = {}
     for hash_ in hashes:
@@ -84,8 +89,11 @@ def packed(hashes: Sequence[str]) -> bytes:
 def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]) -> dict[str, Any]:
     """Return the content of the JSON file beside a tar.
 
-    The content is fields of a code object's JSON file, with the largest values of all kernels, the list of the kernels,
-    and `about`.
+    `shared`, `num_warps` and `warp_size` are the largest values of the kernels, or 0 if there are no kernels.
+
+    Args:
+        kernels: the name and hash of each kernel.
+        about: facts about Triton.
     """
     rows = [json.loads((entry_of(hash_) / f"{name[:150]}.json").read_text(encoding="utf-8")) for name, hash_ in kernels]
     return {
@@ -108,7 +116,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> dict[str, Any]:
-    """Make the calls of a task and return the answer; if all calls succeed, write the tar and its JSON file."""
+    """Make the calls of a task and return the answer; if all calls succeed, write the tar and the JSON file."""
     made = caller.ask({"id": task["id"], "calls": json.loads(task["constexprs"]["calls"])})
     answer = {name: made.get(name) for name in ("id", "status", "reason")}
     answer["seconds"] = made.get("seconds", 0)
@@ -122,9 +130,9 @@ def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> 
 
 
 def main() -> None:
-    """Read tasks from standard input and write their answers, until the input ends."""
+    """Print the first line of calls.py, then read tasks and print their answers until the input ends."""
     os.umask(0o022)
-    # This process only reports facts about Triton that do not depend on the GPU.
+    # The first process makes no calls. It reports facts about Triton, which do not depend on the GPU.
     caller = Caller("gfx942", 1, "")
     about = {name: value for name, value in caller.about.items() if name != "ready"}
     print(json.dumps(caller.about), flush=True)

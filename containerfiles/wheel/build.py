@@ -1,12 +1,16 @@
-"""Build a wheel from the source /src/project as /row/row.json describes, in an image with PyTorch and Triton.
+"""Build the wheel of a project without a network.
 
-The Containerfile runs this program. /wheels has the packages that the build imports. The program writes the wheel to
-/out/wheel, and /out/result.json with
+The Containerfile runs this program in a container with PyTorch and Triton. The program reads the project's source in
+/src/project, the wheels of the packages that the build imports in /wheels, and the project's row of wheels.toml in
+/row/row.json. It writes the wheel to /out/wheel, and a JSON object with these keys to /out/result.json:
 
-    torch      version
-    triton     number of files and digest of the installed Triton, which the build must not change
-    network    [file:line, address] of each attempt of a Python process to open a connection or look up a host
+    torch      the version of PyTorch; empty if its import failed or was not tried
+    triton     the number of files and the digest of the installed Triton, which the build must not change
+    network    [file:line, address] of each recorded attempt to open a connection or look up a host
+               (see watch/sitecustomize.py)
     failed     [kind, what, why] if the wheel cannot be built for a known reason; otherwise the key is absent
+
+If the build fails for another reason, the program exits with 1 and writes no result.json.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ TAIL = 30
 
 
 def main() -> None:
-    """Build the wheel."""
+    """Build the wheel and write the result."""
     os.umask(0o022)
     row = json.loads(Path("/row/row.json").read_text(encoding="utf-8"))
     (OUT / "wheel").mkdir(parents=True)
@@ -83,9 +87,9 @@ def main() -> None:
 
 
 def edited(row: dict[str, Any]) -> Path:
-    """Copy the source without the files in `drop`, apply the edits of the row, and return the path of the copy.
+    """Copy the source without the files in the row's `drop`, apply the row's edits, and return the path of the copy.
 
-    If an edit does not apply, the program ends (see `fail`).
+    The program ends with `fail` unless each edit's file contains the edit's anchor exactly once.
     """
     src, drop = BUILD / "src", {os.fspath(SOURCE / name) for name in row["drop"]}
     shutil.copytree(
@@ -101,7 +105,7 @@ def edited(row: dict[str, Any]) -> Path:
 
 
 def tree(top: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder, by path; for a link, the SHA-256 of its target path."""
+    """Return the SHA-256 of each file below a folder by relative path; for a link, the SHA-256 of its target path."""
     files = (path for path in top.rglob("*") if path.is_symlink() or path.is_file())
     return {
         path.relative_to(top).as_posix(): digest(bytes(path.readlink()) if path.is_symlink() else path.read_bytes())
@@ -129,7 +133,7 @@ def run(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> subprocess.
 
 
 def step(words: list[str], env: dict[str, str], cwd: Path = BUILD) -> None:
-    """Run a program and print its output; exit if it fails."""
+    """Run a program and print its output; exit with 1 if it fails."""
     done = run(words, env, cwd)
     print(done.stdout, flush=True)
     if done.returncode != 0:
@@ -142,20 +146,20 @@ def tail(text: str) -> str:
 
 
 def reached() -> list[list[str]]:
-    """Return the recorded attempts to use the network, each pair of place and address once."""
+    """Return the distinct records that watch/sitecustomize.py wrote, in order: [file:line, address]."""
     rows = REACHED.read_text(encoding="utf-8").splitlines() if REACHED.is_file() else []
     return [json.loads(text) for text in dict.fromkeys(rows)]
 
 
 def fail(kind: str, what: str, why: str) -> NoReturn:
-    """Write a result with the reason why the wheel cannot be built, and exit with 0."""
+    """Write and print the reason why the wheel cannot be built, and exit with 0."""
     RESULT["failed"] = [kind, what, why]
     print(f"{what}: {why}", flush=True)
     end()
 
 
 def end() -> NoReturn:
-    """Write the result and exit with 0."""
+    """Write /out/result.json and exit with 0."""
     (OUT / "result.json").write_text(json.dumps(RESULT, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print("@step done", flush=True)
     sys.exit(0)

@@ -1,7 +1,9 @@
-"""Import modules and print which imports succeed: `imports.py MODULE... -- PACKAGE...`.
+"""Import modules and print which imports succeed.
 
-The program imports each MODULE, and all modules of each PACKAGE. It prints a JSON object, {"imported": [name],
-"failed": {name: reason}}.
+    imports.py MODULE... -- PACKAGE...
+
+The program imports each MODULE, each PACKAGE and the modules in each PACKAGE. It prints a JSON object, {"imported":
+[name], "failed": {name: reason}}.
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ def main() -> None:
 
 
 def modules(package: str) -> Iterator[str]:
-    """Yield the name of a package and the names of all modules in it.
+    """Yield the name of a package, and the names of the modules and subpackages in it at any depth.
 
-    To list the modules, the package and its subpackages are imported. The modules in a package that cannot be imported
-    are left out.
+    The function imports the package and its subpackages. For a package that cannot be imported, it yields only the name
+    of the package. Subpackages without `__init__.py` are left out.
     """
     yield package
     try:
         folder = importlib.import_module(package).__path__
-    except BaseException:  # noqa: BLE001 - main also imports the package, and reports the error
+    except BaseException:  # noqa: BLE001 - main imports the package again and reports the error
         return
     for module in pkgutil.iter_modules(folder, f"{package}."):
         if module.ispkg:

@@ -1,7 +1,9 @@
-"""Stop a build that tries to download, and record the attempt. Every Python process of the build imports this module.
+"""Raise ConnectionRefusedError if a Python process of the build tries to download, and record the attempt.
 
-The container has no network. Without this module a build that cannot download may continue without the file, or end
-with a misleading message. The module must run on every Python that Triton supports.
+Python imports this module at startup, because its folder is in PYTHONPATH. Each attempt becomes a line of the file that
+the environment variable TOOLCHAIN_REACHED names. Without this module, a build in a container without a network may
+continue without the file that it cannot download, or end with a misleading message. The module must run on every
+version of Python that Triton supports.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 from typing import Any, NoReturn
 
 _PROGRAMS = {"curl", "wget", "aria2c"}
-# `submodule` is not listed, because old setup.py files run `git submodule` for their backends, and continue if there
+# `submodule` is not included, because old setup.py files run `git submodule` for their backends, and continue if there
 # is no git repository.
 _FETCHING = {"clone", "fetch", "pull", "ls-remote"}
 _LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}

@@ -1,8 +1,9 @@
-"""Record which lines of Python code open connections or look up hosts.
+"""Record the addresses to which Python code connects and the hosts that it looks up, with the place in the code.
 
-Each record is a JSON line, [FILE:LINE, ADDRESS], in the file that the environment variable WATCH_REACHED names. ADDRESS
-is HOST:PORT, or HOST if a lookup names no port. Python imports this module at startup, from PYTHONPATH. The module
-blocks nothing, because the container has no network.
+Python imports this module at startup, because its folder is in PYTHONPATH. Each record is a JSON line, [FILE:LINE,
+ADDRESS], in the file that the environment variable WATCH_REACHED names. FILE:LINE is the innermost frame outside the
+standard library or, if there is none, the outermost frame. ADDRESS is HOST:PORT, without the parts that the call does
+not give. The module blocks nothing, because the container has no network.
 """
 
 import json
@@ -19,7 +20,7 @@ def _note(event: str, values: tuple[Any, ...]) -> None:
         return
     address = values[1] if event == "socket.connect" else values[:2]
     if isinstance(address, (str, bytes)):
-        return  # a Unix socket
+        return  # the path of a Unix socket
     _BUSY.append(event)
     try:
         frame = sys._getframe(1)
@@ -35,7 +36,7 @@ def _note(event: str, values: tuple[Any, ...]) -> None:
 
 
 def _is_library(name: str, standard: str) -> bool:
-    """Return whether a file belongs to Python's standard library, whose folder is `standard`."""
+    """Return whether a file is part of Python's standard library, which is installed in the folder `standard`."""
     return name.startswith(("<frozen", standard)) and "-packages" not in name
 
 
