@@ -19,6 +19,7 @@ GPU, LDS size or module than the previous task.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
@@ -45,9 +46,10 @@ class Caller:
         self.about = self._answer()
 
     def ask(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Send a row and return the answer. Raise SystemExit or BrokenPipeError if calls.py has ended."""
-        self._tasks.write(json.dumps(row) + "\n")
-        self._tasks.flush()
+        """Send a row and return the answer; raise SystemExit if calls.py has ended."""
+        with contextlib.suppress(BrokenPipeError):  # if calls.py has ended, `_answer` raises SystemExit
+            self._tasks.write(json.dumps(row) + "\n")
+            self._tasks.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:

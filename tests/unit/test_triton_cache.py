@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -397,3 +398,22 @@ def test_a_layer_with_other_bytes_than_its_digest_is_refused(cache: Cache, tmp_p
     blob.write_bytes(content)
     with pytest.raises(DigestError):
         read_cache(layout, manifest)
+
+
+def test_calls_that_ended_before_a_row_are_told_with_their_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("triton_cache_worker", CALLS.with_name("worker.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    (tmp_path / "calls.py").write_text("print('{}', flush=True)\nraise SystemExit(7)\n")
+    monkeypatch.setattr(worker, "CALLS", tmp_path / "calls.py")
+    caller = worker.Caller("gfx942", 65536, "module")
+    os.waitid(os.P_PID, caller._process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(SystemExit, match="7"):
+        caller.ask({})
+    with contextlib.suppress(BrokenPipeError):
+        caller._tasks.close()
+    caller._answers.close()
