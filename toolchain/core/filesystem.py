@@ -145,7 +145,8 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
-        folder.chmod(0o700)
+        with contextlib.suppress(PermissionError):  # some file systems refuse it even to the owner
+            folder.chmod(0o700)
 
 
 def is_inside(path: Path, folder: Path) -> bool:
