@@ -72,12 +72,17 @@ def probe(storage: Storage, *, again: bool = False) -> str:
 
 
 def measures() -> str:
-    """Return a digest of buildah's options, the seccomp profiles and the modules of this tool that isolate builds."""
+    """Return a digest of the measures that isolate builds.
+
+    It covers buildah's options, the seccomp profiles, the system calls that the launcher refuses by number, and the
+    modules of this tool that isolate builds.
+    """
     options = [isolation.arguments(verb) for verb in isolation.VERBS]
     modules = (attack, launcher, limit_watch, relay, view)
     programs = [sha256_file(Path(str(module.__file__))) for module in modules]
     profiles = [view.seccomp(), view.seccomp(plain=True)]
-    return sha256_json({"options": options, "profiles": profiles, "programs": programs, "calls": load("syscalls")})
+    calls = load("syscalls")["by-number"]
+    return sha256_json({"options": options, "profiles": profiles, "programs": programs, "calls": calls})
 
 
 def _try(storage: Storage, folder: Path, tag: str) -> process.Result:

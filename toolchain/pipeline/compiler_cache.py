@@ -94,10 +94,10 @@ def remove_unused(cache: Cache, key: str) -> bool:
     if key == NONE:
         return False
     with free(_lock(cache, key)) as unused:
-        gone = unused and all(discard(place) for place in cache_mounts(cache, ccache_mount(key)))
-        if gone:
+        left = [place for place in cache_mounts(cache, ccache_mount(key)) if not discard(place)] if unused else []
+        if unused and not left:
             _note(cache, key).unlink(missing_ok=True)
-        return gone
+        return unused and not left
 
 
 def _note(cache: Cache, key: str) -> Path:
