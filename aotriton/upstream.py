@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 def error_of(said: str) -> str:
-    """Return the first line of the exception in the last traceback of an output; an empty string if there is none."""
+    """Return the first line of the last exception that a program printed; empty if it printed no traceback."""
     lines = said.splitlines()
     starts = [number for number, line in enumerate(lines) if line == "Traceback (most recent call last):"]
     behind = lines[starts[-1] + 1 :] if starts else []

@@ -273,7 +273,8 @@ class Compiler:
     def _prepare(self, rule: dict[str, Any]) -> Prepared:
         """Return the target, backend, options and source object of a rule.
 
-        If the optimisation `direct` is off, or does not fit this Triton, backend and options are None.
+        The backend and the options are None if the worker calls `triton.compile`, because the optimisation `direct` is
+        switched off or `Pipeline` does not fit this Triton.
         """
         arch = rule["target"]
         target = self._backends.GPUTarget("hip", arch, 32 if int(arch[3:-2]) >= 10 else 64)

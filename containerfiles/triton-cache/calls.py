@@ -130,7 +130,8 @@ def describe(src: Any, path: Path) -> None:
 def plain(value: Any) -> Any:
     """Return a constant as a JSON value.
 
-    An object such as a type or a function is replaced by its `__name__` or, if it has none, by its text.
+    JSON has no types and functions, so the function returns the `__name__` of such an object. If the object has no
+    `__name__`, the function returns its text.
     """
     value = getattr(value, "value", value)
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -37,7 +37,8 @@ def prepare() -> None:
         amdsmi_get_gpu_asic_info=lambda _: {"target_graphics_version": gpu, "device_id": "0x0", "market_name": gpu},
     )
     sys.modules["amdsmi"] = library
-    if importlib.util.find_spec("regex") is None:  # `re` suffices for the modules that are imported
+    # The modules that this file imports need nothing of `regex` that `re` lacks.
+    if importlib.util.find_spec("regex") is None:
         sys.modules["regex"] = re
     for name, backend in backends.items():
         active = name == "amd"

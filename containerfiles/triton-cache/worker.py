@@ -7,10 +7,10 @@ standard input:
      "constexprs": {"calls": the list of calls, as JSON text}, "options": {"lds": the LDS argument of calls.py}, "out"}
 
 The answer to a task is {"id", "status": "done"|"failed", "reason", "seconds"}. An answer with "failed" also has
-"refused" from the answer of calls.py. If the task is done, the file `out` is a tar of the kernels' entries in Triton's
-cache and of their launch files (see calls.py), and a JSON file with the suffix .json beside it lists the kernels. The
-answer then also has the "sha256" and "size" of the tar, and "bitcode", an empty list. The environment variables
-TRITON_CACHE_DIR and CALLS_LAUNCHES must be set, and calls.py inherits them.
+"refused" from the answer of calls.py. After a task that is done, the file `out` is a tar. The tar contains the kernels'
+entries in Triton's cache and their launch files (see calls.py). The file with the same name and the suffix .json lists
+the kernels. The answer then also has the "sha256" and "size" of the tar, and "bitcode", an empty list. The environment
+variables TRITON_CACHE_DIR and CALLS_LAUNCHES must be set, and calls.py inherits them.
 
 A wheel may read the properties of the GPU only once. Therefore calls.py is started again whenever a task has another
 GPU, LDS size or module than the previous task.

@@ -2,8 +2,8 @@
 
 Python imports this module at startup, because its folder is in PYTHONPATH. Each record is a JSON line, [FILE:LINE,
 ADDRESS], in the file that the environment variable WATCH_REACHED names. FILE:LINE is the innermost frame outside the
-standard library or, if there is none, the outermost frame. ADDRESS is HOST:PORT, without the parts that the call does
-not give. The module blocks nothing, because the container has no network.
+standard library. If all frames are in the standard library, FILE:LINE is the outermost frame. ADDRESS is HOST:PORT, or
+only the part that the call contains. The module blocks nothing, because the container has no network.
 """
 
 import json

@@ -256,7 +256,9 @@ _RULES = {
 
 
 def rule_of(target: Target, kind: str) -> Rule | None:
-    """Return the rule for matrix instructions on a type; None if the GPU has none, or if `target.exact` is false.
+    """Return the rule by which the GPU's matrix instructions on a type round their sums.
+
+    The result is None if no rule is published for the GPU and the type, or if `target.exact` is false.
 
     Args:
         kind: the type in the instruction's name, such as `f16`, `bf16_1k` or `fp8`.
