@@ -32,7 +32,7 @@ HELD = {
            "tests/unit/test_host_programs.py::test_a_checkout_fetches_nothing_when_it_is_asked_for_a_commit"),
     "T7": ("tests/unit/test_pace.py::test_a_manifest_that_trickles",
            "tests/unit/test_deadline.py::test_verify_as_a_whole",
-           "tests/unit/test_layout.py::test_many_layers_that_unpack_to_much_are_not_unpacked_all",
+           "tests/unit/test_layout_check.py::test_many_layers_that_unpack_to_much_are_not_unpacked_all",
            "tests/unit/test_deadline.py::test_a_blob_that_does_not_fit_is_not_asked_for"),
     "T8": ("tests/unit/test_transport.py::test_a_store_elsewhere_cannot_ask_for_the_login",
            "tests/unit/test_odd_answers.py::test_a_redirect_takes_the_login_along_on_the_same_host_alone",
