@@ -306,7 +306,7 @@ class Pipeline:
         return bytes(module), dict(metadata)
 
 
-# Lines of `triton.compile` that prepare and call the stages as `Pipeline.compile` does. `Pipeline` is used only if
+# These lines of `triton.compile` prepare and call the stages as `Pipeline.compile` does. `Pipeline` is used only if
 # `triton.compile` contains all of them.
 _KNOWN = (
     "metadata = {",

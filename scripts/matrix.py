@@ -58,7 +58,6 @@ class Pair:
         return f"llvm=distro:llvm-toolchain-{self.llvm}"
 
 
-# The pairs are built in this order.
 PAIRS = (
     Pair(22, "d8da7c998"),
     Pair(19, "915b396c1", "3.9,3.11,3.13"),

@@ -56,7 +56,10 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 
 
 def kernels(text: str) -> list[dict[str, Any]]:
-    """Return the tables of kernels.toml; `like` names the role whose table in the same family completes a table."""
+    """Return the `[[kernel]]` tables of kernels.toml.
+
+    A table with the key `like` inherits missing arguments and values from the table of that role in the same family.
+    """
     tables: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
     for table in tables:
         if "like" in table:

@@ -88,6 +88,22 @@ def test_a_plan_of_another_form_is_refused(tmp_path: Path, extra: str, error: st
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
 
 
+def test_modules_that_import_a_kernel_from_each_other_are_refused(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path / "t")
+    kernels = tree / "modules/flash/kernel"
+    for one, other in (("x", "y"), ("y", "x")):
+        (kernels / f"{one}.py").write_text(f"from .{other} import attn\n")
+    extra = f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/x.py;attn;1;1;1;gfx942;i32\n"
+    folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
+    with refused("kernel-function-missing"):
+        read_plan(folder, tree, build=BUILD, source=SOURCE)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1_0"])
+def test_only_digits_are_read_as_a_number(text: str) -> None:
+    assert parse_signature(text, ("n",), where="here") == ((("n", text),), ())
+
+
 def end_manifest_early(folder: Path) -> None:
     path = folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
     path.write_text(path.read_text()[:-8])

@@ -89,6 +89,16 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     assert caught.value.fix == f"remove {tmp_path / 'l'}"
 
 
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE songs (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="another program"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
 def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:

@@ -226,6 +226,8 @@ def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
         _require_compiled([unable, broken, large], keep_going=False)
     with refused("wheel-refuses-calls"):
         _require_any([unable])
+    with refused("kernels-failed"):
+        _require_any([unable, broken])
 
 
 def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> None:

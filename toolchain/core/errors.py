@@ -148,7 +148,7 @@ class DocumentError(ToolchainError, ValueError, code=22, title="Document", advic
 
 
 class EmulationError(ToolchainError, code=23, title="Emulation"):
-    """The emulator does not support an instruction, modifier, float mode, register or GPU that a code object uses."""
+    """The emulator cannot run a kernel, for example because it does not support an instruction or the GPU."""
 
 
 class NumbersError(

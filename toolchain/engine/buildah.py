@@ -229,7 +229,8 @@ class Buildah(Storage):
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached, folder: Path) -> bool:
         """Remove the containers of a build that reached `limit`, and return whether its caches are removed too.
 
-        The caches are removed at a limit in `OF_DISK`, unless another invocation may have written the counted files.
+        The caches are removed if `limit` is in `OF_DISK`. At a `written-` limit they are kept if another invocation
+        is running in this cache, because that invocation may have written the files.
         This function removes the build tree; the caller removes the compiler cache if no other build uses the cache.
         """
         shared = limit.name.startswith("written-") and self.others(folder)

@@ -41,7 +41,7 @@ _NUMBER = itertools.count()
 _LABEL = "toolchain.process"
 # `docker run` exits with this code if docker itself fails, rather than the command in the container.
 _ENGINE_FAILED = 125
-_PATIENCE = 30.0  # seconds to wait for an answer of docker's client
+_PATIENCE = 30.0  # seconds to wait for the docker client to answer
 VARIABLES = {
     "DOCKER_HOST": "the daemon",
     "DOCKER_CONTEXT": "the daemon, by a name of the client's configuration",

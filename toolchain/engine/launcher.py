@@ -40,7 +40,7 @@ _KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NO
          4096: _MS_RELATIME}  # fmt: skip
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-# The seccomp mode, and the instructions and results of classic BPF, for the filter of system calls.
+# These are the seccomp mode, and the opcodes and return values of the classic BPF filter of system calls.
 _MODE_FILTER = 2
 _LOAD_WORD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
 _RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000

@@ -289,9 +289,9 @@ class Storage:
                 self.call("rm", str(row["id"]), check=False)
 
     def cleanup(self) -> list[str]:
-        """Remove the containers, images and files that killed invocations left; list the containers and unnamed images.
+        """Remove what killed invocations left, and return the names of the removed containers and unnamed images.
 
-        An item of the list is, for example, `container toolchain-run-12-3456-0`. Containers that buildah named itself
+        A name is, for example, `container toolchain-run-12-3456-0`. Containers that buildah named itself
         cannot be attributed to an invocation, so they stay while a build runs. If another process is cleaning up,
         nothing is removed.
         """

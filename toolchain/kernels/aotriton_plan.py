@@ -11,6 +11,7 @@ library contains the kernels. The files contain absolute paths from the build th
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", re.ASCII)
 _WAVES = 1  # the waves per EU for a release whose compile script does not pass them on
 _REPORT = (
     f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report the error"
@@ -380,26 +382,37 @@ def _argument(name: str, part: str, where: str) -> Signature:
 
 
 def _constant(text: str) -> int | float | bool | None:
+    """Return the number or truth value that a part of a signature stands for; None for a type such as `fp16`."""
+    if not _NUMBER.fullmatch(text):
+        return {"True": True, "False": False}.get(text)
     for convert in (int, float):
         try:
             return convert(text)
         except ValueError:
             continue
-    return {"True": True, "False": False}.get(text)
+    return None
 
 
 @memoize
 def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
-    module = parsed(path)
-    if (arguments := arguments_of(module, kernel)) is not None:
-        return tuple(argument.arg for argument in arguments)
-    for node in module.body:  # the kernel may be imported from another file in the folder
-        if not _imports(node):
-            continue
+    place: tuple[Path, str] | None = (path, kernel)
+    seen = set()
+    while place is not None and place not in seen:
+        seen.add(place)
+        module = parsed(place[0])
+        if (arguments := arguments_of(module, place[1])) is not None:
+            return tuple(argument.arg for argument in arguments)
+        place = _imported(module, *place)
+    raise SourceError("kernel-function-missing", f"{path} has no function {kernel}", fix=_REPORT)
+
+
+def _imported(module: ast.Module, path: Path, kernel: str) -> tuple[Path, str] | None:
+    """Return the file in the folder from which a module imports a kernel, and the kernel's name there."""
+    for node in filter(_imports, module.body):
         for name in node.names:
             if (name.asname or name.name) == kernel:
-                return _argument_names(path.parent / f"{node.module}.py", name.name)
-    raise SourceError("kernel-function-missing", f"{path} has no function {kernel}", fix=_REPORT)
+                return path.parent / f"{node.module}.py", name.name
+    return None
 
 
 def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:

@@ -153,7 +153,9 @@ class Ledger:
             raise
 
     def _prepare(self) -> None:
-        _restrict(self._db, self.path)
+        tables = _restrict(self._db, self.path)
+        if tables and "about" not in tables:
+            raise _not_ours(self.path, "it is another program's database")
         self._db.execute(f"PRAGMA synchronous={DURABILITY}")
         self._db.executescript(_SCHEMA)
         known = dict(self._db.execute("SELECT name, value FROM about"))
@@ -204,7 +206,10 @@ class Ledger:
         return None if row is None else _entry(self.path, row[0])
 
     def begin(self, scope: str) -> bool:
-        """Record a campaign's `Naming.scope`, and return whether all entries come from campaigns with this scope."""
+        """Return whether all entries come from campaigns with this `Naming.scope`, and record the answer.
+
+        A ledger without entries gets this scope.
+        """
         known = dict(self._db.execute("SELECT name, value FROM about"))
         if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:
             self._write(("about", _SCOPE, scope))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from toolchain.core.errors import ConfigError
 
-PATIENCE = 600.0  # seconds to wait for a scheduler in a worker, and for a fitting worker in a campaign
+PATIENCE = 600.0  # seconds that a worker waits for the scheduler, and a campaign for a suitable worker
 
 
 def check_address(text: str) -> str:

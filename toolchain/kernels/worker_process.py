@@ -187,7 +187,7 @@ class Worker:
     def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
         """Give a job to the process, and return its answer; raise the errors of `answer`.
 
-        `collect` then moves the object to its final path.
+        The object stays in the process's folder until the caller calls `collect`.
         """
         assert self._process.stdin is not None  # noqa: S101 - `MakeWorker` connects a pipe
         with self._lock:

@@ -131,5 +131,5 @@ class Prefetch:
     def wait(self, name: str) -> None:
         """Wait until the thread has tried to fetch this source; return at once if the thread does not fetch it."""
         event = self._done.get(name)
-        while event is not None and not event.wait(0.2):
-            pass  # the waits are short, so that signal handlers can run between them
+        if event is not None:
+            event.wait()

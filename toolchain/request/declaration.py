@@ -134,7 +134,9 @@ class Option:
     def words(self, value: Any) -> list[str]:
         """Return the command-line words that set the option to a value from a lock or record."""
         if self.kind == "flag":
-            return [self.flag if value else f"--no-{self.name}"]
+            if not value:
+                return [f"--no-{self.name}"] if self.negated else []
+            return [self.flag]
         if isinstance(value, Mapping):
             texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in as_list(several)]
         elif self.kind == "names":

@@ -41,7 +41,10 @@ def check_local(name: str, spec: SourceSpec) -> None:
             "source-unreadable", f"{given} cannot be read", why=why, fix="check the path and its permissions"
         ) from error
     if why:
-        fix = "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar) or a wheel (.whl)"
+        fix = (
+            "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar), a wheel (.whl), "
+            "a Debian package (.deb) or an SQLite database (.sqlite3)"
+        )
         raise SourceError("not-a-source", f"{given} is not a source", why=why, fix=fix)
 
 
@@ -71,7 +74,7 @@ def _not_a_source(path: Path) -> str:
     if path.name.endswith(".sqlite3"):  # an empty file is refused later, when the database is read
         return "" if head in {b"", _SQLITE} else "it has the name of an SQLite database, but is not one"
     if not TAR.search(path.name):
-        return "its name has neither the ending of a tar archive nor that of a wheel"
+        return "its name has the ending of no kind of source"
     if head == _ZSTD:
         return ""  # the content is not checked, because tarfile reads zstd only from Python 3.14 on
     import tarfile  # noqa: PLC0415

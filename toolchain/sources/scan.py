@@ -102,8 +102,8 @@ class Finding:
 def scan(tree: Path) -> tuple[Finding, ...]:
     """Return all binaries in a tree or a single file, and all archives that cannot be scanned, sorted by path.
 
-    Tar, zip, gzip, bzip2 and xz files are unpacked; folders `.git` and links are skipped. SourceError is raised if a
-    file to unpack is damaged, has a password or unpacks to too many bytes, because it may contain anything.
+    Tar, zip, gzip, bzip2 and xz files are unpacked. Links and folders named `.git` are skipped. SourceError is raised
+    if a file to unpack is damaged, has a password or unpacks to too many bytes, because it may contain anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()

@@ -302,11 +302,20 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    if not any(outcome.done for outcome in outcomes):
-        why = _reasons(outcomes)
+    """Raise UnsupportedError if the wheel refused all calls, and KernelError if no call compiled for other reasons."""
+    if any(outcome.done for outcome in outcomes):
+        return
+    why = _reasons(outcomes)
+    if all(outcome.refused for outcome in outcomes):
         raise UnsupportedError(
             "wheel-refuses-calls", "the wheel refuses every call", why=why, fix="name other GPUs with --gpu"
         )
+    raise KernelError(
+        "kernels-failed",
+        f"none of {len(outcomes)} calls compiled",
+        why=why,
+        fix="give them more time with --kernel-timeout SECONDS, or name other GPUs with --gpu",
+    )
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:

@@ -83,8 +83,8 @@ def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
     """Return the functions that read an instruction's sources, and the function that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
-    # On gfx11 and later, the text of V_CMPX names no destination. The result is VCC instead, but the module `compare`
-    # does not write it.
+    # On gfx11 and later, V_CMPX names no destination, because it writes only EXEC. VCC takes its place here, and the
+    # module `compare` does not write it.
     first = 1 if row.result != "b" or len(texts) > len(row.sources) else 0
     selected = instruction.modifiers.vector("op_sel", [0] * (len(row.sources) + 1)) if _has_halves(row) else []
     gets: list[Get] = []

@@ -85,7 +85,7 @@ class Lds(Views):
         }
         self.wave = np.uint64(1)
         self._written, self._read, self._changed = (np.zeros(len(data) // 2, np.uint64) for _ in range(3))
-        # Loads are only added to the records if there is a store or an atomic access, because otherwise none can race.
+        # Loads are checked at the next store, atomic access or barrier, because loads alone cannot race.
         self._loads: list[tuple[Any, Array, int, int]] = []
         self._stored = False
 

@@ -28,11 +28,12 @@ LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}
 _COUNTED = ("s_load_", "s_buffer_load_", "ds_", *MEMORY)
 _NONE: frozenset[int] = frozenset()
-# An outstanding access: its counter, its instruction, the registers that it will write, and its `Effects.ordered`.
+# This is an outstanding access: its counter, its instruction, the registers that it will write, and its
+# `Effects.ordered`.
 Access = tuple[str, Operation, frozenset[int], bool]
-# A recent instruction from which later ones must keep a distance. The three numbers are the wait states, the vector
-# instructions and the transcendental instructions from the beginning of the block to the end of this instruction. They
-# are negative or 0 if the instruction is in an earlier block.
+# This is a recent instruction from which later ones must keep a distance. The three numbers are the wait states, the
+# vector instructions and the transcendental instructions from the beginning of the block to the end of this
+# instruction. They are negative or 0 if the instruction is in an earlier block.
 Recent = tuple["Effects", Operation, int, int, int]
 
 

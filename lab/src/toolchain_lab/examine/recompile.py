@@ -107,7 +107,6 @@ def _unpack(wheel: Path, folder: Path) -> None:
             except OSError:
                 if not folder.is_dir():  # if the folder exists, another process has unpacked the wheel
                     raise
-            Path(partial).mkdir(exist_ok=True)  # the end of the block removes this folder, so it must exist
     except OSError as error:
         raise ResourceError(
             "wheel-not-unpacked",
