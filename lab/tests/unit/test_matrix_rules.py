@@ -13,6 +13,7 @@ import pytest
 from lab.tests.emulator_fixtures import run, wave_of
 from lab.tests.matrix_inputs import SHAPES, Array, by_rule, instruction, products, sides, values
 from toolchain_lab.emulator.exactness import bound
+from toolchain_lab.emulator.matrix import handler_of
 from toolchain_lab.emulator.wave import Target
 
 INF = float("inf")
@@ -84,6 +85,13 @@ def test_a_result_has_the_bits_of_its_rule(
     left, right = (np.array([each + [0] * (4 - len(each))], np.float64) for each in (a, b))
     result = by_rule(gpu, kind, left, right, np.array([[c]], np.float32))
     assert np.isnan(result[0, 0]) if expected is None else result.view(np.uint32)[0, 0] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("32x32x4bf16", True), ("32x32x4bf16_1k", False), ("16x16x8bf16_1k", False)]
+)
+def test_an_instruction_with_several_blocks_is_not_taken_for_one_with_a_single_block(name: str, known: bool) -> None:
+    assert (handler_of(f"v_mfma_f32_{name}") is not None) == known
 
 
 @pytest.mark.parametrize(("gpu", "shape"), DIGESTS)

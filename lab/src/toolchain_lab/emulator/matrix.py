@@ -196,7 +196,7 @@ def handler_of(name: str) -> Handler | None:
     """Return the decoder for a matrix instruction; None if this module does not support the instruction."""
     if match := _MFMA.match(name):
         size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
-        if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):
+        if depth in _DEPTHS[size, kind] or (kind == "bf16" and not match[4] and (size, depth) in _OLD_BF16):
             return _mfma(size, kind, match[4] or "")
     if match := _WMMA.match(name):
         return _wmma(match[1])
