@@ -144,6 +144,8 @@ class Machines:
         output, _ = child.communicate(timeout=max(end - time.monotonic(), 1))
         if child.returncode != 0:
             raise SystemExit(f"{what} failed: {output.decode()}\nsee {self._folder}")
+        if not called:
+            raise SystemExit(f"{what}: the campaign ended before 2 kernels were compiled; choose more kernels")
         built = json.loads(output)["stages"][-1]
         (kept,) = cache.glob("logs/*.ledger.sqlite")
         entries, seconds = look(kept).entries, built["facts"]["seconds"]["compile"]

@@ -86,10 +86,10 @@ class Repository:
     def _git(self, *words: str) -> str:
         return process.run(["git", "-c", "gc.auto=0", *words], env=self._env, capture=True, timeout=600).stdout
 
-    def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
-        """Return the commits of matching refs by the full name of the ref.
+    def refs(self, wanted: re.Pattern[str], oldest: tuple[int, ...]) -> dict[str, str]:
+        """Return the commits of `main` and of matching refs from release `oldest` on, by the full name of the ref.
 
-        If there are more than `_LIMIT` matching refs, only the first ones in the order of their names are returned.
+        If there are more than `_LIMIT` such refs, those of the newest releases are returned.
 
         For an annotated tag, the commit is the one that the tag points to.
         """
@@ -99,7 +99,9 @@ class Repository:
             plain = name.removesuffix("^{}")  # git lists the commit of an annotated tag with this suffix
             if wanted.fullmatch(plain) and is_commit(commit) and (name != plain or plain not in found):
                 found[plain] = commit
-        return dict(sorted(found.items())[:_LIMIT])
+        # `main` comes last, because it is newer than all releases.
+        order = sorted((name.endswith("main"), numbers(name), name) for name in found)
+        return {name: found[name] for name in sorted(name for main, n, name in order[-_LIMIT:] if main or n >= oldest)}
 
     def fetch(self, commit: str) -> None:
         """Fetch a commit without its history and without the content of its files."""
@@ -129,16 +131,15 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="new-pins-") as folder:
         one, other = Repository(triton, Path(folder) / "triton"), Repository(aotriton, Path(folder) / "aotriton")
         tritons = []
-        for ref, commit in one.refs(re.compile(f"{_TRITON_TAG.pattern}|{_TRITON_BRANCH.pattern}")).items():
-            if _oldest_triton() <= numbers(ref) or ref.endswith("main"):
-                one.fetch(commit)
-                tritons.append({"ref": ref, "commit": commit, "files": one.pins(commit)})
+        wanted = re.compile(f"{_TRITON_TAG.pattern}|{_TRITON_BRANCH.pattern}")
+        for ref, commit in one.refs(wanted, _oldest_triton()).items():
+            one.fetch(commit)
+            tritons.append({"ref": ref, "commit": commit, "files": one.pins(commit)})
         rows = []
-        for ref, commit in other.refs(_AOTRITON_REF).items():
-            if _oldest_aotriton() <= numbers(ref) or ref.endswith("main"):
-                other.fetch(commit)
-                carried = other.carried(commit)
-                rows.append({"ref": ref, "commit": commit, "triton": carried, "files": _carried(one, carried)})
+        for ref, commit in other.refs(_AOTRITON_REF, _oldest_aotriton()).items():
+            other.fetch(commit)
+            carried = other.carried(commit)
+            rows.append({"ref": ref, "commit": commit, "triton": carried, "files": _carried(one, carried)})
     return {"triton": tritons, "aotriton": rows}
 
 

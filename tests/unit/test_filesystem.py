@@ -263,6 +263,8 @@ def test_what_a_build_left_keeps_its_content(tmp_path: Path) -> None:
     assert read_built(tmp_path, "link") == "x"
     copy_built(tmp_path, "link", tmp_path / "copy")
     assert ((tmp_path / "copy").read_bytes(), stat.S_IMODE((tmp_path / "copy").stat().st_mode)) == (b"x", 0o755)
+    with refused("build-not-copied"):
+        copy_built(tmp_path, "link", Path("/dev/full"))
 
 
 def test_facts_of_a_build_hold_no_file_of_this_machine(tmp_path: Path, secret: Path) -> None:

@@ -248,6 +248,15 @@ def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: 
     assert "AOTriton 0.15b is not on record" in titles
 
 
+def test_of_many_refs_the_newest_are_read(upstream: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = upstream
+    for version in ("3.0.0", "3.9.0", "3.10.0"):
+        git(one, "tag", f"v{version}", "v3.7.2^{commit}")
+    monkeypatch.setattr("scripts.new_pins._LIMIT", 3)
+    refs = [entry["ref"] for entry in gather(str(one), str(other))["triton"]]
+    assert refs == ["refs/heads/main", "refs/tags/v3.10.0", "refs/tags/v3.9.0"]
+
+
 def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--triton", str(tmp_path / "none"), "--aotriton", str(tmp_path / "none")]) == 18
     assert "answer" in capsys.readouterr().err

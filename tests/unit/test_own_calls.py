@@ -49,6 +49,7 @@ def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
         ("[[16, 4]]", "[[16, -4]]", "calls-invalid"),
         ("batch = [2]", "batch = [2]\nlength = 3", "calls-invalid"),
         ("[2]", "[2025-01-01]", "calls-invalid"),
+        ("batch = [2]", "batch = [2]\ngpus = []", "calls-invalid"),
         ("[[call]]", "[[call", "calls-unreadable"),
         ("[512, 2048, 512]", str(list(range(1, 10002))), "calls-invalid"),
     ],

@@ -127,7 +127,9 @@ def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
     assert "assumed" in pin.warnings[0]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"build_number": 1}', info("short")])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"build_number": 1}', '{"llvm_hash": 1, "llvm_hash": 2}', info("short")]
+)
 def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info())
     (tmp_path / "llvm-build-info.json").write_text(content)

@@ -118,6 +118,12 @@ def test_a_signal_while_a_program_is_started_is_not_lost() -> None:
     assert done.returncode == 143
 
 
+@pytest.mark.parametrize("stdin", [None, "x" * 300_000])
+def test_a_program_that_takes_too_long_is_killed(stdin: str | None) -> None:
+    done = process.run(["sleep", "60"], stdin=stdin, timeout=1, check=False)
+    assert (done.returncode, done.tail[-1]) == (-signal.SIGTERM, "(killed after 1 s)")
+
+
 def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:
     """A git whose other side has gone silent leaves git-remote-https behind otherwise."""
     noted = tmp_path / "pid"

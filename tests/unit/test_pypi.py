@@ -112,7 +112,13 @@ def test_a_wheel_for_another_machine(index: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("name", "python", "later"),
-    [(WHEEL, "3.13", False), (STABLE, "3.12", True), (PURE, "3.0", True), (OLD, "3.0", True)],
+    [
+        (WHEEL, "3.13", False),
+        (WHEEL.replace("cp313-cp313", "cp313-none"), "3.13", False),
+        (STABLE, "3.12", True),
+        (PURE, "3.0", True),
+        (OLD, "3.0", True),
+    ],
 )
 def test_python_of_a_wheel(name: str, python: str, later: bool) -> None:
     assert python_of_wheel(name) == (python, later)

@@ -52,7 +52,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.stages.triton_cache import _require_any, _require_compiled, outcomes_of
+from toolchain.stages.triton_cache import _not_served, _require_any, _require_compiled, outcomes_of
 
 TESTS = Path(__file__).resolve().parents[1]
 CALLS = root() / "containerfiles/triton-cache/calls.py"
@@ -228,6 +228,20 @@ def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
         _require_any([unable])
     with refused("kernels-failed"):
         _require_any([unable, broken])
+
+
+def test_a_repeated_call_must_succeed_with_all_its_kernels_from_the_cache(cache: Cache) -> None:
+    row = next(outcome for outcome in cache.outcomes if outcome.kernels)
+    hits = [{"name": name, "hash": hash_, "hit": True} for name, hash_ in row.kernels]
+    good = {"status": "done", "reason": "", "kernels": hits}
+    assert _not_served([row], {row.call.name: good}) == ""
+    for bad in (
+        {},
+        {row.call.name: {**good, "status": "failed"}},
+        {row.call.name: {**good, "kernels": [*hits[1:], {**hits[0], "hit": False}]}},
+        {row.call.name: {**good, "kernels": hits[1:]}},
+    ):
+        assert _not_served([row], bad)
 
 
 def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> None:

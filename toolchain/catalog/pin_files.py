@@ -350,7 +350,7 @@ def _find_repository(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
             continue
         try:
             built = _parsed(build)
-        except PinError as error:
+        except (PinError, DocumentError) as error:
             warnings.append(f"{build} is ignored: {error.what}")
             continue
         if built.commit != commit:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 from toolchain.core import strict_json
-from toolchain.core.errors import DigestError, HostileInputError
+from toolchain.core.errors import DigestError, HostileInputError, ResourceError
 from toolchain.core.typed import Kind, TypedError, typed
 
 if TYPE_CHECKING:
@@ -113,18 +113,27 @@ def read_built_json(tree: Path, name: str, kind: type[Kind]) -> Kind:
 def copy_built(tree: Path, name: str, target: Path) -> None:
     """Copy a file that a build wrote, and keep its executable bit.
 
-    Raise a HostileInputError if it is not a regular file inside `tree`, or if it cannot be copied.
+    Raise a HostileInputError if it is not a regular file inside `tree`, and a ResourceError if it cannot be copied.
     """
     try:
-        with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink, _CHUNK)
-            target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
+        source = open_regular(tree / name, within=tree)
     except OSError as error:
         raise HostileInputError(
             "build-left-unreadable",
-            f"the file {name} from a build cannot be copied",
+            f"the file {name} from a build cannot be read",
             why=str(error.strerror),
             fix=_BUILD,
+        ) from error
+    try:
+        with source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+            target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
+    except OSError as error:
+        raise ResourceError(
+            "build-not-copied",
+            f"the file {name} from a build cannot be copied to {target}",
+            why=str(error.strerror),
+            fix="free disk space, or give another --cache DIR",
         ) from error
 
 

@@ -164,18 +164,16 @@ def run(
         if helpers:
             stack.enter_context(_ending_with_us(child))
         lines = _Streams(child, sink)
-        assert child.stdout is not None  # noqa: S101
-        assert child.stderr is not None  # noqa: S101
-        threads = [
-            threading.Thread(target=lines.pump, args=(child.stdout, how.get("capture", False), on_line), daemon=True),
-            threading.Thread(target=lines.pump, args=(child.stderr, False, on_stderr), daemon=True),
-        ]
-        for thread in threads:
+        work: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+            "stdout": (lines.pump, (child.stdout, how.get("capture", False), on_line)),
+            "stderr": (lines.pump, (child.stderr, False, on_stderr)),
+        }
+        if stdin is not None:
+            # A thread writes, because `timeout` must also end a program that does not read its input.
+            work["stdin"] = (_write, (child.stdin, stdin))
+        threads = {name: threading.Thread(target=does, args=given, daemon=True) for name, (does, given) in work.items()}
+        for thread in threads.values():
             thread.start()
-        if stdin is not None and child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(stdin)
-                child.stdin.close()
         patience = _LAST_LINES
         try:
             child.wait(timeout)
@@ -187,20 +185,23 @@ def run(
             patience = 0.1
             raise
         finally:
-            for thread in threads:
+            for name, thread in threads.items():
                 thread.join(patience)
-            # A program in the background, such as ssh with ControlPersist, may keep the pipe open. Closing a stream
-            # that a thread is still reading would block, so the stream is left open.
-            if threads[0].is_alive():
-                child.stdout = None
-            if threads[1].is_alive():
-                child.stderr = None
+                # A program in the background, such as ssh with ControlPersist, may keep the pipe open. Closing a stream
+                # that a thread still uses would block, so the stream is left open.
+                if thread.is_alive():
+                    setattr(child, name, None)
         code = child.returncode
         if lines.failed is not None:
             raise lines.failed
     if how.get("check", True) and code != 0:
         raise CommandError(words, code, tuple(lines.tail))
     return Result(code, "".join(lines.whole), tuple(lines.tail))
+
+
+def _write(stream: IO[str], text: str) -> None:
+    with contextlib.suppress(BrokenPipeError), stream:
+        stream.write(text)
 
 
 def opened_log(path: Path) -> IO[str]:

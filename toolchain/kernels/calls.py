@@ -155,6 +155,10 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
     count = 0
     for number, row in enumerate(strict_json.read(text), start=1):
         axes = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
+        if axes.get("gpus") == []:
+            raise ConfigError(
+                "calls-invalid", f"call {number} of --calls names no GPU", fix="name GPUs, or leave `gpus` out"
+            )
         for gpu in axes.get("gpus", ()):
             if not isinstance(gpu, str):
                 raise ConfigError(

@@ -82,7 +82,8 @@ def python_of_wheel(file: str) -> tuple[str, bool]:
     """
     match = _wheel_name(file)
     first = match["python"].rpartition(".")[2]
-    return f"{first[2]}.{first[3:] or 0}", match["abi"] in {"abi3", "none"}
+    later = match["abi"] == "abi3" or (match["abi"] == "none" and first.startswith("py"))
+    return f"{first[2]}.{first[3:] or 0}", later
 
 
 def _wheel_name(file: str) -> re.Match[str]:

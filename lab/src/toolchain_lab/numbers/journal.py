@@ -24,12 +24,7 @@ def append(path: Path, row: Checked, decoder: str) -> None:
         with path.open("ab") as stream:
             stream.write(line + b"\n")
     except OSError as error:
-        raise ConfigError(
-            "output-unwritable",
-            f"--results {path} cannot be written",
-            why=error.strerror or "",
-            fix="name another file",
-        ) from error
+        raise _unwritable(path, error) from error
 
 
 def read(path: Path, decoder: str) -> dict[str, Checked]:
@@ -39,7 +34,7 @@ def read(path: Path, decoder: str) -> dict[str, Checked]:
     incomplete line is removed from the file.
 
     Raises:
-        ConfigError: the file cannot be read, or does not contain results.
+        ConfigError: the file cannot be read or mended, or does not contain results.
     """
     try:
         content = read_regular(path, _MOST)
@@ -61,5 +56,14 @@ def read(path: Path, decoder: str) -> dict[str, Checked]:
             fix="name another file",
         ) from error
     if cut:
-        path.write_bytes(content[: len(content) - len(cut)])
+        try:
+            path.write_bytes(content[: len(content) - len(cut)])
+        except OSError as error:
+            raise _unwritable(path, error) from error
     return {row.name: row for label, row in known if label == decoder}
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        "output-unwritable", f"--results {path} cannot be written", why=error.strerror or "", fix="name another file"
+    )
