@@ -4,7 +4,7 @@
 
 BUILD is the generator's output folder with the compiled objects, SOURCE is the AOTriton tree, and JOB is a JSON file:
 `{"package", "loose", "clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[path,
-name]]}], "arches": [gpu], "sha1", "tree_sha1"}`. All paths are relative to BUILD.
+name]]}], "arches": [gpu], "sha1", "tree_sha1"}`. The paths in it are relative to BUILD.
 
 `package` is the Python package of the generator. Its module aks2 packs each cluster of objects, flatzip puts the packed
 clusters into archives, and write_image_signature writes the signature. If `loose` is true, no archives are made. If the

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The launch options. The rules that share a chain may differ in them.
+# These are the launch options, in which the rules of a chain may differ.
 LAUNCH = ("num_warps", "num_stages", "waves_per_eu")
 _PR_SET_PDEATHSIG = 1
 
@@ -48,7 +48,7 @@ class DiedError(Exception):
 
 
 class _Child:
-    """A child process of the chain, which compiles or waits for the next rule."""
+    """A child process of the chain."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
         self.pid = pid
@@ -140,7 +140,7 @@ class Chain:
 
 
 class SharedRule:
-    """The rule that a process of a chain compiles, and the launch options that it has read.
+    """The rule that a process compiles, and the launch options that the process has read.
 
     Args:
         up: the connection to the parent process; None in a process that compiles without a chain.
@@ -154,8 +154,8 @@ class SharedRule:
     def read(self, name: str) -> Any:
         """Return the value of a launch option.
 
-        In a chain, the first read of an option forks, and the call returns in the child. A process with several threads
-        does not fork.
+        In a chain, the first read of an option forks, and the call returns in the child, unless the process has several
+        threads or cannot fork.
         """
         if name not in self._known:
             if self._up is not None and is_single():
@@ -217,7 +217,7 @@ class SharedRule:
 
 
 def fork() -> _Child | socket.socket:
-    """Fork a process that ends with its parent; return the child, or in the child the socket to its parent."""
+    """Fork a child that ends with its parent; return the child, or the socket to the parent if this is the child."""
     sys.stdout.flush()
     sys.stderr.flush()
     ours, theirs = socket.socketpair()
@@ -372,8 +372,8 @@ def skip_parses() -> bool:
     """Skip two parses of the LLVM IR whose results the AMD backend ignores, and return whether they are skipped.
 
     `translate_to_mir` and `dump_sched_dag` write dumps if the environment variable TRITON_DUMP_MIR is set, but always
-    parse the LLVM IR. They are replaced by functions that do nothing if the variable is not set, and the backend calls
-    each of them once and ignores the results.
+    parse the LLVM IR. If the variable is not set, and the backend calls each of them once and ignores the results, they
+    are replaced by functions that do nothing.
     """
     if os.environ.get("TRITON_DUMP_MIR"):
         return False

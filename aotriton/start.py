@@ -5,7 +5,7 @@
 FIRST lists Triton's folder and folders of the recipe, and LAST lists folders of the kernels' sources. The module path
 consists of FIRST, the folders of Python's own modules, LAST, and the root of the kernels, in this order, so a kernel's
 source cannot replace a module of Python or Triton. Python does not run a sitecustomize.py from the folders in FIRST and
-LAST, because they are added after its start.
+LAST, because they are added after Python has started.
 
 This file, not worker.py, sets the module path, because a change of worker.py would change the input digests of images.
 """

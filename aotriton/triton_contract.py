@@ -36,7 +36,7 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# Parts of the messages that LLVM and Triton print about a GPU that they do not support.
+# These are parts of the messages that LLVM and Triton print about a GPU that they do not support.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
 # PTX 8.0 is the first version with sm_90a. Triton's PTX for sm_90 has the target sm_90a.
 PTX_VERSION = 80
@@ -74,7 +74,7 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
 
 def is_old(compiler: Any) -> bool:
-    """Return whether this Triton is old: its `ASTSource` takes a signature without constants."""
+    """Return whether this Triton is old: its `ASTSource` has no parameter `constexprs`."""
     return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
 
 
@@ -161,7 +161,7 @@ def in_process(make: Callable[[], bytes]) -> bytes:
     def answer() -> None:
         try:
             there.send((make(), ""))
-        except Exception as error:  # noqa: BLE001 - any exception of the compiler is a finding
+        except Exception as error:  # noqa: BLE001 - any exception is reported
             traceback.print_exc()
             there.send((b"", _text(error)))
 
@@ -234,7 +234,7 @@ def ptx() -> dict[str, Any]:
 
 
 def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
-    """Return the PTX of the vector addition from `triton.compile`, without its last stage, which runs ptxas.
+    """Compile the vector addition with `triton.compile` but without ptxas, and return the PTX.
 
     Args:
         backend: Triton's class `CUDABackend`, which is changed during the call.
@@ -278,7 +278,7 @@ def main(gpus: list[str]) -> int:
                 found["objects"][gpu] = code_object(gpu, source())
             except UnsupportedGpuError:
                 found["unsupported"].append(gpu)
-            except Exception as error:  # noqa: BLE001 - any exception of the compiler is a finding
+            except Exception as error:  # noqa: BLE001 - any exception is reported
                 traceback.print_exc()
                 found["failed"][gpu] = str(error) if isinstance(error, CompilerError) else _text(error)
         try:

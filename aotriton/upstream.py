@@ -7,8 +7,8 @@ JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [
 rule: `{"id", "code", "status", "sha256", "size", "error", "reason"}`. `code` is the script's exit code (negative for a
 signal). `status` is the `compile_status` in the JSON file that the script wrote; it is empty if the script wrote none.
 `sha256` and `size` describe the object; if the object is missing or empty, `sha256` is empty and `size` is 0. `error`
-is the first line of the exception in the last traceback; it is empty if there is no traceback. `reason` contains the
-last five lines of the output.
+is the first line of the exception in the last traceback; it is empty if there is no traceback. `reason` consists of the
+last five lines of the output. Long values of `error` and `reason` are truncated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 def error_of(said: str) -> str:
-    """Return the first line of the last exception that a program printed; empty if it printed no traceback."""
+    """Return the first line of the last exception in a program's output; empty if the output has no traceback."""
     lines = said.splitlines()
     starts = [number for number, line in enumerate(lines) if line == "Traceback (most recent call last):"]
     behind = lines[starts[-1] + 1 :] if starts else []

@@ -1,7 +1,7 @@
 """Compile kernels inside the Triton image: read rules as JSON lines and write answers as JSON lines.
 
 The worker needs Python 3.9 or newer and Triton, but no GPU and no driver. Everything that a kernel module or the
-compiler prints goes to standard error; standard output carries only the lines described here.
+compiler prints goes to standard error, except with `--list`.
 
 The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`, in
 which `bitcode` contains the digests of the AMD backend's bitcode libraries.
@@ -9,9 +9,9 @@ which `bitcode` contains the digests of the AMD backend's bitcode libraries.
 A rule is `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
 "num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are those of the container. `root` is added
 to the module path, `source` is a Python file below it, and `kernel` is the name of a jit function in this file. A type
-is either `constexpr`, with a value in `constexprs`, or one of Triton's types (`*fp16`, `i32`, `fp32`), with the suffix
+is either `constexpr`, with a value in `constexprs`, or one of Triton's types, such as `*fp16` or `i32`, with the suffix
 `:16` or `:8` if the argument is divisible by that number. The value `{"dtype": "fp16"}` stands for Triton's type
-`fp16`. `target` is LLVM's name of the GPU, the optional `options` are further options of the AMD backend, and `out` is
+`fp16`. `target` is LLVM's name for the GPU, the optional `options` are further options of the AMD backend, and `out` is
 the path of the object. The object's JSON file has the same path with the suffix `.json`.
 
 An answer is `{"id", "status": "done"|"failed", "seconds", "reason"}`. If the status is "done", `reason` is empty, and
@@ -50,11 +50,11 @@ from typing import Any
 import shared_stages
 from shared_stages import LAUNCH, Chain, Pipeline, SharedRule
 
-# The target, backend, options and source object of a rule, as `_prepare` returns them.
+# These are the target, backend, options and source object of a rule.
 Prepared = tuple[Any, Any, Any, Any]
 LEVERS = ("shared", "direct", "parses")
 WITHOUT = "KERNEL_WORKER_WITHOUT"
-# These variables are set before Triton is imported. Triton reads them for each compilation.
+# These environment variables are set before Triton is imported.
 ENVIRONMENT = {
     # Without this, the object contains the path and the line numbers of the kernel's source.
     "TRITON_DISABLE_LINE_INFO": "1",
@@ -64,7 +64,7 @@ ENVIRONMENT = {
     "TRITON_KERNEL_DUMP": "0",
     "TRITON_ALWAYS_COMPILE": "0",
 }
-# The keys of Triton's metadata that are kept. Others are dropped, because some contain paths in this image or a hash of
+# These keys of Triton's metadata are kept. Others are dropped, because some contain paths in this image or a hash of
 # Triton's own files.
 METADATA = (
     "allow_flush_denorm",
@@ -224,14 +224,14 @@ class Compiler:
         return value
 
     def compile(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile one rule without sharing stages, write its object and JSON file, and return their part of the answer.
+        """Compile a rule without sharing stages, write both files, and return the part of the answer about them.
 
         Any exception of Triton or of the kernel's module is passed on.
         """
         return self._compile(rule, self._prepare(rule), SharedRule(rule))
 
     def report(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile a rule, sharing stages with earlier rules, and return the answer without the id and the time.
+        """Compile a rule, share stages with other rules if possible, and return the answer without the id and the time.
 
         A failure is reported in the answer, not raised. If a process of the chain dies, this process ends in the
         same way.

@@ -1,7 +1,7 @@
 """Compute the share of tests that assert the wording of this project's messages.
 
 python -m scripts.asserted_wording          # prints the share
-python -m scripts.asserted_wording --list   # also prints each test with its first such text
+python -m scripts.asserted_wording --list   # also lists these tests, each with the first string found
 
 A test asserts wording if a string in one of its `assert` statements or `match=` arguments contains two or more words in
 a row, of which the first four (or all, if fewer) also occur in a row in a string in toolchain/ or lab/src/. If an
@@ -23,7 +23,7 @@ _COMMAND = re.compile(
     r"|\b(kernels|cache|bundle|buildah|docker|skopeo|apt-get|oras) [a-z]+"
 )
 _RUN = re.compile(r"[a-z]{1,}(?: +[a-z]{1,})+")
-_MOST = 4  # the maximum number of words, from the start of a sequence, that are compared
+_MOST = 4  # the maximum number of words that are compared, from the start of a sequence
 _COMPARING = {"startswith", "endswith", "count", "search", "match", "fullmatch", "escape"}
 
 
@@ -77,7 +77,7 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _asserted(test: ast.FunctionDef) -> Iterator[str]:
-    """Yield the strings that a test compares with something, directly or as values of the test's parameters."""
+    """Yield the strings in a test's `assert` statements and `match=` arguments, also from the test's parameters."""
     used = [node.test for node in ast.walk(test) if isinstance(node, ast.Assert)]
     used += [node.value for node in ast.walk(test) if isinstance(node, ast.keyword) and node.arg == "match"]
     compared = [part for node in used for part in _compared(node)]
@@ -95,7 +95,7 @@ def _asserted(test: ast.FunctionDef) -> Iterator[str]:
 
 
 def _compared(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the constants and names of an expression, except paths, indexes and the arguments of most calls."""
+    """Yield the constants and names in an expression, except paths, indexes and the arguments of most calls."""
     if isinstance(node, ast.Constant | ast.Name):
         yield node
     elif isinstance(node, ast.Call):

@@ -4,9 +4,9 @@
 
 Both caches must contain the base and the Triton image. Before each campaign, the script removes the records and ledgers
 of kernels from CACHE_ONE, so that the campaign compiles all kernels again. The words after `--` are options for
-`kernels run kernels`. For each campaign, the script prints a line of JSON with the image's digest, the number of
-kernels that each worker compiled, the seconds of the compile step, and the average share of these seconds in which a
-worker compiled.
+`kernels run` and `kernels worker`. For each campaign, the script prints a line of JSON with the image's digest, the
+number of kernels that each worker compiled, the seconds of the compile step, and the average share of these seconds in
+which a worker compiled.
 
 Of the first four campaigns, one runs locally, one with two workers, one with a worker that is killed, and one with a
 scheduler that is restarted. The exit code is 1 if their images do not all have the same digest.
@@ -14,7 +14,7 @@ scheduler that is restarted. The exit code is 1 if their images do not all have 
 The other campaigns measure the efficiency of two workers, each pinned to a core; the digests of their images are not
 compared. After three short campaigns to warm up, each round runs a campaign with the first worker, one with the second,
 and one with both. The efficiency is the rate with both workers divided by the sum of the two single rates. On a busy
-machine, --nice -20 (which needs root) keeps the cores for the workers.
+machine, --nice -20 gives the workers priority.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def namespaces() -> Iterator[None]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """Make a certificate authority and a certificate, and return environment variables for Dask with their paths."""
+    """Make a certificate authority and a certificate, and return Dask's environment variables with their paths."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -170,7 +170,7 @@ def kill(child: Child) -> None:
 
 
 def faults(machines: Machines) -> set[str]:
-    """Run campaigns, some with a killed worker or a restarted scheduler, and return the digests of the images."""
+    """Run four campaigns, one with a killed worker and one with a restarted scheduler; return the images' digests."""
     found = [machines.campaign("local")]
     scheduler, _, second = machines.scheduler(8786), machines.worker(ONE, 8786), machines.worker(TWO, 8786)
     found.append(machines.campaign("two workers", 8786))

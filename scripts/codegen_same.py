@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[1]
-# The kernels' modules import torch, but they need only the stand-in for it.
+# The modules with the kernels import torch, for which the stand-in suffices.
 sys.path[:0] = [str(TOP), str(TOP / "aotriton"), str(TOP / "aotriton" / "standin")]
 
 from toolchain.kernels.rules import Rule, load_rules  # noqa: E402
@@ -111,8 +111,8 @@ def main() -> None:
     if not asked.source.is_dir():
         parser.error(f"there is no folder {asked.source}")
     with tempfile.TemporaryDirectory() as folder:
-        # An empty cache keeps Triton from using results of an earlier run. The shortcuts of the kernel worker are off,
-        # because the IR and the assembly are needed as well as the objects.
+        # An empty cache keeps Triton from using results of an earlier run. The kernel worker's optimisations are off,
+        # because the IR and the assembly are needed.
         os.environ.update(TRITON_CACHE_DIR=folder, KERNEL_WORKER_WITHOUT="shared,direct,parses")
         from worker import Compiler  # noqa: PLC0415 - `--help` does not need it
 

@@ -1,4 +1,4 @@
-"""Build a Containerfile that copies the published LLVM layer with COPY --from, to show that buildah can use it."""
+"""Build a Containerfile that copies the published LLVM layer with COPY --from, to test this layer with buildah."""
 
 from __future__ import annotations
 

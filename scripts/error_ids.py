@@ -13,7 +13,7 @@ from toolchain_lab.bridge import CLASSES
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "exit-codes.md"
-SEVERAL = 0  # this value stands for several exit codes, because an error's class may be chosen at run time
+SEVERAL = 0  # in place of an exit code, if the class of an error is chosen at run time
 _TITLE = "\n## Ids of errors\n"
 _HEAD = f"""{_TITLE}
 Made by `python -m scripts.site_pages`. A terminal shows an id in brackets, `--json` as the key `id`. Messages may
@@ -80,7 +80,7 @@ def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
 
 
 def _passing(tree: ast.Module, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the name of each function that passes its parameter `id` to an error, with the exit code of that error."""
+    """Yield the name of each function that has a parameter `id` and creates an error, with the error's exit code."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and "id" in {word.arg for word in function.args.args}:
             for node in ast.walk(function):

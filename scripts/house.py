@@ -50,7 +50,7 @@ def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
 
 
 def imports(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
-    """Return the packages in the folder `package`, each with those of them that it imports."""
+    """Return the packages in the folder `package`, each with the others that it imports."""
     files = sources(top, package)
     own = Path(package).name
     modules = frozenset(files)

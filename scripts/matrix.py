@@ -3,8 +3,8 @@
     .venv/bin/python scripts/matrix.py build --tritons FOLDER [--only 19,21]
     .venv/bin/python scripts/matrix.py write
 
-`build` takes hours. FOLDER contains a checkout for each commit of `PAIRS`, named by the commit's first nine digits.
-Without --tritons only the LLVMs are built. `build` can be stopped and started again, because it skips builds that have
+`build` takes hours. FOLDER contains a checkout for each commit in `PAIRS`, named by the commit's first nine digits.
+Without --tritons, only the LLVMs are built. `build` can be stopped and started again, because it skips builds that have
 a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all
 unfinished work, so that only one build tree of LLVM is on the disk. Therefore set TOOLCHAIN_CACHE to a separate cache.
 
@@ -91,7 +91,7 @@ def toolchain(*words: str) -> Any:
 
 
 def build(asked: argparse.Namespace) -> None:
-    """Build the stages that have no result for their current inputs."""
+    """Build the stages that have no result for their current inputs, and record the results."""
     from toolchain.core.cache import Cache, default_cache  # noqa: PLC0415 - `write` needs no cache
 
     cache, results = Cache(default_cache()), read()
@@ -140,7 +140,7 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
 
 
 def measured(log: str) -> dict[str, int]:
-    """Return the steps of the largest run of ninja, and the CPU seconds, as far as a build's log states them.
+    """Return the number of steps of ninja's largest run, and the CPU seconds, as far as a build's log states them.
 
     The CPU seconds of a resumed build are those of its last run.
     """
@@ -204,7 +204,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def edits_for(commit: str, llvm: str) -> int:
-    """Return how many edits the tool makes to the source of a commit of Triton for an LLVM."""
+    """Return how many edits the tool makes to a commit of Triton for an LLVM."""
     from toolchain.sources.edits import shipped  # noqa: PLC0415 - `build` does not need it
 
     return sum(
@@ -234,7 +234,7 @@ def _tried(row: dict[str, str]) -> str:
 
 
 def write(_: argparse.Namespace) -> None:
-    """Write the page, and replace the generated rows at the end of tried.toml."""
+    """Write docs/measurements/generations.md, and replace the generated rows at the end of tried.toml."""
     results = read()
     if not results:
         raise SystemExit("scripts/matrix.json contains no result yet")

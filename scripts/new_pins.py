@@ -2,7 +2,8 @@
 
 Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
 file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` contains the inputs of the
-build workflow, or is null if no build is proposed. Text from upstream is checked for its form before it is passed on.
+build workflow, or is null if no build is proposed. Text from upstream is validated or cleaned before it is part of a
+finding.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from toolchain_lab.examine.wheel_llvm import TARGETS
 TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"
 PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
-# Files about the separate LLVMs for GPUs: the pin that a Triton uses (`info`), and the build that upstream makes next
-# (`build-info`). This build may exist before there is a pin.
+# This matches the files about the separate LLVMs for GPUs: `info` describes the LLVM that a Triton pins, and
+# `build-info` the next build of upstream, which may exist before there is a pin.
 _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
@@ -114,7 +115,7 @@ class Repository:
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def carried(self, commit: str) -> str:
-        """Return the commit of the Triton submodule in a commit, or an empty string if there is no submodule."""
+        """Return the commit of the Triton submodule in an AOTriton commit; an empty string if there is none."""
         words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 
@@ -158,7 +159,7 @@ def _carried(triton: Repository, commit: str) -> dict[str, str]:
 
 
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings: facts that are missing in the data files, or differ from them."""
+    """Return the differences between the facts and the data files."""
     known = {row.llvm for row in triton_releases() if row.llvm} | {row.llvm for row in aotriton_releases() if row.llvm}
     found = [one for entry in facts["triton"] for one in _triton(entry, known)]
     by_name = {row.name: row for row in aotriton_releases()}
@@ -257,7 +258,7 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
 
 
 def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
-    """Return the pin in the JSON document `pinned`; None if the document is not a valid pin.
+    """Return the pin in the JSON document `pinned`; None if this document or `built` is invalid.
 
     The pin has a repository only if `built`, the JSON document about the next build, names the same commit.
     """
@@ -331,7 +332,7 @@ def _oldest_aotriton() -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the findings as JSON, and return the exit code, which is 18 if git fails.
+    """Print the findings as JSON, and return the exit code: 18 if git fails, otherwise 0.
 
     If the environment variable GITHUB_STEP_SUMMARY names a file, a table of the findings is appended to it.
     """

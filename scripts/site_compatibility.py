@@ -57,7 +57,7 @@ def measured(section: str) -> str:
 
 @cache
 def sections() -> dict[str, str]:
-    """Return the file name of the page that contains each heading, for the pages in docs/measurements/."""
+    """Return the file names of the pages in docs/measurements/, by the headings that they contain."""
     pages = sorted((TOP / "docs" / "measurements").glob("*.md"))
     return {
         heading: page.name
@@ -168,7 +168,6 @@ def _tritons() -> str:
 
 
 def _needs(triton: str) -> LlvmRequirements | None:
-    """Return the requirements of a Triton on its LLVM; None if they are not on record."""
     try:
         return needs_for(triton)
     except ToolchainError:

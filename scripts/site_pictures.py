@@ -1,4 +1,4 @@
-"""Draw how the stages build on each other, as an SVG picture for dark and light pages."""
+"""Draw how the stages are built on each other, as an SVG picture for dark and light pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def _arrow(path: str) -> str:
 
 
 def _on() -> dict[str, set[str]]:
-    """Return the stages that each stage may be built on."""
     return {stage.name: set(stage.on) for stage in STAGES}
 
 

@@ -18,7 +18,6 @@ from toolchain.stages.prebuilt import known_files
 
 
 def _one_line(text: str) -> str:
-    """Return `text`, which may have several lines, as one line of Markdown."""
     return " ".join(text.replace("\\[", "[").split())
 
 
@@ -82,7 +81,7 @@ def _call(name: str, command: Any) -> str:
     words = [str(one.metavar or (one.name or "").rstrip("_").upper()).strip("[]") for one in arguments]
     pairs = zip(arguments, words, strict=True)
     call = " ".join([name, *(word if one.required else f"[{word}]" for one, word in pairs)])
-    # GitHub and the site would take a bar in backquotes as the end of a table's cell.
+    # GitHub and the site would take a bar in backquotes as the end of a table cell.
     return f"<code>{call.replace('|', '&#124;')}</code>" if "|" in call else f"`{call}`"
 
 
@@ -99,7 +98,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-# The beginnings of the help texts of STAGE, IMAGE and REF, which the page explains only once.
+# The help texts of STAGE, IMAGE and REF begin with these words. The page explains these arguments only once.
 _KNOWN = (
     "base, sysroot",
     "kernels, aotriton or",

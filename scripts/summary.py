@@ -1,4 +1,4 @@
-"""Print what the quickstart built, from `build --json` on standard input, and the commands for the full build."""
+"""Read the output of `build --json`, and print what the quickstart built and the commands for the full build."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     old_libstdcxx.py SOURCE
 
-AOTriton 0.13 and newer search hash tables with values of another type than the key type. libstdc++ supports this only
-since GCC 11. The edits convert the values to the key type. A file without the old texts in `EDITS` is not changed.
+AOTriton 0.13 and newer use heterogeneous lookup in hash tables, which libstdc++ supports only since GCC 11. The edits
+convert the arguments of `find` to the key type. A file without the old strings in `EDITS` is not changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# (file, old text, new text) of each edit
+# Each edit consists of a file, an old string and a new string.
 EDITS = (
     ("v3src/packed_kernel_common.cc", "registry_.find(flatzip_path)", "registry_.find(pstring_type(flatzip_path))"),
     ("v3src/packed_kernel_common.cc", ".find(aks2_entry)", ".find(std::string(aks2_entry))"),

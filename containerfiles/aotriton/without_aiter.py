@@ -60,7 +60,7 @@ def foreign(folder: Path) -> set[str]:
 
 
 def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
-    """Read a family's rules of AOTriton before 0.13, in which a backend is a Python expression.
+    """Read the operators of a family in AOTriton before 0.13, where each backend is a Python expression.
 
     Returns:
         The backends of each operator, {operator: {index: expression}}, and the expressions that use aiter's kernels.

@@ -21,8 +21,8 @@ If the environment variable CALLS_LAUNCHES names a folder, calls.py writes a lau
 kernel, with the values that a launch without Triton needs: {"source": the path of the kernel's Python file in its
 top-level package, "signature": [[argument, type], ...] in order, "constexprs": {argument: value}}.
 
-calls.py forks a process for each row, and itself compiles no kernel, because Triton's key of a kernel depends on the
-kernels that the same process compiled before and that share a function with it.
+calls.py forks a process for each row, and itself compiles no kernel, because Triton's key of a kernel depends on which
+kernels with shared functions the same process compiled before.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Utils:
         return {"max_shared_mem": self._lds, "multiprocessor_count": 1}
 
     def load_binary(self, *_: Any) -> tuple[Any, Any, int, int, int]:
-        """Return a module, a function, the numbers of registers and spills, and the maximum of threads per workgroup.
+        """Return no module and no function, no registers and no spills, and the maximum workgroup size.
 
         Triton refuses a kernel that needs more threads than the maximum.
         """
@@ -130,8 +130,7 @@ def describe(src: Any, path: Path) -> None:
 def plain(value: Any) -> Any:
     """Return a constant as a JSON value.
 
-    JSON has no types and functions, so the function returns the `__name__` of such an object. If the object has no
-    `__name__`, the function returns its text.
+    An object that JSON cannot represent becomes its `__name__` or, if it has none, its `str`.
     """
     value = getattr(value, "value", value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -143,7 +142,7 @@ def about(triton: Any) -> dict[str, Any]:
     """Return the first line of the output as a dictionary."""
     try:
         key = importlib.import_module("triton.runtime.cache").triton_key()
-    except AttributeError:  # in Triton 3.4 and older, another module has the function
+    except AttributeError:  # in Triton 3.4 and older, the function is in another module
         key = importlib.import_module("triton.compiler.compiler").triton_key()
     # Model Cache Vault looks for the key only in the module `triton.compiler.compiler`.
     known = getattr(importlib.import_module("triton.compiler.compiler"), "triton_key", None)
@@ -160,7 +159,7 @@ def about(triton: Any) -> dict[str, Any]:
 
 
 def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
-    """Replace Triton's driver, and return its record of launches. Import the wheel only after this call."""
+    """Replace Triton's driver, and return the record of launches. Import the wheel only after this call."""
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     lanes = 32 if int(gpu[3:-2]) >= 10 else 64
     kernels = Kernels()
@@ -195,7 +194,7 @@ def answer(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]
 
 
 def forked(module: Any, row: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
-    """Make the calls of a row in a forked process and return its answer, or a failed one if the process sends none."""
+    """Make the calls of a row in a forked process and return the answer, or a failure if the process sends none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -17,12 +17,12 @@ def prepare() -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *_: (9, 4)
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1, major=9, minor=4)
-    import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - the import reads the device
+    import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - the import reads the device properties
 
     for name in ("torch._dynamo", "torch.distributed.fsdp"):
         importlib.import_module(name)  # otherwise each forked process would spend seconds on the import
 
-    # flash-attn registers these operators only for "cuda". With meta tensors they would launch no kernels.
+    # flash-attn registers these operators only for "cuda".
     for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
         operator.register_kernel("cpu")(operator._init_fn)
 

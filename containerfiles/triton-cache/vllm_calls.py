@@ -15,7 +15,7 @@ import torch
 
 PACKAGE = "vllm"
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SEGMENTS = 16  # vLLM's NUM_PAR_SOFTMAX_SEGMENTS, the number of segments of a sequence's keys in a small decode batch
+_SEGMENTS = 16  # the value of vLLM's NUM_PAR_SOFTMAX_SEGMENTS
 _SEQUENCES = 4
 
 
@@ -37,7 +37,7 @@ def prepare() -> None:
         amdsmi_get_gpu_asic_info=lambda _: {"target_graphics_version": gpu, "device_id": "0x0", "market_name": gpu},
     )
     sys.modules["amdsmi"] = library
-    # The modules that this file imports need nothing of `regex` that `re` lacks.
+    # The modules that this file imports use no feature of `regex` that `re` lacks.
     if importlib.util.find_spec("regex") is None:
         sys.modules["regex"] = re
     for name, backend in backends.items():

@@ -12,7 +12,7 @@ entries in Triton's cache and their launch files (see calls.py). The file with t
 the kernels. The answer then also has the "sha256" and "size" of the tar, and "bitcode", an empty list. The environment
 variables TRITON_CACHE_DIR and CALLS_LAUNCHES must be set, and calls.py inherits them.
 
-A wheel may read the properties of the GPU only once. Therefore calls.py is started again whenever a task has another
+A wheel may cache the properties of the GPU. Therefore calls.py is started again whenever a task has another
 GPU, LDS size or module than the previous task.
 """
 
@@ -66,7 +66,7 @@ class Caller:
 
 
 def entry_of(hash_: str) -> Path:
-    """Return the folder in Triton's cache of the kernel with this hash, given in hexadecimal."""
+    """Return the folder in Triton's cache of the kernel with the hexadecimal hash `hash_`."""
     return Path(os.environ["TRITON_CACHE_DIR"], base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("="))
 
 
@@ -95,7 +95,7 @@ def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]
 
     Args:
         kernels: the name and hash of each kernel.
-        about: facts about Triton.
+        about: the first output line of calls.py, without "ready".
     """
     rows = [json.loads((entry_of(hash_) / f"{name[:150]}.json").read_text(encoding="utf-8")) for name, hash_ in kernels]
     return {
@@ -132,7 +132,7 @@ def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> 
 
 
 def main() -> None:
-    """Print the first line of calls.py, then read tasks and print their answers until the input ends."""
+    """Print the first output line of calls.py, then read tasks and print their answers until the input ends."""
     os.umask(0o022)
     # The first process makes no calls. It reports facts about Triton, which do not depend on the GPU.
     caller = Caller("gfx942", 1, "")

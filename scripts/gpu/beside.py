@@ -95,7 +95,7 @@ def told(out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def inputs(out: Path) -> int:
-    """Write N.zip for each kernel, with `cases.json` and the bytes of each buffer."""
+    """Write a .zip for each kernel, with `cases.json` and the buffers of all cases."""
     numpy: Any = importlib.import_module("numpy")
     for stem, about in told(out):
         with zipfile.ZipFile(out / f"{stem}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -139,7 +139,7 @@ class Driver:
             raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
 
     def room(self, size: int, content: bytes | None = None) -> Any:
-        """Allocate device memory, fill it with `content` (or zeros), and return its address, or null for size 0."""
+        """Return the address of new device memory that contains `content` or zeros; null if `size` is 0."""
         address = ctypes.c_uint64()
         if size:
             self.call("cuMemAlloc_v2", ctypes.byref(address), size)
@@ -190,7 +190,7 @@ def launch_one(folder: Path, stem: str, result: Path) -> None:
 
 
 def launch_all(folder: Path, result: Path) -> int:
-    """Launch each kernel in its own process, because a fault ends the CUDA context; write all results to one file."""
+    """Launch each kernel in its own process, because a fault breaks the CUDA context; write all results to one file."""
     with zipfile.ZipFile(result, "w") as archive:
         for stem, about in told(folder):
             began, part = time.monotonic(), result.with_name(f"{result.name}.{stem}")
@@ -213,7 +213,7 @@ def compare(out: Path, result: Path, checked: list[Path]) -> int:
     """Print each kernel's largest error as a share of the allowed error, on the GPU and in the emulator.
 
     Returns:
-        1 if an error is larger than allowed, otherwise 0; kernels that did not run are not counted.
+        1 if an error is larger than allowed, otherwise 0; kernels that did not run are ignored.
     """
     numpy: Any = importlib.import_module("numpy")
     emulated: dict[str, list[str]] = {}

@@ -28,7 +28,7 @@ from typing import Any
 HERE = Path(__file__).parent
 WORKER = HERE.parents[1] / "aotriton" / "worker.py"
 STANDIN = WORKER.with_name("standin")
-# The name of the files without a suffix, the PTX, and the content of the JSON file.
+# These are the name of the files without a suffix, the PTX, and the content of the JSON file.
 Made = tuple[str, bytes, dict[str, Any]]
 # Both LLVM's NVPTX backend and the drivers of CUDA 12.8 and later support this version.
 PTX_VERSION = 86
@@ -58,7 +58,7 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 def kernels(text: str) -> list[dict[str, Any]]:
     """Return the `[[kernel]]` tables of kernels.toml.
 
-    A table with the key `like` inherits missing arguments and values from the table of that role in the same family.
+    A table with `like = ROLE` inherits missing arguments and values from the table of ROLE in the same family.
     """
     tables: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
     for table in tables:
@@ -80,7 +80,7 @@ def forms(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def filled(value: Any, form: Mapping[str, Any]) -> Any:
-    """Return `value` with the axes of a form inserted; a string that is only "{axis}" becomes the value of the axis."""
+    """Return `value` with a form's values inserted; a string that is only "{axis}" becomes the value of the axis."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}"):
@@ -89,9 +89,9 @@ def filled(value: Any, form: Mapping[str, Any]) -> Any:
 
 
 def patched(capability: int) -> Any:
-    """Patch Triton's NVIDIA backend so that it ends at PTX, and return the target for this capability.
+    """Patch Triton's NVIDIA backend so that it stops at PTX, and return the target for a compute capability.
 
-    The unpatched backend runs ptxas to get its version and to make a cubin, but a Triton from source has no ptxas.
+    The unpatched backend runs ptxas, which need not be installed for this script.
     """
     backend = importlib.import_module("triton.backends.nvidia.compiler").CUDABackend
     begin, stages = backend.__init__, backend.add_stages

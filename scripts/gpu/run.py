@@ -2,7 +2,7 @@
 
 This script needs PyTorch with CUDA and the driver (libcuda), but no Triton, no ptxas and no build. For each family of
 kernels, type, head size, mask and length, it runs the forward and the backward pass. It compares the output and three
-gradients with a float64 reference, and does the same for PyTorch's own attention of the same type (its `math` backend).
+gradients, and those of PyTorch's `math` backend in the same type, with a float64 reference.
 
 This rule was set before any run: an error is the largest absolute difference from the float64 reference. A result
 passes if its error is at most twice PyTorch's error plus the largest absolute value of the reference times the type's
@@ -11,7 +11,7 @@ precision (2^-10 for fp16, 2^-7 for bf16).
     python scripts/gpu/run.py FOLDER [FOLDER...] [--json FILE]
 
 Several folders may contain the same kernels compiled by different Tritons. The script then prints a table for each
-folder, and counts how many outputs are bit for bit the same as those of the first folder.
+folder, and counts how many results are bit for bit the same as those of the first folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRECISION = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 SHARED_OPT_IN, MAX_DYNAMIC_SHARED = 97, 8
 STATIC_SHARED = 48 * 1024
 RESULTS = ("o", "dq", "dk", "dv")
-# Each family's names for a kernel without a mask (False) and for one with a causal mask (True).
+# These are the parts of kernel names that stand for no mask (False) and for a causal mask (True).
 MASKS: dict[str, dict[bool, str]] = {
     "aotriton": {False: "0", True: "3"},
     "flash-attn": {False: "False", True: "True"},
@@ -123,7 +123,7 @@ class Driver:
         """Launch a kernel, and wait until it has ended.
 
         Args:
-            values: the tensors, numbers and lengths, by the names that kernels.toml uses.
+            values: the tensors and numbers, by the names that kernels.toml uses.
         """
         about, launch = kernel.about, kernel.about["launch"]
         arguments: list[Any] = []
@@ -150,7 +150,7 @@ def entry(ptx: str, name: str) -> str:
 
 
 def tiles(text: str, values: Mapping[str, Any]) -> int:
-    """Return the number of programs along an axis: the value of NAME, or for "NAME/N" the number of tiles of size N."""
+    """Return the grid's size along an axis: for "NAME" its value, for "NAME/N" the number of tiles of size N."""
     name, _, size = text.partition("/")
     return -(-int(values[name]) // int(size or 1))
 
@@ -171,7 +171,7 @@ def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 
 def reference(inputs: Sequence[torch.Tensor], *, causal: bool, scale: float) -> dict[str, torch.Tensor]:
-    """Return attention and its gradients as PyTorch computes them, in the type of the inputs."""
+    """Return attention and its gradients as PyTorch's `math` backend computes them in the type of the inputs."""
     *inner, do = inputs
     q, k, v = (t.detach().clone().requires_grad_() for t in inner)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -196,7 +196,7 @@ class Family:
         return self._loaded[name]
 
     def run(self, values: dict[str, Any], dtype: str, head: int, causal: bool) -> dict[str, torch.Tensor]:
-        """Run the forward and the backward pass; add o, dq, dk and dv to `values`, and return them."""
+        """Run the forward and the backward pass, add their results to `values`, and return o, dq, dk and dv."""
         mask: str = MASKS[self.family][causal]
         back = SPLIT[causal] if self.family == "flash-attn" else mask
         lengths = (values["Lq"], values["Lk"]) if self.family == "flash-attn" else ()

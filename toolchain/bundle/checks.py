@@ -33,7 +33,7 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
             problems.append(f"--{key} {','.join(more)} is not in the lock")
     for source in lock.sources:
         was = own.source(source.name)
-        whole = was is not None and was.kind == "local" and not was.parts  # the digest is that of the tree
+        whole = was is not None and was.kind == "local" and not was.parts  # then `digest` is the digest of the tree
         if was is not None and not is_file(source) and not was.tree and not whole:
             problems.append(
                 f"the lock has no digest of the tree {source.name} ({was.ref}); write the lock where the tree is"

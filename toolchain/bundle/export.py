@@ -49,7 +49,7 @@ class Entry:
             tree; `patch` for a patch to a source; `base` for the package list of a `LockedBase`; `record` for the
             record of a `LockedBase`; `blob` for the manifest, the config or a layer of its image.
         name: the name of the source, or the `owner` of the `LockedBase`; `toolchain` for the lock.
-        of: the media type of the manifest, config or layer of an image; empty for other kinds.
+        of: the media type of the manifest, config or layer of an image; empty for other entries.
     """
 
     kind: Kind
@@ -119,7 +119,7 @@ class Exported:
 def export(request: Request, target: str, dest: Target) -> Exported:
     """Write a bundle with the lock of a build and its inputs: sources, patches and the image of each `LockedBase`.
 
-    ConfigError is raised if `dest` contains a digest.
+    ConfigError is raised if `dest` contains a digest, and SourceError if a base cannot be exported.
 
     Args:
         dest: the reference under which the bundle is published.
@@ -151,11 +151,11 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 
 
 def _old_systems(request: Request) -> list[PlanRow]:
-    """Return the plan's rows for the sysroots of old systems, against which portable builds are compiled.
+    """Return the plan's rows for the sysroots that portable builds are compiled against.
 
-    The result is empty if the request is not for this machine's architecture, or if the request or its lock needs no
-    such sysroot. If the request is only for this machine's architecture and a sysroot is not built, a note is printed
-    and the result is empty.
+    The result is empty if the request does not include this machine's architecture, or if the request or its lock needs
+    no such sysroot. If the request is only for this machine's architecture and a sysroot is not built, a note is
+    printed and the result is empty.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:

@@ -131,7 +131,7 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
-        # The layers of each image, lowest first, by the digest of the image's manifest.
+        # This maps the digest of each image's manifest to the image's layers, lowest first.
         self._layers: dict[str, list[dict[str, Any]]] = {}
 
     def _of(self, *kinds: str) -> list[Entry]:
@@ -174,10 +174,10 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Check the blobs of each image in the lock, and store the layers of the image in `_layers`.
+        """Check the blobs of each image in the lock, and store the descriptors of its layers in `_layers`.
 
-        HostileInputError is raised if the bundle lacks a blob of an image or contains others, or if an image is not for
-        the architecture in the lock.
+        HostileInputError is raised if the bundle lacks a blob of an image or contains other blobs, or if an image does
+        not have the architecture in the lock.
         """
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}

@@ -17,7 +17,7 @@ from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
 
-# The name in `--source` for the user's own tuning database.
+# This is the name in `--source` for the user's own tuning database.
 DATABASE = "aotriton-database"
 
 
@@ -89,7 +89,7 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
 
 
 def pack(gpu: str) -> str:
-    """Return the result of `Generation.pack` for a GPU in the newest generation of releases."""
+    """Return the name of a GPU's image pack in the newest generation, or the GPU's name if it has none."""
     return _rows()[0][-1].pack(gpu)
 
 
@@ -127,7 +127,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     This tool cannot build these compilers, so the user must skip their kernels.
 
     Args:
-        what: a name of the AOTriton for the message, such as `AOTriton 0.14b`.
+        what: the subject of the error message, such as `AOTriton 0.14b`.
         has: the compilers other than Triton that the kernels need.
         without: the compilers whose kernels the user skips.
     """
@@ -332,7 +332,7 @@ def _is_unread(tree: Path, row: Database) -> bool:
 
 
 def _check_database(row: Database, path: Path, release: str, shown: str) -> None:
-    """Raise a SourceError if a database is empty, or, unless `release` is empty, differs from `row`."""
+    """Raise a SourceError if a database is empty or, unless `release` is empty, differs from `row`."""
     if path.is_file() and not path.stat().st_size:
         raise SourceError(
             "tuning-empty",

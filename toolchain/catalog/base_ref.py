@@ -30,7 +30,7 @@ class BaseRef:
 
 
 def parse_base(text: str) -> BaseRef:
-    """Parse the text of `--base`: `debian13`, or `oci:DIR[:TAG|@DIGEST]`; raise a ConfigError if it is malformed."""
+    """Parse `--base`: a recipe, or `oci:DIR[:TAG|@DIGEST]`; raise a ConfigError if a reference is malformed."""
     if not text.startswith(_LOCAL):
         return BaseRef(recipe=text)
     from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most bases are recipes

@@ -17,7 +17,7 @@ from toolchain.data import read_toml
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
-# The patterns in Triton's CMake files that show which optional parts of LLVM Triton needs.
+# These patterns in Triton's CMake files show which optional parts of LLVM Triton needs.
 _ASKS = {
     "clang": re.compile(r"find_program\([^)]*\bclang\+\+"),
     "lld": re.compile(r"find_package\(\s*LLD\b"),
@@ -35,8 +35,8 @@ class LlvmRequirements:
         tools: the programs that bin/ in LLVM's prefix must contain.
         libtriton: the libraries that Triton's Python module links, without `lib` and `.a`, sorted.
         bin_tools: the libraries that Triton's command-line programs link, without `lib` and `.a`, sorted.
-        clang, lld, filecheck: whether Triton needs clang, the libraries of lld, and the program FileCheck.
-        keep: globs for more libraries to keep in the layer.
+        clang, lld, filecheck: whether Triton needs clang, lld's libraries or the program FileCheck, respectively.
+        keep: globs for libraries to keep in the layer even if Triton does not link them.
         drop: globs for libraries that are not kept although they match `keep`.
         serves: the version or commit of Triton.
         llvm: the major version of the LLVM that this Triton pins, `22` for 22.0.0git.
@@ -140,7 +140,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton.
 
     Args:
-        where: a name of the LLVM for the message.
+        where: the subject of the error message, such as the LLVM's source.
     """
     own = needs.llvm
     if not is_near(needs, llvm):
@@ -171,7 +171,7 @@ def _tritons_for(llvm: int) -> str:
 def features_of(checkout: Path) -> frozenset[str]:
     """Return the features (`clang`, `lld`, `filecheck`) that a checkout of Triton needs in its LLVM.
 
-    The features are read from the CMake files, because Triton's main branch may have an older version.
+    The features are read from the CMake files, because the version number of a development branch may be outdated.
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
@@ -181,10 +181,7 @@ def features_of(checkout: Path) -> frozenset[str]:
 
 
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
-    """Return the files that an LLVM lacks, as sorted paths below its prefix.
-
-    This function checks that the tools, the CMake packages, the folders of headers and the libraries that Triton links
-    exist.
+    """Return what an LLVM lacks for a Triton, as sorted paths or globs below its prefix.
 
     Args:
         files: the files of the LLVM, as paths below its prefix.

@@ -67,7 +67,7 @@ def cost_of(stage: str, part: str = "") -> Cost | None:
 
 
 def ninja_of(stage: str, part: str = "") -> dict[str, float]:
-    """Return `Recipe.ninja` for a stage that compiles with ninja; an empty dict if the cost of a step is unknown."""
+    """Return the value of `Recipe.ninja` for a stage; an empty dict if the cost of a step is unknown."""
     row = cost_of(stage, part)
     return {"compile": row.step} if row is not None and row.step else {}
 

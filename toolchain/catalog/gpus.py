@@ -29,8 +29,8 @@ def _key(name: str) -> str:
 
 
 _BY_KEY = {_key(name): gpu.name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
-# The maximum number of words in a GPU's name as users write it: two more than in the longest market name, because users
-# often add spaces, as in `MI 300 X`.
+# This is the maximum number of words in a GPU's name: two more than in the longest market name, because users often add
+# spaces, as in `MI 300 X`.
 _LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.market) + 2
 
 

@@ -22,20 +22,20 @@ AOTRITON_SUBMODULE = "third_party/triton"
 MAX_SETUP_BYTES = 1 << 20
 MAX_PIN_BYTES = 64 << 10
 
-# The pin file of a fork names the fork's repository under one of these keys: as owner/name, or as a URL.
+# A pin file may name the repository of the commit under one of these keys, as owner/name or as a GitHub URL.
 _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# The names of pin files for LLVMs other than the main one, and of files whose commit may be newer than the pin.
+# This matches the names of files that pin an LLVM other than the main one, or whose commit may be newer than the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
-# The names of pin files for the LLVMs that generate code for GPUs, and for upstream's next builds of those LLVMs.
+# This matches the names of the pin files and build-info files of the LLVMs that generate code for GPUs.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
 
 
 @dataclass(frozen=True)
 class _PinFile:
-    """A parsed pin file: the commit, and the JSON object if the file is JSON."""
+    """A parsed pin file; `content` is empty if the file is not JSON."""
 
     file: Path
     commit: str
@@ -127,7 +127,7 @@ class NamedInSetup:
 
     Args:
         version: the version, such as `17.0.0`; empty if only a commit is named.
-        commit: 8 to 40 digits of the commit; empty if only a version is named.
+        commit: the first 8 to 40 digits of the commit; empty if only a version is named.
     """
 
     version: str
@@ -157,8 +157,8 @@ def named_in_setup(checkout: Path) -> NamedInSetup | None:
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
     """Return the pins of the separate LLVMs that a checkout of Triton uses for GPUs, sorted by target.
 
-    Raise an UnsupportedError if data/codegen.toml has no table for one of them, and a PinError or DocumentError if a
-    pin cannot be read or is invalid.
+    Raise an UnsupportedError if a pin file or build-info file is for an LLVM without a table in data/codegen.toml, and
+    a PinError or DocumentError if a pin cannot be read or is invalid.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -175,7 +175,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use an older Triton, or add a table for this LLVM to toolchain/data/codegen.toml",
             )
-        if rule.pin_file in files:  # a build-info file alone is for an LLVM that this Triton does not use yet
+        if rule.pin_file in files:  # this Triton does not use an LLVM that has only a build-info file
             pins.append(_codegen_pin(checkout / rule.pin_file, rule))
     return tuple(sorted(pins, key=lambda pin: pin.target))
 
@@ -282,7 +282,7 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
 def _parsed(file: Path) -> _PinFile:
     """Parse a pin file, which contains a commit and optional `#` comments, or JSON with the key `llvm_hash`.
 
-    The name of the file does not decide the form. Raise a PinError or DocumentError if the file is not valid.
+    The name of the file does not determine its format. Raise a PinError or DocumentError if the file is not valid.
     """
     text = _text_of(file)
     content: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The releases of Triton, AOTriton and PyTorch in the data files, which `catalog.releases` searches."""
+"""The releases of Triton, AOTriton and PyTorch in the data files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CodegenPin:
         target: LLVM's name for the code generator, such as `AMDGPU`.
         llvm: the commit of LLVM.
         build: the build number of the code generator library, which changes with the library's own sources.
-        repository: a repository that contains the commit; empty if it becomes known only when the source is fetched.
+        repository: a repository that contains the commit; empty if unknown.
         certainty: whether `llvm` and `build` were verified or inferred.
     """
 
@@ -69,14 +69,14 @@ class CodegenPin:
 
 @dataclass(frozen=True, kw_only=True)
 class TritonRelease:
-    """A Triton and its LLVM. data/triton.toml documents the fields that are not listed here.
+    """A version or commit of Triton, and its LLVM. data/triton.toml documents the fields that are not listed here.
 
     Args:
         version: the version, such as `3.7.1`; empty for a commit without a release.
         commit: the commit; if it is empty, it is unknown, and the release is fetched by its tag.
         llvm: the commit of LLVM; empty if unknown.
         llvm_version: the version of the LLVM in the release's wheel, such as `17.0.0git`; empty if it was not read.
-        backends: whether its tree contains the AMD and NVIDIA backends.
+        backends: whether the source tree contains the AMD and NVIDIA backends.
         warnings: decisions that the user should know about, such as the patch release that was chosen for `3.7`.
     """
 
@@ -152,7 +152,7 @@ class AotritonRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class PytorchRow:
-    """The AOTriton release that a PyTorch minor release uses, and `alternatives` that this PyTorch also works with."""
+    """The AOTriton release that a PyTorch version uses, and further compatible releases (`alternatives`)."""
 
     version: str
     aotriton: str
@@ -224,13 +224,13 @@ def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row,
 
 @lru_cache(maxsize=1)
 def aotriton_releases() -> tuple[AotritonRelease, ...]:
-    """Return all AOTriton releases, sorted by version."""
+    """Return all AOTriton releases, in the order of aotriton/releases.toml."""
     path = recipe.root() / "aotriton" / "releases.toml"
     return _rows(AotritonRelease, path, read_toml(path, error=PinError)["release"])
 
 
 @lru_cache(maxsize=1)
 def pytorch_rows() -> tuple[PytorchRow, ...]:
-    """Return the rows of all PyTorch releases, oldest first."""
+    """Return all rows of data/pytorch.toml, in file order."""
     path = FOLDER / "pytorch.toml"
     return _rows(PytorchRow, path, read_toml(path, error=PinError)["release"])

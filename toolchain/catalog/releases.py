@@ -53,7 +53,7 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
 
 
 def newest_patch(version: str) -> TritonRelease:
-    """Return the Triton release for a version; for one without a patch number (`3.3`), the newest patch release.
+    """Return the Triton release for a version; for MAJOR.MINOR alone, such as `3.3`, the newest patch release.
 
     Unlike `triton_release`, this function does not prefer a verified pin, and the LLVM of the release may be unknown.
     Raise a PinError if the text is not a version, and an UnsupportedError if the version is unknown.
@@ -71,7 +71,7 @@ def newest_on_one_llvm() -> str:
 
 
 def triton_at(llvm: str) -> str | None:
-    """Return the newest Triton version, or else a Triton commit, that pins an LLVM commit; None if none is known."""
+    """Return the newest known Triton version, or else a Triton commit, that pins `llvm`; None if there is none."""
     versions = [row.version for row in _plain() if row.llvm == llvm]
     commits = [row.commit for row in triton_releases() if row.llvm == llvm and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == llvm and row.triton]

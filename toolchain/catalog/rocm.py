@@ -123,7 +123,7 @@ def parse_rocms(text: str) -> tuple[str, ...]:
 
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
-    """Return the headers that objects for some ROCm versions are compiled with, in the order of data/hip.toml.
+    """Return the headers that objects for the given ROCm versions are compiled with, in the order of data/hip.toml.
 
     Raise an UnsupportedError if a version is unknown.
     """
@@ -132,7 +132,7 @@ def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
 
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
-    """Return the stub libraries to link with for some ROCm versions: first those for HIP, then all other ones.
+    """Return the stub libraries to link with for the given ROCm versions: first those for HIP, then all others.
 
     Raise an UnsupportedError if a version is unknown.
     """

@@ -225,5 +225,5 @@ def of_packages() -> tuple[str, ...]:
 
 
 def published(target: str) -> tuple[str, ...]:
-    """Return the stages that `publish` publishes for a target: the stage itself, and those published with it."""
+    """Return the stages to publish for a target: the stage with its name, and the stages published with it."""
     return tuple(stage.name for stage in STAGES if target in {stage.name, *stage.published_with})

@@ -38,8 +38,8 @@ nothing lack the options of these fields.
 # options that are on the command line. It returns the stage and the options that an image was built with, or None if
 # the user named no image.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
-# The origins of option values: each parameter has a mapping from its NAME=VALUE pairs to their origins, or from the
-# empty string to the origin of its whole value.
+# This type contains the origins of option values: each parameter has a mapping from its NAME=VALUE pairs to their
+# origins, or from the empty string to the origin of its whole value.
 Places = Mapping[str, Mapping[str, str]]
 
 
@@ -165,7 +165,7 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Raise a ConfigError for control characters in text and NUL in a path, because labels may contain the value."""
+    """Raise a ConfigError if text contains a control character, or if a path contains NUL."""
     for text in value if isinstance(value, list) else [value]:
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
         if barred & set(str(text)):
@@ -179,7 +179,7 @@ def _one_line(flag: str, value: Any) -> None:
 def _floor(base: str | None, glibc: str | None) -> str:
     """Return the oldest glibc that LLVM must work with; an empty string if LLVM is built only for the user's base.
 
-    ConfigError is raised if both are given, and UnsupportedError if LLVM cannot be built for the glibc.
+    Raise a ConfigError if both parameters are given, and an UnsupportedError if LLVM cannot be built for the glibc.
     """
     if base and glibc:
         raise ConfigError(
@@ -226,7 +226,6 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
-    """Resolve the Triton of a choice, print notes and warnings about it, and return the result."""
     if not choice.target and choice.triton is None:
         return choice
     choice = resolve_triton(choice, lock=lock, cache=request.cache)

@@ -1,4 +1,4 @@
-"""The verbs `cache ls` and `cache prune`, which show the size of the cache and remove unused entries."""
+"""The verbs `cache ls`, which shows the size of the cache, and `cache prune`, which removes unused entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
         from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
-        enter()  # some folders that builds create can be read only in the user namespace
+        enter()  # some folders that builds create are unreadable outside the user namespace
     size = disk_bytes(where.root)
     if json_:
         console.data({"cache": str(where.root), "bytes": size})

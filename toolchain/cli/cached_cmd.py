@@ -101,9 +101,9 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
 
 
 def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, str]) -> dict[str, Any]:
-    """Return the facts that Triton reports about itself in a new container of the image.
+    """Return facts about the Triton in an image, such as its path, read in a new container.
 
-    ContractError is raised if Triton cannot be imported there.
+    Raise a ContractError if Triton cannot be imported there.
     """
     from toolchain.core import recipe, strict_json  # noqa: PLC0415
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415

@@ -19,8 +19,8 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Errors that an unusable path from the user can cause. ENOENT is absent, because the verbs report
-# missing files themselves.
+# An unusable path from the user can cause these errors. ENOENT is absent, because the verbs report missing files
+# themselves.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -51,7 +51,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _full_disk(failure: Exception) -> ResourceError | None:
-    """Return an error about a full disk if that is the cause of a failure; None otherwise."""
+    """Return a ResourceError if a full disk caused a failure; None otherwise."""
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
@@ -64,7 +64,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
 
 
 def _bad_path(error: Exception) -> ConfigError | None:
-    """Return a ConfigError if `error` is about an unusable path, an unreadable file or a deleted current folder."""
+    """Return a ConfigError for an unusable path, an unreadable file or a deleted current folder; else None."""
     if isinstance(error, RuntimeError):
         return _link_loop(str(error))
     if not isinstance(error, OSError):

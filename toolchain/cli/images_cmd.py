@@ -1,4 +1,4 @@
-"""The verbs `images` and `inspect`, which list the finished images and show the content of an image."""
+"""The verbs `images`, which lists finished images, and `inspect`, which shows the content of an image."""
 
 from __future__ import annotations
 

@@ -104,13 +104,13 @@ def _below_home(text: str) -> Path:
 
 
 def _read(path: Path) -> dict[str, _Fact]:
-    """Return the LLVM that a file or folder pins, and the LLVMs that a folder pins for one kind of GPU."""
+    """Return the LLVM that a file or folder pins, and the separate LLVMs that a folder pins for GPUs."""
     further = read_codegen_pins(path) if path.is_dir() else ()
     return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """Return a fact as a JSON object, with null for unknown values."""
+    """Return a fact as a JSON object, with null for empty strings."""
     row = {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
     return {**row, "tag": value.tag or None} if isinstance(value, TritonRelease) else row
 

@@ -1,4 +1,4 @@
-"""The verbs `plan` and `fetch`, which show what would be built and download its sources."""
+"""The verbs `plan`, which shows what would be built, and `fetch`, which downloads sources."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
-    """Yield Dockerfile lines that copy the prefixes of the published images."""
+    """Yield a heading, and Dockerfile lines that copy the prefixes of the images to publish for `target`."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
-    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # architectures share a name
+    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # one name for all architectures
     if wanted:
         yield "to use it in a Dockerfile, after publishing it to REGISTRY/NAMESPACE:"
     for image, prefix in wanted:

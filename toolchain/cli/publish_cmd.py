@@ -1,4 +1,4 @@
-"""The verbs `publish` and `keygen`, which publish images and generate the key that signs them."""
+"""The verbs `publish`, which publishes images, and `keygen`, which generates a key pair to sign them with."""
 
 from __future__ import annotations
 

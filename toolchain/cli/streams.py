@@ -45,7 +45,7 @@ class _Guarded(io.TextIOWrapper):
             raise self._lost(error) from error
 
     def _lost(self, error: OSError) -> SystemExit:
-        # The rest of the buffer goes to /dev/null, because the interpreter would fail again when it flushes at exit.
+        # The rest of the buffer goes to /dev/null, because otherwise the flush at exit would fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
@@ -70,7 +70,7 @@ def guard() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise the next file that is opened would get this number, and output would be written to it.
+            # Otherwise the next file that is opened would get this number, and would be used as the standard stream.
             os.open(os.devnull, os.O_RDWR)
             if getattr(sys, name) is None:
                 stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8")

@@ -31,7 +31,7 @@ def tell(what: str, done: int, total: int) -> None:
 
 @contextlib.contextmanager
 def watched(what: str, path: Path, total: int) -> Iterator[None]:
-    """Report the size of a file to all listeners twice a second during the block, while a program writes it."""
+    """Report the size of a growing file to all listeners twice a second during the block."""
     ended = threading.Event()
 
     def look() -> None:

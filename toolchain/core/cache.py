@@ -11,7 +11,7 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import make_private, read_regular
 
-# The content of CACHEDIR.TAG, as https://bford.info/cachedir/ specifies it.
+# This content of CACHEDIR.TAG begins with the signature that https://bford.info/cachedir/ specifies.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
 LEDGER, NINJA_LOG = "ledger.sqlite", "ninja.log"
 LARGEST_NINJA_LOG = 64 << 20  # bytes; the log of an LLVM build is about 1 MB
@@ -109,8 +109,9 @@ class Cache:
         """Create the folder, make it private to its owner, and mark it as a cache of this tool.
 
         The marks are CACHEDIR.TAG, which makes backup programs skip the folder, and the file `toolchain-cache`, without
-        which `cache prune` removes nothing. An unmarked folder with other content gets no marks and keeps its
-        permissions. If it is not private, the folders in it that may contain the user's sources become private.
+        which `cache prune` removes nothing. An unmarked folder that contains more than `locks`, `store` and `apt` gets
+        no marks and keeps its permissions. If that folder is not private, the folders in it that may contain the user's
+        sources become private.
         """
         # Looking up a source may have created these folders already, so the cache is still new if it contains only
         # them.

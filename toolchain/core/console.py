@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _PIPED = 100  # columns; the width of tables in a file or pipe unless COLUMNS is set
 
-# Characters that control a terminal, end a line, change the direction of text or are invisible. The newline is not
-# included, because indented JSON contains it.
+# These characters control a terminal, end a line, change the direction of text or are invisible. The newline is not
+# among them, because indented JSON contains it.
 _UNSEEN = (
     "\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160"
     "\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff"

@@ -11,7 +11,7 @@ from types import FrameType
 from toolchain.core.errors import ToolchainError
 
 LONGEST_CHECK = 3600.0  # seconds; the default limit for checking an image in a registry
-_AGAIN = 10.0  # seconds between signals; one is not enough, because Python discards an exception raised in a destructor
+_AGAIN = 10.0  # seconds between signals; one signal may not suffice, because Python discards exceptions in destructors
 
 
 class _DeadlineError(BaseException):
@@ -20,7 +20,7 @@ class _DeadlineError(BaseException):
 
 @contextlib.contextmanager
 def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[None]:
-    """Interrupt the block after a number of seconds, and raise the error that `problem` returns.
+    """Interrupt the block if it runs longer than `seconds`, and raise the error that `problem` returns.
 
     The limit has no effect outside the main thread, because Python handles signals only there. Limits cannot be nested,
     because a process has only one real-time timer.

@@ -15,7 +15,7 @@ from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the latest modification time of files in layers
-FORMAT = 2  # part of input digests; increase it when a change of the tool changes the bytes made from the same inputs
+FORMAT = 2  # part of input digests; increase it when a change to the tool changes the bytes made from the same inputs
 
 
 def canonical(value: Any) -> bytes:
@@ -62,8 +62,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
 def write_output(path: Path, content: bytes, *, option: str) -> None:
     """Atomically write a file that the user named with `option`.
 
-    A link whose target is below the link's own folder is followed and kept. Raise a ConfigError for any other link, and
-    for a file that cannot be written, and a DigestError if another process changes the written file.
+    A link whose target is below the link's own folder is followed and kept. Raise a ConfigError for any other link or
+    a file that cannot be written, and a DigestError if another process changes the written file.
     """
     with _output(path, option) as real:
         write_atomically(real, content, check=True)
@@ -72,7 +72,7 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
 def clear_output(path: Path, *, option: str) -> None:
     """Remove the file that `write_output` would replace, so that no outdated file remains after a failure.
 
-    Raise a ConfigError for a path that `write_output` refuses, and for a file that cannot be removed.
+    Raise a ConfigError for a path that `write_output` refuses, or a file that cannot be removed.
     """
     with _output(path, option) as real:
         real.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def clear_output(path: Path, *, option: str) -> None:
 
 @contextlib.contextmanager
 def _output(path: Path, option: str) -> Iterator[Path]:
-    """Yield the path to write to after following a safe link; turn an OSError of the block into a ConfigError."""
+    """Yield the path to write to, and convert an OSError that the block raises to a ConfigError."""
     fix = f"choose another file: {option} FILE"
     try:
         real = Path(os.path.realpath(path))
@@ -91,7 +91,7 @@ def _output(path: Path, option: str) -> Iterator[Path]:
                 why=f"it is a link out of its folder, to {real}",
                 fix=f"give that file instead: {option} FILE",
             )
-        # Writing renames a new file to this path, which would replace a device such as /dev/null for all programs.
+        # `write_output` renames a new file to this path, and so would replace a device such as /dev/null.
         if path.exists() and not path.is_file():
             raise ConfigError("output-unwritable", f"cannot write {path}", why="it is not a regular file", fix=fix)
         yield real

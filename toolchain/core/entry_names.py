@@ -15,7 +15,7 @@ class EntryNames:
 
     Args:
         printable: whether names must be printable and contain no backslash.
-        ignore_case: whether names that differ only in case are treated as the same name.
+        ignore_case: whether two names that differ only in case conflict.
     """
 
     def __init__(self, archive: str, *, printable: bool = True, ignore_case: bool = False) -> None:
@@ -24,7 +24,7 @@ class EntryNames:
         self._ignore_case = ignore_case
         # Hashes are stored instead of names, because a million names would need much more memory.
         self._files: set[int] = set()
-        self._folders: dict[int, int] = {}  # the hash of a folder's name as first written, by the folder's key
+        self._folders: dict[int, int] = {}  # the hash of each folder's path in its first spelling, by `_key`
         self._last = ""
 
     def add(self, name: str, *, folder: bool = False) -> str:

@@ -1,8 +1,8 @@
 """The environment variables that `core.process` passes to programs on the host.
 
-The lists are fixed, and contain a reason for each variable that programs inherit from the caller in addition to `PATH`.
-So programs do not inherit variables through which code can be injected (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
-`GIT_EXEC_PATH`, `TAR_OPTIONS`). Callers add the variables that a single program needs.
+This module lists the variables that programs inherit from the caller in addition to `PATH`, with a reason for each. So
+programs do not inherit variables through which code can be injected, such as `LD_PRELOAD` and `PYTHONPATH`. Callers add
+the variables that a single program needs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 class ToolchainError(Exception):
-    """An expected failure. Its class decides the exit code and the title that users see.
+    """An expected failure. Its class determines the exit code and the title that users see.
 
     Args:
         id: an identifier of this kind of failure, for programs; docs/exit-codes.md lists the ids of each exit code.
@@ -157,7 +157,7 @@ class NumbersError(
     title="Numbers",
     advice="do not use it; report it to the project that compiled it, and compile it with another Triton or LLVM",
 ):
-    """A kernel computes wrong results or accesses memory outside its buffers."""
+    """A kernel computes wrong results or does something invalid, such as accessing memory outside its buffers."""
 
 
 class RegressionError(ToolchainError, code=25, title="Regression"):
@@ -168,7 +168,7 @@ class LimitError(ToolchainError, code=26, title="Limit"):
     """A build, check, worker or other program reached its limit on processes, disk space, output or time.
 
     Attributes:
-        discards: whether the engine has removed the build tree to free disk space.
+        discards: whether the engine has removed the cached build tree to free disk space.
     """
 
     discards: bool = False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 _LARGEST_BUILT = 16 << 20  # bytes; the limit for a text file that a build wrote
 _BUILD = "check what the sources do during the build; the log shows what was built"
-_LONGEST_NAME = 200  # bytes of the final name that a temporary name repeats; file systems allow 255 for a name
+_LONGEST_NAME = 200  # bytes of the final name that a temporary name repeats; file systems allow 255 bytes in a name
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
@@ -67,7 +67,7 @@ def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes
         size = os.fstat(stream.fileno()).st_size
         # One more byte is read, because it shows whether the file is larger than its reported size.
         content = stream.read(min(size, limit) + 1)
-        if len(content) > size and size <= limit:  # the file has grown, or is in /proc, where every size is 0
+        if len(content) > size and size <= limit:  # the file has grown, or reports the size 0, as files in /proc may
             content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
@@ -154,7 +154,7 @@ def make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700)
     status = folder.stat()
     if status.st_mode & 0o077 and status.st_uid == os.geteuid():
-        with contextlib.suppress(PermissionError):  # some file systems refuse it even to the owner
+        with contextlib.suppress(PermissionError):  # some file systems refuse chmod even to the owner
             folder.chmod(0o700)
 
 
@@ -168,7 +168,7 @@ class NewFile:
 
     Args:
         path: the final path. A link at this path is never followed. The temporary file is in the same folder.
-            Callers can change this attribute until they call `finish`.
+            Callers can change the attribute `path` until they call `finish`.
         mode: the permissions after `finish`; until then, only the owner can read the file.
     """
 
@@ -214,7 +214,7 @@ class NewFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         try:
             if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
-                value.filename = os.fspath(self.path)  # errors of `write` do not name the file
+                value.filename = os.fspath(self.path)  # an error from `write` does not name the file
             self.stream.close()
         finally:
             self._partial.unlink(missing_ok=True)

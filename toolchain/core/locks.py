@@ -19,10 +19,10 @@ PATIENCE = 2.0  # seconds until a waiting invocation prints what it waits for
 
 @contextlib.contextmanager
 def held(path: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock file `path` during the block; the kernel releases it when this process dies.
+    """Lock the file `path` during the block; the kernel releases the lock when this process dies.
 
-    If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. A note that
-    names the work `what` is printed if the wait takes longer than two seconds.
+    If another invocation holds the lock, wait for it, and raise a LockHeldError after `patience()` seconds. If the wait
+    takes longer than two seconds, print a note that contains `what`, a description of the work.
     """
     import filelock  # noqa: PLC0415 - the import is slow
 
@@ -137,7 +137,7 @@ def free(path: Path) -> Iterator[bool]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             nobody = False
-        except OSError:  # some file systems have no locks
+        except OSError:
             pass
         yield nobody
 
@@ -169,7 +169,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """Return up to three arguments of a `toolchain` process, as in ` (build llvm)`; an empty string if unknown."""
+    """Return up to three arguments of a `toolchain` process, as in ` (build llvm)`; an empty string for others."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

@@ -120,7 +120,7 @@ class _Response(http.client.HTTPResponse):
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
         if size < 0:
-            raise ValueError  # http.client turns it into an IncompleteRead
+            raise ValueError  # http.client converts it to an IncompleteRead
         return size
 
 
@@ -155,7 +155,7 @@ class _TLSPool(HTTPSConnectionPool):
 
 
 class Adapter(HTTPAdapter):
-    """An adapter for the library `requests` that raises a TooSlowError for slow responses.
+    """A transport adapter of `requests` that raises a TooSlowError for slow responses.
 
     It does not measure connections through a SOCKS proxy.
     """

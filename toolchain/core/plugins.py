@@ -1,4 +1,4 @@
-"""Load plugins, which add verbs, the check of kernels, and the inspection of wheels.
+"""Load plugins, which can add verbs, the check of kernels, and the inspection of wheels.
 
 A plugin is a distribution with an entry point in the group `toolchain.plugins` that refers to a `Plugin` object.
 Plugins are looked up only when they are needed, because importing `importlib.metadata` takes 30 ms.
@@ -18,7 +18,7 @@ GROUP = "toolchain.plugins"
 LAB = "toolchain-lab"
 # The command installs from a path, because the package is not on PyPI, where somebody else could register its name.
 INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
-# The verbs that the package LAB adds. They are listed here for the error message if LAB is not installed.
+# These are the verbs that the package LAB adds, for the error message if LAB is not installed.
 LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
 Hook = Literal["check", "inspect_wheel"]
 

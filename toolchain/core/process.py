@@ -94,7 +94,7 @@ def find(program: str) -> str | None:
 
 
 def which(program: str, *, fix: str = "") -> str:
-    """Return the path of a program as `find` does; raise an EngineError if it is not installed."""
+    """Return the path of a program as `find` does, but raise an EngineError if it is missing."""
     path = find(program)
     if path is None:
         if "/" in program:
@@ -229,7 +229,7 @@ class Lines:
         self._log = log
 
     def take(self, line: str, *, keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Add a line of output, including its newline, to `tail` and the log, and pass it to `on_line`.
+        """Add a line of output to `tail` and the log, and pass it to `on_line`.
 
         If `keep` is set, also add the line to `whole`; raise a LimitError if `whole` becomes too large.
         """
@@ -299,7 +299,7 @@ def _started(
     try:
         yield child
     finally:
-        # The group may outlive the child. Until the child's exit code is read, no other process or group gets its id.
+        # Once the child's exit code has been read, its group's id may be reused, so the group is not killed then.
         if child.returncode is None:
             kill_group(child)
         for stream in (child.stdin, child.stdout, child.stderr):

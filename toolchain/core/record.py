@@ -124,11 +124,10 @@ class Record:
         inputs: the JSON value whose digest is `input_digest`.
         manifest: the digest of the image's manifest in the layout of the cache.
         layers: the descriptors of the layers as in the manifest, lowest first.
-        compressor: the program that compressed the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`;
-            empty if unknown.
+        compressor: the compressor of the stage's own layer, such as `gzip/zlib-1.2.13/9`, or `none`; empty if unknown.
         facts: facts about the build and its result, such as durations, sizes and the diff id of the stage's layer.
-        started, finished: the Unix times when the build began and ended; for the user's own image, the time when this
-            record was made; None if unknown.
+        started, finished: the Unix times when the build began and ended; for an image that the tool
+            did not build, the time when this record was made; None if unknown.
         tool: the keys `version` and `builder`, and `run` if a GitHub workflow built the stage.
         isolation: the result of the engine's isolation probe during the build; None if unknown.
         binaries: the names of the prebuilt parts, as in `--allow-binary`.

@@ -1,6 +1,6 @@
 """A check of every header of a tar archive before Python's tarfile uses the header.
 
-tarfile parses headers with `TarInfo.frombuf`. In some versions of Python, such as 3.13.5 of Debian 13, it calls
+tarfile parses headers with `TarInfo.frombuf`. In some versions of Python, such as 3.13.5 in Debian 13, it calls
 `_frombuf` instead. `CheckedHeader` overrides both methods, and `require` checks that `CheckedHeader.look` is called for
 every header.
 """
@@ -64,7 +64,7 @@ def require() -> None:
         plain.seek(0)
         with tarfile.open(fileobj=plain, mode="r|", tarinfo=Probe) as tar:
             list(tar)
-    # The blocks are the header of the long name, the header of the file, and the end mark.
+    # `look` should see the header of the long name, the header of the file, and the end mark.
     if seen[:3] != [True, True, False]:
         raise EngineError(
             "tar-reader-unknown",

@@ -29,7 +29,7 @@ def key(text: str) -> str:
 
 
 def why_not(error: Exception) -> str:
-    """Return the reason why a document is not TOML, for the error that parsing it raised."""
+    """Return the reason why a document is not TOML, derived from the error that parsing it raised."""
     match error:
         case UnicodeDecodeError():
             return "it is not UTF-8"

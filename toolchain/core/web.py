@@ -64,8 +64,8 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
 
     Args:
         attempts: the maximum number of retries of a request.
-        backoff: half of the seconds before the second retry; the first one is immediate. Each later wait is twice as
-            long as the wait before it, up to `LONGEST_BACKOFF`.
+        backoff: half the wait before the second retry, in seconds; the first retry is immediate. Each later wait is
+            twice as long as the wait before it, up to `LONGEST_BACKOFF`.
         netrc: whether each host, including the host of a redirect, gets its own login from ~/.netrc.
     """
     import requests  # noqa: PLC0415 - the import is slow

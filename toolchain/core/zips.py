@@ -20,11 +20,11 @@ LIMIT_BYTES = 4_000_000_000
 _MOST_ENTRIES = 100_000
 _LARGEST_LIST = 32 << 20
 _END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
-# The header of an entry: signature, flags, method, and the lengths of the name and the extra field.
+# This is the header of an entry: signature, flags, method, and the lengths of the name and the extra field.
 _HEADER = struct.Struct("<4s2xHH16xHH")
 _ENCRYPTED = 0x2041  # flags: encrypted, strong encryption, masked header
 _AGAIN = "download it again, or create it again without encryption and with the method `deflate` or `stored`"
-# The errors that may be raised when an entry of a damaged archive is read.
+# These errors may be raised when an entry of a damaged archive is read.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 
 
@@ -35,7 +35,7 @@ class _ContradictionError(zipfile.BadZipFile):
 class _Zip(zipfile.ZipFile):
     """A zip archive that refuses entries whose header contradicts the list of entries."""
 
-    ends: dict[int, int]  # the largest offset where each entry may end, by the offset where it begins
+    ends: dict[int, int]  # the largest permitted end offset of each entry, by its start offset
 
     def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
         row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
@@ -74,7 +74,7 @@ def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]
 def open_zip(
     source: Path | BinaryIO, name: str, *, kind: str = "zip archive", ignore_case: bool = False
 ) -> Iterator[zipfile.ZipFile]:
-    """Open an archive after checking its list of entries for size, unsafe names, links and overlaps.
+    """Open an archive, and check its list of entries before the block.
 
     Raise a SourceError for an archive that is unreadable or damaged, and a HostileInputError for one that is unsafe,
     too large, encrypted or compressed by an unusual method. Some damage is noticed only when an entry is read.

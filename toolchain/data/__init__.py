@@ -1,4 +1,4 @@
-"""Functions that read data files: TOML tables of facts about releases, GPUs, packages and other things."""
+"""Functions that read data files, which are TOML documents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def typed_row(
     Args:
         name: the name of the table in messages.
         source: the path of the file in messages.
-        error: the class of the error for an unknown key, a missing value, or a value of the wrong type.
+        error: the class of the error for a table that does not fit `kind`.
     """
     try:
         return typed(kind, content, name)

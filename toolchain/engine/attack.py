@@ -1,9 +1,8 @@
 """Try to escape from the container that this program runs in.
 
-`engine.probe` starts the program, which uses only the standard library.
-
-`python -I -S -B attack.py SECRET...` takes the paths of files that only the caller may read. It prints a line for each
-attempt: `@out NAME: WHAT` if the attempt succeeded, or else `@held NAME`.
+`engine.probe` starts it as `python -I -S -B attack.py SECRET...`, so it uses only the standard library. The arguments
+are the paths of files that only the caller may read. The program prints a line for each attempt: `@out NAME: WHAT` if
+the attempt succeeded, or else `@held NAME`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The number of the system call `keyctl` on each architecture.
+# These are the numbers of the system call `keyctl`, by architecture.
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, -3
 _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
@@ -24,8 +23,8 @@ _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 def secret(paths: Sequence[str]) -> str:
     """Return the first path at which a file can be opened, or an empty string if there is none.
 
-    Each of `paths` is also tried below the root and the working directory of every process that has another root than
-    this process, or whose root this process cannot read.
+    Each of `paths` is also tried below the root and the working directory of every process whose root differs from
+    this process's root or cannot be read.
     """
     others = [name for name in os.listdir("/proc") if name.isdigit() and not _has_our_root(name)]
     roots = ["", *(f"/proc/{pid}/{link}" for pid in others for link in ("root", "cwd"))]

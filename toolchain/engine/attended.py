@@ -21,7 +21,7 @@ def attended(child: subprocess.Popen[str]) -> Iterator[None]:
         try:
             child.wait(2)
         except subprocess.TimeoutExpired:
-            # No process can ignore SIGKILL. If the child is the launcher, the kernel then ends its whole PID namespace.
+            # If the child is the launcher, SIGKILL also makes the kernel end its whole PID namespace.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(10)

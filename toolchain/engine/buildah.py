@@ -47,9 +47,9 @@ def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str
 
     The recipe's name and key are inserted into the id of the build tree's cache mount, and the compiler cache's key is
     appended to the id of its mount. If the recipe's key is empty, the build tree's id stays unchanged; if the compiler
-    cache's key is empty, its mount is removed. A stage without instructions before another stage gets a label (see
-    `_BARE`). Instructions for the output pipes (see `engine.relay`), for `variation` and, in a build without network
-    access, for the network probe are inserted before the first RUN of each stage. The pipes are not used if the
+    cache's key is empty, its mount is removed. A stage without instructions gets a label unless it is the last stage
+    (see `_BARE`). Instructions for the output pipes (see `engine.relay`), for `variation` and, in a build without
+    network access, for the network probe are inserted before the first RUN of each stage. The pipes are not used if the
     Containerfile has its own SHELL.
     """
     if recipe.cache_key:
@@ -147,8 +147,8 @@ class Buildah(Storage):
 
         Raises:
             BuildError: the build failed; `why` is the result of `judge.first_error` for the last lines of output.
-            EngineError: buildah does not work, a file or tree of the recipe is missing, or a build without network
-                access sees a network or cannot be probed for one.
+            EngineError: buildah does not work or does not isolate containers, a file or tree of the recipe is missing,
+                or a build without network access sees a network or cannot be probed for one.
             HostileInputError: `judge.require_inside` refuses the tree of a build without network access.
             LimitError: the build reached a limit in `data/limits.toml`.
         """
@@ -227,11 +227,10 @@ class Buildah(Storage):
         return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached, folder: Path) -> bool:
-        """Remove the containers of a build that reached `limit`, and return whether its caches are removed too.
+        """Remove the containers of a build that reached `limit`, and return whether its build tree is removed too.
 
-        The caches are removed if `limit` is in `OF_DISK`. At a `written-` limit they are kept if another invocation
-        is running in this cache, because that invocation may have written the files.
-        This function removes the build tree; the caller removes the compiler cache if no other build uses the cache.
+        The cached build tree is removed if `limit` is in `OF_DISK`. At a `written-` limit it is kept if another
+        invocation is running in this cache, because that invocation may have written the files.
         """
         shared = limit.name.startswith("written-") and self.others(folder)
         discards = limit.name in container_limits.OF_DISK and not shared
@@ -241,7 +240,7 @@ class Buildah(Storage):
         return discards
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
-        """Return the options for a recipe's build arguments and contexts, and the mounts for the folders of contexts.
+        """Return the options for a recipe's build arguments and contexts, and the mounts for its contexts.
 
         Raise an EngineError if a context is missing.
         """
@@ -263,7 +262,7 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again, which creates the folder if it was deleted",
                 )
-            # A tree in the store needs no copy, because its files are readable for every user id.
+            # A tree in the store needs no copy, because every user id can read its files.
             stored = path.is_relative_to(self.cache.store)
             show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
@@ -293,7 +292,7 @@ class Buildah(Storage):
 
         Raises:
             CommandError: the command failed, and `check` is not False.
-            EngineError: buildah does not work, or builds are not isolated.
+            EngineError: buildah does not work or does not isolate containers.
             LimitError: the container reached a limit in `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")
@@ -335,7 +334,7 @@ class Buildah(Storage):
         log: Path | None = None,
         timed: bool = True,
     ) -> Iterator[tuple[list[str], Path]]:
-        """Yield the command line that runs `argv` in a container, and the folder of the invocation."""
+        """Yield the command line that runs `argv` in a fresh container, and the folder of the invocation."""
         options: list[str] = []
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]

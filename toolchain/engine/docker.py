@@ -112,8 +112,8 @@ class DockerRunner:
     def cleanup(self) -> None:
         """Remove the containers of killed invocations that ran in this PID namespace since the last boot.
 
-        A container continues to run when docker's client is killed. The daemon may also run containers for other
-        machines or for other PID namespaces of this machine, which are kept.
+        A container continues to run when docker's client is killed. Containers that
+        other machines or other PID namespaces started are kept.
         """
         with self._errors("ps"):
             listed = self._client.container.list(all=True, filters=[("label", _LABEL)])

@@ -27,12 +27,11 @@ SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
-# Capabilities that buildah or docker would give to root in a container. With them, root could for example leave the
-# container by a second chroot, make devices, give capabilities to files or to itself, use low ports, and become other
-# users.
+# By default, buildah or docker gives these capabilities to root in a container. With them, root could for example leave
+# the container by a second chroot, make devices, or become other users.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
-# A container with a network keeps these capabilities, because package managers need them to install packages.
+# A buildah container with a network keeps these capabilities, because package managers need them.
 _INSTALLING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
 # This step comes before the first RUN of a stage, so that the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"
@@ -137,13 +136,13 @@ def run_command(
 
 
 class NetworkProbe:
-    """The answers of the steps with `PROOF`, found in the output of a build.
+    """The answers of the `PROOF` steps in the output of a build.
 
     Args:
         on_line: called with each line that is not an answer.
 
     Attributes:
-        number: the answer that is farthest from 0, see `answer`; None if there was no answer.
+        number: the result of `answer` that is farthest from 0; None if there was no answer.
     """
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:

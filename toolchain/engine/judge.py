@@ -12,7 +12,7 @@ from toolchain.core import process
 from toolchain.core.errors import BuildError, HostileInputError
 
 _PROGRESS = ("@ninja ", "@count ", "@step ")
-# Lines that buildah adds after the output of a failed command.
+# buildah adds these lines after the output of a failed command.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
 _EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # the last line of a Python traceback
@@ -57,7 +57,7 @@ def build_error(name: str, error: process.CommandError) -> BuildError:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the first error of a compiler, linker or CMake with the next lines, and the last lines of the log.
+    """Return the first error of a compiler, linker or CMake with the lines after it, and the last lines of the log.
 
     If the error is CMake's and a Python traceback precedes it, the lines begin with the exception, because a failed
     Python script is the likely cause. If there is no error, only the last lines are returned.

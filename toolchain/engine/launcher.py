@@ -5,8 +5,7 @@ namespace, starts it with `python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`,
 launcher ends with the exit code or the signal of PROGRAM. When the launcher is killed, the kernel kills every process
 that it started.
 
-PROGRAM runs with none of the caller's user and group ids, and only those of the caller's folders that SPEC lists are
-mounted.
+PROGRAM runs with none of the caller's user and group ids. Of the caller's folders, it sees only those that SPEC lists.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_NOATIME, _MS_NODIRATIME, _MS_BIND, _MS_REC = 32, 1024, 2048, 4096, 16384
 _MS_PRIVATE, _MS_RELATIME = 1 << 18, 1 << 21
 _MNT_DETACH = 2
-# Flags of statvfs, each with the flag of mount that means the same. They are kept in a remount, because the kernel
+# This maps flags of statvfs to the flags of mount with the same meaning. A remount keeps them, because the kernel
 # refuses to drop flags that a more privileged namespace has set.
 _KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NOATIME, 2048: _MS_NODIRATIME,
          4096: _MS_RELATIME}  # fmt: skip
@@ -48,10 +47,9 @@ _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64
 _JOIN_SESSION_KEYRING = 1
 _OLD = "/.old"
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# Folders that are kept in memory (tmpfs), with their mount options.
+# On each of these folders, a tmpfs is mounted with these options.
 _SCRATCH = {"/tmp": "mode=1777", "/run": "mode=755", "/var": "mode=755", "/dev/shm": "mode=1777,size=64m"}
-# This folder is hidden, because the machine's settings for containers, such as secrets, capabilities and mirrors, must
-# not apply to builds.
+# This folder is hidden, because the machine's settings for containers must not apply to builds.
 _SETTINGS = "/usr/share/containers"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
@@ -66,10 +64,9 @@ class Spec(TypedDict):
         environment: all environment variables of PROGRAM, including `PATH`.
         network: whether PROGRAM keeps the caller's network.
         privileges: whether PROGRAM may gain rights by starting a program, for example one with a set-user-id bit.
-        limits: the limits for the container; None for no limits.
+        limits: the limits for PROGRAM; None for no limits.
         refused_calls: the numbers of system calls that fail with ENOSYS, unless `privileges` is set.
-        unknown_calls: system calls with this number or a higher number also fail with ENOSYS, unless `privileges` is
-            set.
+        unknown_calls: the number from which on all system calls also fail with ENOSYS, unless `privileges` is set.
     """
 
     ids: tuple[int, int]
@@ -160,8 +157,9 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
 def _refuse_calls(numbers: list[int], unknown: int) -> None:
     """Make the system calls with these numbers, and all calls with numbers from `unknown` on, fail with ENOSYS.
 
-    The filter does not check the architecture, because numbers from 424 on are the same on all architectures in
-    `_KEYCTL` and their 32-bit variants. The calls of the x32 ABI have numbers above `unknown`, so they fail too.
+    The filter does not check the architecture, because all these numbers are above 423, and such numbers are the same
+    on all architectures in `_KEYCTL` and their 32-bit variants. The calls of the x32 ABI have numbers above `unknown`,
+    so they fail too.
     """
     refuse = _RET_ERRNO | errno.ENOSYS
     program = [(_LOAD_WORD, 0, 0, 0), (_JUMP_GE, 0, 1, unknown), (_RETURN, 0, 0, refuse)]
@@ -243,8 +241,8 @@ def _bind(source: str, target: str, *, writable: bool) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
     _mount(old, target, None, _MS_BIND | _MS_REC)
-    # Writable folders get no new flags, because buildah mounts them again without flags, and the kernel would refuse
-    # to drop them.
+    # Writable folders get no new flags, because buildah remounts the folders without flags, and the kernel would refuse
+    # to drop flags.
     more = 0 if writable else _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     for place in _mounted_below(target):
         _mount(None, place, None, _MS_REMOUNT | _MS_BIND | more | _kept(place))
@@ -291,6 +289,6 @@ def _check(result: int, what: str) -> None:
 
 
 if __name__ == "__main__":
-    # `limit_watch` is imported from this folder, which `-I` and `-S` leave out of the module path.
+    # This folder contains the package `toolchain`; `-I` and `-S` leave it out of the module path.
     sys.path.append(os.path.abspath(f"{__file__}/../../.."))
     sys.exit(main(sys.argv))

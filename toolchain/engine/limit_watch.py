@@ -55,7 +55,7 @@ class Limits(TypedDict):
 
 
 class Usage:
-    """The running time, the log and the disk usage of a container, for a comparison with its limits."""
+    """The running time, log size and disk usage of a container, for a comparison with its limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -159,7 +159,7 @@ class Watch(Usage):
         try:  # Many processes in the namespace must not delay this process.
             os.setpriority(os.PRIO_PROCESS, 0, -10)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EACCES):  # only root may raise a priority
+            if error.errno not in (errno.EPERM, errno.EACCES):  # this process may lack CAP_SYS_NICE
                 raise
         while True:
             ended, status = os.waitpid(self._child, os.WNOHANG)

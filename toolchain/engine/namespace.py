@@ -53,7 +53,7 @@ def _environment() -> dict[str, str]:
 
 
 def require() -> None:
-    """Raise an EngineError if this user cannot create the namespace."""
+    """Raise an EngineError if this user cannot create a user namespace for containers."""
     process.which("newuidmap", fix="as root: apt-get install uidmap")
     user = user_name()
     for file in ("/etc/subuid", "/etc/subgid"):

@@ -1,4 +1,4 @@
-"""Prove before the first build that builds are isolated here: a program in a build tries to escape from its container.
+"""Prove before the first build that builds are isolated: a program in a build tries to escape from its container.
 
 `engine.attack` makes three attempts in a `buildah build`. Reading one of the caller's files tests the launcher's ids
 and mounts, a second chroot tests the capabilities, and keyctl tests the seccomp profile.

@@ -1,7 +1,7 @@
 """Show a stage's progress, which is read from the output of its build.
 
 The progress is one live line in a terminal. In a log, and under CI, a line is printed at the start of each step, and
-when no line was printed for a minute.
+whenever no line has been printed for a minute.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
-# There is no estimate while the steps that have begun have a smaller share of the stage's weight than this, because one
-# slow minute would be extrapolated to days.
+# Later steps are estimated only if the steps that have begun have at least this share of the stage's weight, because
+# otherwise one slow minute would be extrapolated to days.
 _LEAST_SHARE = 0.05
 
 
@@ -69,7 +69,7 @@ class _Step:
         self.run_total = max(self.run_total, total)
         self.run_seconds = seconds
         self.count(self.before + self.run_done, self.before + self.run_total, now)
-        if self.pace is not None and total > 1:  # a run with a single step just runs CMake again
+        if self.pace is not None and total > 1:  # a run with a single step only runs CMake again
             self.pace.count(self.run_done, total, label, now)
 
     def left(self, now: float) -> float | None:
@@ -133,7 +133,7 @@ class Progress:
                 if self._steps[-1].name == name:
                     return
                 self._steps[-1].ended = now
-            # The scripts print `done` at their end, and the engine then exports the tree.
+            # The recipes' scripts begin the step `done` at their end, and the engine then exports the tree.
             name = "export" if name == "done" else name
             self._steps.append(_Step(name, now, pace=Pace(self._ninja[name]) if name in self._ninja else None))
             if self._live is None:
@@ -193,7 +193,7 @@ class Progress:
             return seconds
 
     def elapsed(self) -> float:
-        """Return the seconds from the beginning of the stage until now, or until its end."""
+        """Return the seconds from the beginning of the stage until its end, or until now while it runs."""
         return (self._clock() if self._ended is None else self._ended) - self._begun
 
     def estimate(self) -> float | None:

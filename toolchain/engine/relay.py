@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The path of the pipes in a container. `sweep` removes this mount point from an exported tree.
+# This is the path of the pipes in a container. `sweep` removes this mount point from an exported tree.
 TARGET = "/run/toolchain-output"
-# The path of the pipes in the launcher's namespaces (see `engine.view`).
+# This is the path of the pipes in the launcher's namespaces (see `engine.view`).
 PIPES = "/pipes"
 _INTO = f">{TARGET}/out 2>{TARGET}/err"
 # This script holds both pipes open until buildah has ended, so that the readers neither wait for a command that never
@@ -51,7 +51,7 @@ def make(folder: Path) -> Path:
 
 
 def outside(argv: Sequence[str]) -> list[str]:
-    """Return a command line that runs buildah's `argv` and copies the pipes to standard output and standard error."""
+    """Return a command line that runs buildah (`argv`) and copies the pipes to standard output and standard error."""
     return ["sh", "-c", _READ, "sh", PIPES, *argv]
 
 

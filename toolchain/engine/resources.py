@@ -18,11 +18,11 @@ from toolchain.core.errors import ResourceError
 Kind = Literal["compile", "link", "kernel"]
 
 GIB = 1 << 30
-# The peak memory of one job in bytes: of clang++ for MLIR's largest files, of lld for MLIR's libraries, and of a Triton
-# worker.
+# This is the peak memory of one job in bytes: of clang++ for MLIR's largest files, of lld for MLIR's libraries, and of
+# a Triton worker.
 MEMORY: dict[Kind, int] = {"compile": 3 * GIB // 2, "link": 5 * GIB, "kernel": 3 * GIB // 2}
 
-# buildah's default limit on open files and on processes.
+# This is buildah's default limit on open files and on processes.
 _BUILDAHS_LIMIT = 1 << 20
 _RLIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "fsize": resource.RLIMIT_FSIZE}
 _PROC = Path("/proc")
@@ -57,10 +57,7 @@ def cores() -> int:
 
 
 def memory_available() -> int:
-    """Return the bytes that new processes can use without swapping.
-
-    The limits of this process's control groups are included.
-    """
+    """Return the bytes that new processes can use without swapping or exceeding a control group's limit."""
     available = _UNLIMITED
     for line in _text(_PROC / "meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -96,8 +93,8 @@ def _groups(controller: str) -> Iterator[Path]:
         if not controller and (_CGROUP / "unified").is_dir():
             top = _CGROUP / "unified"
         folder = top / path.lstrip("/")
-        # In a container, this path may be valid only on the host, and the top of the mount is the process's own group.
-        # So folders that do not exist are skipped.
+        # In a container, this path may be valid only on the host, and the top of the mount is then the process's own
+        # group. So folders that do not exist are skipped.
         while folder != top:
             if folder.is_dir():
                 yield folder
@@ -140,7 +137,7 @@ def require_disk(path: Path, needed: int) -> None:
 
 
 def ulimits(limits: Mapping[str, int]) -> list[str]:
-    """Return the `--ulimit` options for `limits`, and for buildah's default limits that this process may not set.
+    """Return the `--ulimit` options for `limits`, and for buildah's default limits above this process's hard limits.
 
     A value is lowered to the hard limit of this process if that is lower. By default, buildah sets the limits on open
     files and on processes to 2^20. Only a process with CAP_SYS_RESOURCE on the machine may raise a hard limit, so

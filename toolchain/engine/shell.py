@@ -158,7 +158,7 @@ class Shell:
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
         """Run the shell or command in place of a kernel worker, but with empty output folders; return its exit code.
 
-        The exit code and the errors are those of `of_step`.
+        The exit code is 1 if it is not known. BuildError, EngineError and LimitError are raised as by `of_step`.
         """
         with engine.invocation("run") as folder, _terminal(self.argv) as terminal:
             own = []
@@ -226,7 +226,7 @@ class _Terminal:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Copy data between this terminal and the user's terminal during the block; do nothing without a master."""
+        """Copy data between this terminal and the user's terminal during the block; do nothing if `master` is -1."""
         if self.master < 0:
             yield
             return

@@ -44,12 +44,12 @@ KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
-# The names that this tool gives to containers. buildah derives its names from the image's name, so they may also begin
-# with `toolchain-`.
+# This matches the names that this tool gives to containers. buildah derives names from the image's name, so its names
+# may also begin with `toolchain-`.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# The names of temporary files and folders that no later invocation can use. They are removed after a day, unless a
-# process has locked them with `locks.kept`.
+# This matches the names of temporary files and folders that no later invocation can use. They are removed after a day,
+# unless a process has locked them with `locks.kept`.
 SCRATCH = re.compile(
     r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
@@ -239,7 +239,7 @@ class Storage:
         folder = self.live / f"{kind}-{process_identity(os.getpid())}-{next(_NUMBER)}"
         self.live.mkdir(parents=True, exist_ok=True)
         # The folder is locked before other processes can find it, because a process in another container that shares
-        # this cache does not see our process.
+        # this cache does not see this process.
         new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
         stopped = False
         with kept(new):
@@ -248,7 +248,7 @@ class Storage:
                 new.rename(folder)
                 yield folder
             except (KeyboardInterrupt, SystemExit):
-                # The folder of a build is kept, so that the next invocation removes the containers that buildah named.
+                # The folder of a build is kept, so that a later invocation removes the containers that buildah named.
                 stopped = kind == "build"
                 raise
             finally:
@@ -276,7 +276,7 @@ class Storage:
         return [self.root, self.cache.mounts, *more]
 
     def others(self, own: Path) -> bool:
-        """Return whether any invocation other than that with the folder `own` is running in this cache."""
+        """Return whether an invocation other than the one with the folder `own` is running in this cache."""
         dead, _ = self._dead()
         return bool(set(self.live.iterdir()) - {own, *dead})
 

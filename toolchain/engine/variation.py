@@ -1,6 +1,6 @@
 """Change the conditions that a build must not depend on, for `reproduce --vary`.
 
-The list of conditions comes from reprotest. Containerfile instructions, or the command lines of other containers,
+The list of conditions comes from reprotest. Containerfile instructions in builds and command lines in other containers
 change environment variables and the umask. Programs and libraries of this machine (setarch, taskset, libfaketime,
 disorderfs) change the other conditions, except for the heap, for which `data/vary/heap.c` is compiled in the base.
 """
@@ -104,9 +104,9 @@ class Variation:
         self._prepared: dict[str, list[Mount]] = {}
 
     def wrap(self, argv: Sequence[str], trees: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-        """Return an engine's command line after the programs of this machine that change conditions for it.
+        """Return a command line that runs an engine's command `argv` under programs that change conditions for it.
 
-        The changed conditions also apply to the containers of the command.
+        The changed conditions also apply to the containers that the engine starts.
 
         Args:
             trees: pairs of a source tree and the empty folder where the tree is mounted with reordered entries.
@@ -121,7 +121,7 @@ class Variation:
     def shown(
         self, mounts: Sequence[Mount], preloaded: Sequence[Mount], folder: Path
     ) -> tuple[list[Mount], list[str], list[tuple[Path, Path]]]:
-        """Return a build's mounts with the changes, the additional options, and the source trees for `wrap`.
+        """Return a build's changed mounts, the additional options, and the source trees for `wrap`.
 
         Args:
             preloaded: the mounts of the preloaded libraries; see `take`.

@@ -18,7 +18,7 @@ from toolchain.data import load
 from toolchain.engine import launcher
 from toolchain.engine.limit_watch import Limits
 
-# Paths inside the launcher's namespaces.
+# These are paths inside the launcher's namespaces.
 STORAGE = "/engine/storage"
 RUNROOT = "/engine/run"
 WORK = "/engine/work"
@@ -39,10 +39,10 @@ _ENVIRONMENT = {
     "TZ": "UTC",
 }
 PROGRAM = Path(launcher.__file__)
-# Entries of /etc that programs need, and those that only programs with network access need.
+# These are the entries of /etc that programs need, and those that only programs with network access need.
 _ETC = ("ld.so.cache", "alternatives")
 _NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ssl", "pki", "ca-certificates")
-# Files with fixed content, so that the machine's own settings have no effect.
+# These files have fixed content, so that the machine's own settings have no effect.
 _FILES = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/sh\n",
     "/etc/group": "root:x:0:\n",
@@ -123,10 +123,7 @@ def command(
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
-    """Write the seccomp profiles if they are missing, and return the path of one. For `plain`, see `seccomp`.
-
-    Engines other than buildah use this function, because `command` writes the profiles for buildah.
-    """
+    """Write the seccomp profiles if they are missing, and return the path of one. For `plain`, see `seccomp`."""
     return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
 
 

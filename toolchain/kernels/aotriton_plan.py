@@ -258,7 +258,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
-    """Return the name of each code object's group by the object's path. Clusters that share an object form a group."""
+    """Return the name of each code object's group, by the object's path. Clusters that share an object form a group."""
     parent: dict[str, str] = {}
 
     def top(name: str) -> str:
@@ -365,7 +365,6 @@ def parse_signature(
 
 
 def _argument(name: str, part: str, where: str) -> Signature:
-    """Return the signature of a single argument."""
     value = _constant(part)
     kind, mark, hint = part.partition(":")
     if value is None and mark:
@@ -407,7 +406,7 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
 
 
 def _imported(module: ast.Module, path: Path, kernel: str) -> tuple[Path, str] | None:
-    """Return the file in the folder from which a module imports a kernel, and the kernel's name there."""
+    """Return the file beside `path` from which its module imports a kernel, and the kernel's name there, or None."""
     for node in filter(_imports, module.body):
         for name in node.names:
             if (name.asname or name.name) == kernel:
@@ -421,7 +420,7 @@ def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return the first rule for each id, sorted by output, and the outputs of later rules with its id, by its output.
+    """Return the first rule of each id, sorted by output, and the outputs of its other rules, by the first's output.
 
     KernelError is raised if two rules have the same id, unless `alike` is set.
     """

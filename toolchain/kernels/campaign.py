@@ -41,8 +41,8 @@ from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
-# The `compile_status` in the JSON beside an empty object, by which AOTriton's packers recognize a kernel that does not
-# compile.
+# These are values of `compile_status` in the JSON beside an empty object, by which AOTriton's packers recognize a
+# kernel that does not compile.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
 
@@ -145,7 +145,8 @@ def run_campaign(
     Args:
         out: the folder of the objects and of `report.json`.
         worker_tree: the path at which the workers see the source tree.
-        keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
+        keep_going: whether to mark failed rules as known bad, with an empty object and its JSON, instead of raising an
+            error.
         bounds: the bounds on the memory of the executor's workers, for the status.
         shared: the kernel stores; None if the campaign uses none.
         scope: the value of `Naming.scope`. Objects of earlier runs are added to a store only if all entries of the

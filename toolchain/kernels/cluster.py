@@ -26,7 +26,7 @@ from toolchain.kernels.scheduler import PATIENCE, check_version, security
 LOG = logging.getLogger(__name__)
 LARGEST = 4  # the maximum number of kernels in a task; it is small, because the tasks of a lost worker are repeated
 _AHEAD = 2  # tasks that are submitted for each slot, so that no slot has to wait for a task
-_LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and of the finished tasks
+_LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and between two checks of the tasks
 
 
 def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:

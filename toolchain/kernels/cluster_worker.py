@@ -53,7 +53,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         self._pool.start(0)
 
     def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask passes the worker
-        """End the processes. Dask calls this when the worker closes."""
+        """End the compile processes. Dask calls this when the worker closes."""
         self._closed.set()
         self._pool.stop()
         self._folder.cleanup()

@@ -15,7 +15,7 @@ from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
 _LARGEST_FILE = 1 << 30  # the maximum size of one source file in bytes
-# The modification time of copied files and folders. It is constant, because a compile process can see it.
+# This is the modification time of copied files and folders. It is constant, because a compile process can see it.
 _TIME = 0
 
 

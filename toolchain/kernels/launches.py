@@ -79,8 +79,8 @@ class _File:
 class Launches:
     """The launch values of the kernels in a pack.
 
-    ValueError is raised for a file of another format than `FORMAT`, and ValueError, LookupError, TypeError or
-    AttributeError for a malformed file.
+    ValueError is raised for a format other than `FORMAT`, and ValueError, LookupError, TypeError or AttributeError for
+    a malformed file.
 
     Args:
         content: the parsed JSON of a file `NAME`.

@@ -206,9 +206,9 @@ class Ledger:
         return None if row is None else _entry(self.path, row[0])
 
     def begin(self, scope: str) -> bool:
-        """Return whether all entries come from campaigns with this `Naming.scope`, and record the answer.
+        """Return whether all entries come from campaigns with this `Naming.scope`.
 
-        A ledger without entries gets this scope.
+        A ledger without entries gets this scope. If the result is False, later calls return False too.
         """
         known = dict(self._db.execute("SELECT name, value FROM about"))
         if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:

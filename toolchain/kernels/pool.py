@@ -38,8 +38,8 @@ ATTEMPTS = 2
 EVERY = 1.0  # seconds between two checks of the workers' memory
 RECYCLE = 500
 """A worker is replaced after this many rules, so that memory leaks in the compiler do not add up."""
-_LONGEST = 1e9  # the maximum of `seconds` in an answer; a much larger integer cannot be converted to a float
-# The keys of a worker's answer that are used in addition to the rule's id, with their types.
+_LONGEST = 1e9  # seconds; an answer that states this duration or more is invalid
+# These are the keys of a worker's answer that are kept in addition to `id`, with the types of their values.
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 
 
@@ -48,8 +48,8 @@ class CompileSetup:
     """A description of how the kernels of a project are compiled.
 
     Args:
-        start: a function that starts a compile process, which sees one set of source files.
-        naming: the object that computes the names of the results, and the sets of source files that processes see.
+        start: a function that starts a compile process; see `MakeWorker`.
+        naming: the object that names the results, and determines the source files that a process sees.
         out: the folder for the objects.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.
@@ -65,12 +65,12 @@ class CompileSetup:
 
 @dataclass(eq=False)
 class Slot:
-    """The state of a thread that compiles.
+    """A place for one worker, which only one thread uses at a time.
 
     Args:
-        worker: the current worker; None if the thread has none.
+        worker: the current worker; None if there is none.
         jobs: the next jobs.
-        files: the name of the set of source files of the jobs that the thread took last; None before it took any.
+        files: the name of the set of source files that the last jobs need; None before the first jobs.
     """
 
     worker: Worker | None = None
@@ -79,12 +79,12 @@ class Slot:
 
 
 class WorkerPool:
-    """The workers of one run. Only one thread at a time uses a worker.
+    """A pool of workers that compile on this machine.
 
     Args:
         make: see `make_worker` of `LocalExecutor`.
-        take: a function that returns the next jobs for a worker that sees a set of files (None for a new worker), or an
-            empty list if no jobs are left. Only one thread calls it at a time.
+        take: a function that returns the next jobs, or an empty list if no jobs are left. Its argument is the name of
+            the set of source files that the worker sees; None for a new worker. Only one thread calls it at a time.
         folder: the parent of the folders that workers write to.
         timeout, bounds, seen: see `LocalExecutor`.
     """
@@ -127,9 +127,9 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def slot(self, files: str) -> Iterator[Slot]:
-        """Lend a slot to a thread that calls `compile_job`. The thread must live as long as the pool.
+        """Yield a slot for `compile_job`, if possible one whose worker sees the set of source files named `files`.
 
-        A slot whose worker sees the set `files` is preferred.
+        The calling thread must live as long as the pool, because the workers that it starts end with it.
         """
         with self._lock:
             self._idle.sort(key=lambda slot: slot.worker is not None and slot.worker.files == files)
@@ -150,7 +150,7 @@ class WorkerPool:
         return sorted((worker.as_json() for worker in self.live()), key=lambda row: int(row["pid"]))
 
     def stop(self) -> None:
-        """End all workers at once, and wait up to 30 seconds for each thread."""
+        """Interrupt all compilations and end the workers; wait up to 30 seconds for each thread."""
         self._stopping.set()
         self._turns.wake()
         for worker in self.live():
@@ -283,7 +283,7 @@ class WorkerPool:
         OverMemoryError is raised if the worker was ended because it used too much memory.
 
         Args:
-            last: whether the outcome is final even if the worker dies.
+            last: whether to return an outcome even if the worker dies.
         """
         started, task = time.monotonic(), job.task
         try:
@@ -310,9 +310,9 @@ class WorkerPool:
 
 
 def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
-    """Return whether `answer` belongs to the task, and has one of `statuses` and the form that aotriton/worker.py uses.
+    """Return whether `answer` is a valid answer to a task, with one of `statuses`.
 
-    A kernel's source may print other JSON.
+    It may be other JSON, which a kernel's source printed.
     """
     if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False

@@ -45,7 +45,7 @@ class _Scanned:
     """The result of scanning a module.
 
     Args:
-        runs: everything except `functions`. It runs when the module is imported or its kernels are compiled.
+        runs: all code except `functions`; it is assumed to run.
         functions: the bodies of undecorated top-level functions, by name.
     """
 
@@ -55,7 +55,7 @@ class _Scanned:
 
 
 class Reach:
-    """A scan for the files of one source tree that kernels reach.
+    """A scan of a source tree for the files that its kernels reach.
 
     The scan includes imports inside functions and behind conditions. A compile process sees only the files that the
     scan found, so no other file of the tree can affect a kernel. If a module may read files that it does not import,
@@ -74,9 +74,9 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """Return the digest of each file that the module `source` reaches, by path; `whole` if it may read any file.
+        """Return the digest of each file that the module `source` reaches, by path, or `whole` if it may read any file.
 
-        SourceError is raised if the tree has no such file.
+        SourceError is raised if the tree has no file `source`.
 
         Args:
             root: the folder of the tree that is on the module path.
@@ -112,9 +112,9 @@ class Reach:
         return None if self._is_opaque(files) else files
 
     def _is_opaque(self, files: Iterable[str]) -> bool:
-        """Return whether code in `files` that runs may read files that it does not import.
+        """Return whether code in `files` may read files that it does not import.
 
-        Functions are matched only by name.
+        A function is ignored if no code that may run contains its name.
         """
         scans = [self._scan(file) for file in files if file.endswith(".py")]
         waiting = [scan.runs for scan in scans]
@@ -198,7 +198,7 @@ class Reach:
 
     @cached_property
     def whole(self) -> dict[str, str]:
-        """The digest of each file and the `link_digest` of each link in the tree, outside `.git` and `__pycache__`."""
+        """The digest of each file and the `link_digest` of each link, by path, outside `.git` and `__pycache__`."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]
@@ -215,14 +215,14 @@ class Reach:
 
 
 def link_digest(path: Path) -> str:
-    """Return a digest of the path in a link, with the prefix `link:`, which no digest of a file has."""
+    """Return a digest of the target path of a symlink, with the prefix `link:`, which no digest of a file has."""
     return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 
 def _scan(module: ast.Module) -> _Scanned:
-    # The defaults and annotations of a function run when the function is defined.
     plain = [node for node in module.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
     rest: list[ast.AST] = [node for node in module.body if node not in plain]
+    # The defaults and annotations of a function may be evaluated when the function is defined.
     rest += [part for node in plain for part in (node.args, node.returns) if part is not None]
     functions: dict[str, list[ast.AST]] = {}
     for node in plain:

@@ -11,7 +11,7 @@ from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 
-# This number is incremented when a change of this tool alters the results of the same inputs, or the form of records.
+# Increase this number when a change of this tool alters the results for the same inputs, or the form of records.
 FORMAT = 1
 
 
@@ -39,7 +39,6 @@ class Naming:
         self._reach = Reach(tree, search)
         self._sets: dict[str, Mapping[str, str]] = {}
         self._set_of: dict[tuple[str, str], tuple[str, str]] = {}
-        # These inputs are the same for every result of the campaign.
         self.shared: Mapping[str, Any] = {
             "format": FORMAT,
             "triton": list(triton),

@@ -73,7 +73,7 @@ class Result:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, key: Key | None = None) -> bytes:
-        """Return the record of this result, which is signed if `key` can sign."""
+        """Return this result as a record; it is signed if `key` can sign."""
         statement = {
             "format": FORMAT,
             "inputs": dict(self.inputs),
@@ -88,7 +88,7 @@ class Result:
 
 
 def sealed(statement: bytes, key: Key | None) -> bytes:
-    """Return a line of JSON that contains a statement, which must be in UTF-8, and a signature if `key` can sign."""
+    """Return a line of JSON with a UTF-8 statement, its SHA-256, and a signature if `key` can sign."""
     line: dict[str, Any] = {"statement": statement.decode()}
     signature = key.sign(statement) if key is not None else None
     if key is not None and signature is not None:
@@ -137,7 +137,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
 
 def read_stored(stream: BinaryIO) -> Result:
-    """Return the result in a record's file, without checking its inputs or its signature.
+    """Return the result in an open file with a record, without checking its inputs or its signature.
 
     Raises:
         DamagedError: the record is incomplete or was changed.
@@ -190,7 +190,7 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def read_seconds(value: Any) -> float:
-    """Return a duration from a record; raise ValueError or TypeError if it is not a number of seconds."""
+    """Return a duration from a record; raise ValueError or TypeError if it is invalid."""
     try:
         seconds = float(value)
     except OverflowError as error:
@@ -201,9 +201,9 @@ def read_seconds(value: Any) -> float:
 
 
 def write_unflushed(path: Path, content: bytes) -> None:
-    """Write a file of a result so that it appears complete or not at all.
+    """Write a file of a result under a temporary name, and rename it without flushing it to disk.
 
-    The file is not flushed to disk, because each run of a campaign checks the files of earlier runs.
+    A crash of the machine may damage the file, but each run of a campaign checks the files of earlier runs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path) as new:

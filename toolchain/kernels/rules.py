@@ -34,7 +34,7 @@ class Rule:
         target: LLVM's name for the GPU.
         options: other (name, value) pairs for Triton's backend, sorted.
         out: the object's path below the output folder, with `/`; the object's JSON is beside it.
-        cluster: the name of the group that the rule belongs to; a group is never split.
+        cluster: the name of the rule's group; a selection or shard never splits a group.
     """
 
     source: str
@@ -99,12 +99,12 @@ class RuleSet:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the selected rules, which is an input of the stage that compiles them."""
+        """A digest of the selected rules."""
         return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
 
 
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Return the rules in the order in which to compile them, so that rules that share work follow each other.
+    """Return the rules in an order in which rules that share work are adjacent.
 
     Rules of one function, GPU, signature, constants and options share the first compiler stages. Groups of such rules
     keep the order of their first rules.
@@ -159,7 +159,7 @@ def _matches(rule: Rule, pattern: str) -> bool:
 
 
 def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rule]]:
-    # Clusters are taken round-robin, so that a small selection covers as many GPUs and kernels as possible.
+    # Clusters are taken round-robin, so that a small selection covers several GPUs and kernels.
     queues: dict[tuple[str, str], list[str]] = {}
     for name, inside in clusters.items():
         queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)
@@ -327,7 +327,7 @@ def _resolve(
 
 
 def _fill(value: Value, choice: Mapping[str, Value]) -> Value:
-    """Return `value` with each `{axis}` replaced; a string that is only `{axis}` becomes the axis's value itself."""
+    """Return `value` with each `{axis}` replaced; a string that is only `{axis}` becomes the value of the axis."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}") and value[1:-1] in choice:

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from toolchain.core.errors import ConfigError
 
-PATIENCE = 600.0  # seconds that a worker waits for the scheduler, and a campaign for a suitable worker
+PATIENCE = 600.0  # seconds that a worker waits for the scheduler, and that a campaign waits for a suitable worker
 
 
 def check_address(text: str) -> str:
-    """Return the address of a scheduler; raise ConfigError if it is invalid, or is not on loopback and has no TLS."""
+    """Return a scheduler's address; raise ConfigError if it is invalid, or uses neither loopback nor TLS."""
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([1-9][0-9]{0,4})", text, re.ASCII)
     if match is None or int(match[3]) > 65535:
         fix = "give an address such as tcp://127.0.0.1:8786 or tls://HOST:8786"
@@ -83,7 +83,7 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
 
 
 def check_version(address: str, versions: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a scheduler, which reports `versions`, has another version of Dask than this machine."""
+    """Raise ConfigError if the scheduler's version of Dask in `versions` differs from the version on this machine."""
     there, here = versions["packages"]["distributed"], library().__version__
     if there != here:
         why, fix = f"it has distributed {there}, not {here}", f"install distributed=={there} here, or {here} there"

@@ -114,16 +114,16 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
     """Return the shard that this machine must compile, or the whole campaign.
 
     If `shared.only` is set, nothing is compiled. The stores must then contain all shards of the campaign, and
-    `shared.failures` is set to the kernels that do not compile.
+    `shared.failures` is set to the entries of the kernels that do not compile.
 
     Args:
         part: the number of this shard and the total number of shards; None for all rules.
         shared: the kernel stores, which a shard needs; None if there are none.
 
     Raises:
-        ConfigError: there are fewer clusters than shards, a shard has no store, a store contains no shard of this
-            campaign or an invalid mark of one, or the stores contain several incomplete campaigns with different
-            numbers of shards.
+        ConfigError: there are fewer clusters than shards, `part` is given without stores, a store contains no shard of
+            this campaign or an invalid mark of one, or the stores contain only incomplete campaigns, which were cut
+            into different numbers of shards.
         KernelError: shards are missing.
     """
     if shared is not None and shared.only:

@@ -73,7 +73,7 @@ class SharedResults:
         self.counts = Counts()
         self.naming = naming
         self.only = only
-        self.failure: ToolchainError | None = None  # why results are no longer added
+        self.failure: ToolchainError | None = None  # the error after which no more results are added
         self.failures: Mapping[str, Entry] = {}
         self.about: Mapping[str, Any] = {}
         self._about_here: Mapping[str, Any] = about or {}
@@ -172,7 +172,7 @@ class SharedResults:
         """Add a result to the first store.
 
         Nothing is added if no store may be written to, if the result comes from a store or has a usable record in the
-        first one, or if the facts that the workers report are unknown. If the store cannot be written, warn once and
+        first store, or if the facts that the workers report are unknown. If the store cannot be written, warn once and
         add no more results. Raise KernelError if the files have changed since they were compiled.
         """
         if self._writes is None or not self._about_here or entry.maker is Maker.STORE:
@@ -206,7 +206,7 @@ class SharedResults:
         """Add those results of an earlier run that have no usable record in the first store.
 
         Args:
-            entries: the rules' entries by id.
+            entries: the entries of the earlier run, by the rule's id.
         """
         if self._writes is None:
             return

@@ -83,7 +83,7 @@ class Board:
         self._bounds = bounds
         self._command = command
         self._clock = clock
-        self._began = self._paced = clock()  # `_paced` is the time of the last reused result, or else the start
+        self._began = self._paced = clock()  # `_paced` is the start, or the time of the last reused result
         self._state = RUNNING
         self._groups: dict[tuple[str, str], _Group] = {}
         for rule in rules:
@@ -221,7 +221,7 @@ def read(folder: Path) -> dict[str, Any]:
     state = content["state"]
     alive = state != RUNNING or content["process"] == _identity(content["pid"])
     content = _in_state(content, state if alive else KILLED)
-    # The counts come from the ledger, which is newer than the file.
+    # The counts come from the ledger, because the file may be older.
     del content["format"], content["asked"], content["done"], content["failed"], content["timed_out"]
     return {**named, **content}
 
@@ -255,7 +255,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """Return a string that distinguishes a process from later ones with its PID; empty if no process has this PID."""
+    """Return a string that identifies a process even if its PID is used again; empty if no process has this PID."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -113,6 +113,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """Return a path with at most `width` characters, cut at its beginning, because its end identifies the kernel."""
+    """Return a path with at most `width` characters. The end is kept, because it identifies the kernel."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

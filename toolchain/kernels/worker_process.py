@@ -28,12 +28,12 @@ from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT, wri
 LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
-# A function that starts a process. Its arguments are the name of the set of source files that the process sees (see
-# `Naming.files`) and the folder on this machine that the process may write to.
+# This is the type of a function that starts a process. The arguments are the name of the set of source files that the
+# process sees (see `Naming.files`), and the folder on this machine that the process may write to.
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
-_LONGEST_LINE = 4 << 20  # the maximum length of an answer; a worker may be hostile
+_LONGEST_LINE = 4 << 20  # the maximum number of characters in an answer; a worker may be hostile
 
 # If one of these patterns matches the reason for a failure, the machine is at fault and not the kernel. If a worker
 # ended, the reason states how it ended, and quotes the last lines of its output.
@@ -127,7 +127,7 @@ class Worker:
         self._seen = seen or str(folder)
         self.memory = 0
         self.served = 0
-        self.task: Task | None = None  # None between two tasks
+        self.task: Task | None = None  # None while no task runs
         self.over: OverMemoryError | None = None  # set if the process was ended because of its memory
         self._since = 0.0
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class Worker:
     def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
         """Give a job to the process, and return its answer; raise the errors of `answer`.
 
-        The object stays in the process's folder until the caller calls `collect`.
+        To move the object out of the process's folder, call `collect`.
         """
         assert self._process.stdin is not None  # noqa: S101 - `MakeWorker` connects a pipe
         with self._lock:
@@ -257,7 +257,7 @@ class Worker:
         return DiedError("\n".join([f"the worker {how}", *self.tail]), code)
 
     def interrupt(self) -> None:
-        """Make `answer` raise StoppedError in the thread that waits for it."""
+        """Make the current or a later call of `answer` raise StoppedError."""
         self._answers.put(StoppedError())
 
     def stop(self, *, patience: float = 0.0) -> None:

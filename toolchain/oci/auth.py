@@ -29,7 +29,7 @@ _PARAMETER = re.compile(r'(?<!\w)(\w{1,64})=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Return the user and the password of a login; both are empty if the login is None or not the base64 of UTF-8.
+    """Return the user and the password of a login; both are empty if the login is None or not base64 of UTF-8 text.
 
     For an identity token, the user is `IDENTITY` and the password is the token.
     """
@@ -72,9 +72,8 @@ class Authorizer:
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
         """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`).
 
-        The result is empty until `answer` has been called with the registry's first 401 response. If the registry has a
-        token service, a token that is missing or about to expire is requested first. The request can raise the errors
-        of `answer`.
+        The result is empty until `answer` has been called. If the registry has a token service, a token that is missing
+        or about to expire is requested first. The request can raise the errors of `answer`.
         """
         if self._basic and self._service is None:
             return {"Authorization": self._basic}

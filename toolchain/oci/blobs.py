@@ -97,8 +97,8 @@ class Blobs:
     def link(self, path: Path, digest: str) -> Path:
         """Add a file as a blob, unless the layout has the blob already; return the path of the blob.
 
-        The file is added as a hard link without hashing it. If linking fails, `put_file` copies it and checks its
-        digest.
+        The file is hard-linked, and its digest is not checked. If linking fails, `put_file` copies the file and checks
+        its digest.
         """
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[Fault]:
     """Return the faults of an image or index and of everything that it contains; an empty list if there are none.
 
-    The checks cover the size and the digest of every blob, the depth of nested indexes, the diff ids of the layers of
+    The checks include the size and the digest of every blob, the depth of nested indexes, the diff ids of the layers of
     every image, and the platform with which an index lists an image. Checks that need a faulty blob are skipped.
     """
     return list(_Check(layout).problems(descriptor))

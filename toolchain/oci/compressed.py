@@ -15,10 +15,11 @@ from toolchain.oci import descriptor as media
 
 PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
-# The exceptions that reading a damaged layer may raise.
+# These are the exceptions that reading a damaged layer may raise.
 DAMAGED = (EOFError, zlib.error, CommandError)
-# The largest ratio of the unpacked size of a layer to its compressed size. Layers are unpacked before the signature of
-# their image is verified, so the unpacked size must be limited. A gzip file can unpack to 1,032 times its size.
+# This is the largest accepted ratio of a layer's unpacked size to its compressed size. Layers are unpacked before the
+# signature of their image is verified, so the unpacked size must be limited. A gzip file can unpack to 1,032 times its
+# size.
 RATIO = 200
 FREE = 256 << 20  # bytes that are added to the limit, so that a small layer may exceed the ratio
 LARGEST = 256 << 30

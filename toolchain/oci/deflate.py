@@ -17,9 +17,9 @@ from toolchain.oci.tar import Sink
 
 BLOCK = 1 << 20
 WINDOW = 1 << 15
-# The memory level of zlib. With 7 instead of the default of 8, Huffman tables are renewed more often: libraries become
-# 0.2 to 0.6 % smaller, and compression takes 10 % longer. All gzip layers change with BLOCK, WINDOW and MEMORY, so
-# whoever changes one of them must also increase digest.FORMAT.
+# This is the memory level of zlib. With 7 instead of the default of 8, Huffman tables are renewed more often: libraries
+# become 0.2 to 0.6 % smaller, and compression takes 10 % longer. All gzip layers change with BLOCK, WINDOW and MEMORY,
+# so whoever changes one of them must also increase digest.FORMAT.
 MEMORY = 7
 # The fields are: magic bytes, deflate, no flags, no time, "best compression", Unix.
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03"

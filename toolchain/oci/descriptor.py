@@ -24,7 +24,7 @@ DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"  # the annotation that contains the predicate type of an attestation
 
-# Docker's media types, and OCI's equivalent of each.
+# These are Docker's media types, each with OCI's equivalent.
 AS_OCI = {
     DOCKER_INDEX: INDEX,
     DOCKER_MANIFEST: MANIFEST,
@@ -37,7 +37,7 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
-# The largest depth of nested indexes; without a limit, a hostile image could exhaust the stack.
+# This is the largest accepted depth of nested indexes. Without a limit, a hostile image could exhaust the stack.
 DEEPEST = 8
 
 # cosign stores signatures and attestations as layers of these types, in a manifest whose tag contains the digest of the
@@ -45,7 +45,7 @@ DEEPEST = 8
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
-IN_TOTO = "application/vnd.in-toto+json"  # the type of the layers of attestations that docker buildx makes
+IN_TOTO = "application/vnd.in-toto+json"  # the type of layers in the attestations of docker buildx
 ABOUT_TAG = re.compile(r"sha256-[0-9a-f]{64}\.(sig|att)")
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -128,7 +128,10 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, value: Any) -> Descriptor:
-        """Parse a descriptor, whose default media type is `MANIFEST`; raise RegistryError if it is malformed."""
+        """Parse a descriptor; raise RegistryError if it is malformed.
+
+        If `mediaType` is missing, the media type is `MANIFEST`.
+        """
         try:
             platform = value.get("platform")
             size = value["size"]

@@ -61,8 +61,7 @@ class Download:
     def _begins(self, got: requests.Response) -> str:
         """Check the status and headers of a response; return a description of a wrong size, or an empty string.
 
-        TryAgainError is raised if the response is not the requested part, and RegistryError for any other status than
-        200 and 206.
+        TryAgainError is raised if the download must begin anew without Range requests, and RegistryError if it failed.
         """
         status = got.status_code
         if (status == 206 and not self._fits(got)) or (status == 416 and self._done):

@@ -57,7 +57,7 @@ def file_media_type(name: str) -> str:
 
 
 def tag_of(tag: str = "") -> str:
-    """Return the tag for the plain files of an image with this tag; an empty `tag` stands for `latest`."""
+    """Return the tag for the plain files of an image: `TAG-files`, or `files` if `tag` is empty."""
     return f"{tag}-{TAG}" if tag else TAG
 
 

@@ -81,7 +81,7 @@ def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob
     """Store a copy of an image's manifest with `layers` as its layers, and return the descriptor of the copy.
 
     Args:
-        layers: the layers, lowest first, with the diff ids of the image's config.
+        layers: the layers, lowest first. Their diff ids must be those in the image's config.
     """
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
@@ -89,7 +89,7 @@ def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the diff ids in a config, lowest first; an empty list if they are missing or malformed.
+    """Return the diff ids in a config, lowest first; an empty list if there is no such list.
 
     A diff id is the digest of an uncompressed layer.
     """
@@ -99,7 +99,7 @@ def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of a config; an empty dictionary if they are missing or malformed."""
+    """Return the labels of a config; an empty dictionary if there are none."""
     run = config.get("config")
     values = run.get("Labels") if isinstance(run, dict) else None
     return {str(name): str(text) for name, text in values.items()} if isinstance(values, dict) else {}

@@ -87,9 +87,9 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
     """Write the content of the folder `tree` as a layer.
 
     Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to the first of their
-    names. All parent folders (`usr`, `usr/lib64`) are members. If one of them is a symlink in the base, such as
-    `/lib64` of a merged `/usr`, container engines would replace the symlink with a folder, so avoid such paths.
-    HostileInputError is raised for a file that the arguments forbid, and SourceError if `tree` is not a folder.
+    names. All folders are members. A folder must not have the path of a symlink in a lower layer, such as `/lib64`,
+    because container engines would replace the symlink with the folder. HostileInputError is raised for a file that the
+    arguments forbid, and SourceError if `tree` is not a folder.
 
     Args:
         normalise: whether to use the owner 0:0, the modes 0755 and 0644 and no extended attributes, and to refuse

@@ -23,11 +23,11 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
 _HEADER_LIMIT = 1 << 20  # bytes; the limit for a long name or for PAX records, which tarfile reads into memory
-# The largest total length of all names in characters. It is limited, because the names are kept in memory.
+# This is the maximum number of characters in all names together. The names are kept in memory.
 _LARGEST_NAMES = 256 << 20
 _DIGESTS = ("sha1", "sha256", "sha512")  # names of hash functions in hashlib, and of fields of LayerFile
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
-# The accepted kinds of members. Other kinds, such as global headers and sparse files, are refused, because programs
+# These kinds of members are accepted. Others, such as global headers and sparse files, are refused, because programs
 # unpack them differently.
 _MEMBERS = frozenset({
     tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE,
@@ -97,8 +97,8 @@ class LayerMember(CheckedHeader):
         above = cls.above
         if kind in _LONG:
             above.append(kind)
-            # Some programs use the first header of a type, others the last one. Some prefer the names of PAX,
-            # others those of GNU tar.
+            # Programs differ in whether they use the first or the last header of a type, and in whether they prefer
+            # the names of PAX or those of GNU tar.
             if len(set(above)) < len(above) or (tarfile.XHDTYPE in above and len(above) > 1):
                 return "it has several extended headers"
         else:
@@ -259,7 +259,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
 
 
 def _name(member: tarfile.TarInfo) -> str:
-    """Return the path of a member; raise UntrustedError for a sparse file or an unsafe name."""
+    """Return the path of a member; raise UntrustedError if the member is unsafe or ambiguous."""
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
         raise UntrustedError(
             "layer-sparse-file", "a layer contains a sparse file", why="programs unpack it differently"

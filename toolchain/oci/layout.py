@@ -149,7 +149,7 @@ class Layout(Blobs):
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
-        """Remove the tag `name`; the blobs stay until `gc` is called."""
+        """Remove the tag `name`, but no blobs."""
         with self._changing() as entries:
             entries[:] = [old for old in entries if _ref_name(old) != name]
 
@@ -163,7 +163,7 @@ class Layout(Blobs):
             content["manifests"].sort(key=lambda entry: (_ref_name(entry), str(entry.get("digest"))))
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
-                # Partial files are removed here, because `gc` only runs on caches. Errors are ignored, because the
+                # Old partial files are removed here, because `gc` only runs on caches. Errors are ignored, because the
                 # change is already written.
                 with contextlib.suppress(OSError):
                     self._sweep()
@@ -288,10 +288,10 @@ class Layout(Blobs):
         ]
 
     def is_artifact(self, manifest: Descriptor) -> bool:
-        """Return whether a manifest is not an image, because its config is empty or it is an attestation of buildx.
+        """Return whether a manifest has an empty config or is an attestation of docker buildx, so it is not an image.
 
-        docker buildx stores an attestation as an image that cannot run: its config names the platform
-        `unknown/unknown`, and its layers are in-toto statements instead of archives.
+        buildx stores an attestation as an image that cannot run: its config names the platform `unknown/unknown`,
+        and its layers are in-toto statements instead of archives.
         """
         config, *layers = self.children(manifest)
         if config.media_type == media.EMPTY:
@@ -302,7 +302,7 @@ class Layout(Blobs):
         return value.get("os") == value.get("architecture") == "unknown"
 
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
-        """Remove blobs that index.json does not refer to, and old partial files; return the number of bytes freed.
+        """Remove blobs that cannot be reached from index.json, and old partial files; return the number of freed bytes.
 
         A damaged manifest is kept, but the blobs that only it refers to are removed.
 

@@ -15,7 +15,7 @@ _DESCRIPTOR: Keys = {
     **dict.fromkeys(("mediaType", "digest", "size", "urls", "annotations", "data", "artifactType")),
     "platform": _PLATFORM,
 }
-# The known keys of manifests and indexes, including index.json and lists of referrers.
+# These are the known keys of manifests and indexes, including index.json and lists of referrers.
 MANIFEST_KEYS: Keys = {
     **dict.fromkeys(("schemaVersion", "mediaType", "artifactType", "annotations")),
     **dict.fromkeys(("config", "layers", "manifests", "subject"), _DESCRIPTOR),

@@ -22,8 +22,8 @@ class NamedImage:
     """An image or index in a folder or repository, and its reference.
 
     Args:
-        name: the name in messages: the tag if a whole folder was given (or the digest if no image in it has a tag),
-            otherwise the reference.
+        name: the name in messages: the reference, or, if a whole folder was given, the tag of the image. If the folder
+            has no tagged images, it is the digest of the image.
     """
 
     name: str

@@ -16,7 +16,7 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# Schemes of images that `skopeo copy` can copy into a layout folder.
+# These are the schemes of local images that `skopeo copy` can copy into a layout folder.
 _UNPACKED = ("oci-archive:", "docker-archive:", "docker-daemon:", "dir:")
 OTHER_SCHEMES = ("docker://", "https://", "http://", *_UNPACKED)
 _FORMS = "oci:DIR[:TAG] or REGISTRY[:PORT]/NS[/NAME][:TAG|@DIGEST]"
@@ -41,7 +41,7 @@ class LayoutRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
-        """Return a reference to the image `name` in a folder with several images; its tag begins with the name."""
+        """Return a reference to the image `name` in this folder; its tag is `NAME.TAG`, or `NAME` if `tag` is empty."""
         return self.at(tag=f"{name}.{tag}" if tag else name)
 
 
@@ -116,8 +116,8 @@ def _digest(text: str, whole: str) -> str:
 def parse(text: str) -> Target:
     """Parse a reference to an image, a layout folder or a namespace; raise ConfigError if it is not valid.
 
-    In `oci:DIR:TAG`, the text after the last colon is the tag if it has no slash. So a folder with a colon in its last
-    component needs a slash at its end (`oci:/a:b/`).
+    In `oci:DIR:TAG`, the text after the last colon is the tag if it contains no slash. So a folder with a colon in its
+    last component needs a slash at its end (`oci:/a:b/`).
     """
     if text.startswith("oci:"):
         return _layout(text)

@@ -31,7 +31,7 @@ def write_artifact(
     """Store the manifest of an artifact about an image, and return its descriptor for a list of referrers.
 
     Args:
-        content: the only layer of the artifact, whose blob is in the layout.
+        content: the only layer of the artifact; its blob must be in the layout.
     """
     layout.blob(content.digest)
     notes = dict(annotations or {})

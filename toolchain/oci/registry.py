@@ -25,7 +25,7 @@ from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
-# Statuses for which the PUT of a manifest is repeated, because some registries send them while another publisher
+# The PUT of a manifest is repeated after these statuses, because some registries send them while another publisher
 # uploads the same blob.
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
@@ -110,7 +110,7 @@ class Registry(Transport):
 
         Args:
             path: the path or URL of the first page.
-            none: the statuses which mean that the list does not exist.
+            none: the statuses that mean that the list does not exist.
             most: the maximum number of entries on all pages together; RegistryError is raised if the list has more, or
                 if it has more than `_PAGES` pages or `MANIFEST_LIMIT` bytes.
             kind: the expected media type; empty for any type. If the first page has another type, nothing is yielded.
@@ -208,7 +208,7 @@ class Registry(Transport):
         manifest, and UnreachableError if the token service does not answer.
 
         Args:
-            failures: the number of earlier failures; from `_UNSETTLED_TRIES` on, 400 and 404 are not temporary errors.
+            failures: the number of earlier failures; with `_UNSETTLED_TRIES` or more, 400 and 404 are permanent errors.
         """
         digest = sha256_bytes(content)
         try:

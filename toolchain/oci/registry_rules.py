@@ -49,7 +49,7 @@ class Rules:
     names: str = "unknown"
 
 
-# The rules for a registry without rules in `_DATA`.
+# These are the rules for a registry that is not in `_DATA`.
 UNKNOWN = Rules(name="unknown")
 
 

@@ -24,7 +24,7 @@ from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag, add_to_all
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
-# The statuses with which registries that lack the referrers API answer requests to it.
+# Registries without the referrers API answer requests to it with these statuses.
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _MOST_REFERRERS = 20_000
 
@@ -85,7 +85,7 @@ class RepositoryPlace(Place):
             self._put_manifest(layout, descriptor, tag)
 
     def _put_manifest(self, layout: Layout, manifest: Descriptor, reference: str) -> bool:
-        """Upload a manifest unless it exists, and read it back; return whether it was uploaded."""
+        """Upload a manifest unless `reference` already names it, and read it back; return whether it was uploaded."""
         content, repository = layout.read(manifest), self.ref.repository
         missing = self._registry.manifest_digest(repository, reference) != manifest.digest
         if missing:
@@ -153,7 +153,7 @@ class RepositoryPlace(Place):
         return [entry for entries in lists for entry in entries] if lists else None
 
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
-        """Return the list of referrers under the fallback tag; None if the tag does not exist.
+        """Return the index of referrers under the fallback tag; None if the tag does not exist.
 
         The result is also None if the registry, such as GitLab's, reads the tag `sha256-HEX` as a digest and returns
         the subject itself.

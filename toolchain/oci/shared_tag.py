@@ -19,8 +19,8 @@ from toolchain.core.web import Retries, TryAgainError
 from toolchain.oci.registry import Registry
 
 LOG = logging.getLogger(__name__)
-# The waits in seconds before the content is read again. Their sum should be longer than the time that any publisher
-# takes between reading and writing the content.
+# These are the waits in seconds before the content is read again. Their sum should be longer than the time that any
+# publisher takes between reading and writing the content.
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
@@ -29,7 +29,7 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True)
 class SharedTag:
-    """A tag, and the functions that read its content and add to it.
+    """A tag, and the functions that read and extend its content.
 
     Args:
         read: a function that returns the content, or None if the tag does not exist.

@@ -20,7 +20,7 @@ from toolchain.oci.referrers import readable
 
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
-_NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes into the configs of such manifests
+_NEVER = "0001-01-01T00:00:00Z"  # the creation time in the configs that cosign writes
 _TAKEN = "publish to your own repository, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 

@@ -111,7 +111,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _octal(number: int, width: int) -> bytes:
     if number >= 8 ** (width - 1):
-        number = 0  # the number does not fit into the field, so a PAX record contains it
+        number = 0  # a uid, gid or size that does not fit into the field is in a PAX record
     return b"%0*o\0" % (width - 1, number)
 
 

@@ -27,14 +27,14 @@ from toolchain.oci.registry_rules import for_host
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # the largest number of bytes that are read from an error response
-# Error codes that a registry sends temporarily, while another publisher removes or writes the same content.
+# A registry sends these error codes temporarily, while another publisher removes or writes the same content.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
-QUESTION = 60.0  # seconds; the longest wait for the response to a GET or HEAD before a retry
+QUESTION = 60.0  # the maximum number of seconds to wait for the response to a GET or HEAD
 
 
 class _Quiet(logging.Filter):
-    """A filter that redacts URLs in urllib3's log, because signed URLs are secrets."""
+    """A filter that redacts the query parameters of URLs in urllib3's log, because signed URLs are secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = auth.redact(record.getMessage(), ()), None
@@ -126,7 +126,7 @@ class Transport:
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        named = logins.registry_name(host)  # in lower case, because URLs in responses are compared with the name
+        named = logins.registry_name(host)
         self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
         # No proxy is used for a loopback address, because a proxy on another host cannot connect to it.

@@ -24,17 +24,17 @@ from toolchain.oci.registry_rules import CHUNK, UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 
 LOG = logging.getLogger(__name__)
-# The smallest size of chunks, in bytes, that is tried after a request was too large. nginx accepts 1 MiB by default.
+# This is the smallest chunk size in bytes that is tried after a request was too large. nginx accepts 1 MiB by default.
 LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
 _TOO_LARGE = frozenset({413, 416})
-# Statuses with which registries refuse the upload of a whole blob in one request.
+# Registries refuse the upload of a whole blob in one request with these statuses.
 _NO_WHOLE = frozenset({405, 411, 413, 415, 501})
-# Error codes that do not depend on the kind or size of the request.
+# These error codes do not depend on the kind or size of the request.
 _NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
-# The number of retries after the registry answered HTTP 400 although the file has the right digest.
+# This is the number of retries after the registry answered HTTP 400 although the file has the right digest.
 _WRONG_TRIES = 2
-# The number of broken connections without an accepted chunk after which smaller requests are tried.
+# Smaller requests are sent to an unknown registry after this number of broken connections without an accepted chunk.
 _BREAKS = 2
 
 
@@ -78,7 +78,7 @@ class Upload:
         if self._failed:
             self._resume()
             if not self._location and self._there():
-                return  # the last attempt succeeded, but its response was lost
+                return  # an attempt can succeed although its response is lost
         try:
             while not self._sent(stream):
                 pass
@@ -103,7 +103,7 @@ class Upload:
             self._finish(stream)
         except _RefusedError as refusal:
             if refusal.status not in _TOO_LARGE:
-                self._largest = CHUNK  # the registry does not accept whole blobs of any size
+                self._largest = CHUNK  # the registry accepts no blob in one request
             elif not self._shrink():
                 raise refusal.problem from None
             LOG.info("%s: HTTP %d; sending chunks of %d bytes", self._registry.host, refusal.status, self._largest)
@@ -184,8 +184,8 @@ class Upload:
                     )
                     raise TryAgainError(problem)
                 self._accepted = True
-                # Only a position beyond all earlier ones is progress, so a registry that loses bytes cannot cause an
-                # endless loop.
+                # Failures are reset only at a position beyond all earlier ones, so a registry that loses bytes cannot
+                # cause an endless loop.
                 self._retries.reached(self._offset)
 
     def _body(self, stream: IO[bytes], start: int, end: int) -> Body | bytes:
@@ -206,7 +206,7 @@ class Upload:
         """Return the exception to raise for a response.
 
         Args:
-            refusals: the statuses which mean that the registry refuses requests of this kind or size.
+            refusals: the statuses that mean that the registry refuses requests of this kind or size.
         """
         code, text = self._registry.error_of(got)
         problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", (code, text))

@@ -64,7 +64,7 @@ class Pruned:
     """The result of `prune`.
 
     Args:
-        gone: the entries that were removed, or with `dry` would be removed.
+        gone: the removed entries; with `dry`, the entries that would be removed.
         failed: the name of each entry that could not be removed, and the reason.
     """
 
@@ -103,7 +103,7 @@ def prune(
         unfinished: whether to also remove recent unfinished work, such as partial downloads, trees of failed builds
             and ledgers of campaigns.
         dry: whether to remove nothing, and only return the entries that would be removed.
-        images: if not empty, these images are the only entries that are removed, however recently they were used.
+        images: if not empty, these images are removed instead of the unused entries, however recently they were used.
     """
     if not cache.is_ours:
         raise ConfigError(

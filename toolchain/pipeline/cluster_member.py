@@ -36,7 +36,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     Args:
         stage: the stage whose kernels are compiled: `kernels`, `aotriton` or `triton-cache`.
         address: the address of the scheduler.
-        name: the name of this worker at the scheduler; if it is empty, this machine's host name.
+        name: the name of this worker at the scheduler; empty for this machine's host name.
         reuse: see `run.build`.
     """
     under = triton_cache.stands_on(request)[-1] if stage == "triton-cache" else "triton"

@@ -74,9 +74,9 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
 
 
 LOG = logging.getLogger(__name__)
-# The errors of a fetch that end the build early, because another fetch of the same source would fail too.
+# These errors of a fetch end the build early, because another fetch of the same source would fail too.
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
-# The errors that end the build early for the user's own file or folder. Other errors do not, because the file or folder
+# These errors end the build early for the user's own file or folder. Other errors do not, because the file or folder
 # may be missing or incomplete for a while, and is read again before its stage is built.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 

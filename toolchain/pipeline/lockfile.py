@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-# The form of a source's `ref` for each kind of source. It is checked, because parts of some refs appear in file names.
+# These are the forms of a source's `ref`, by kind. They are checked, because parts of some refs appear in file names.
 _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
     "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
@@ -358,7 +358,6 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a description of each fault in the request of a lock."""
     kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")

@@ -32,7 +32,7 @@ _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A tool that meets a need.
+    """A tool that can meet a need.
 
     Args:
         tool: the name of the tool in the output of data/probe-base.sh.
@@ -172,9 +172,9 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """Return the need with the Python version of a wheel of Triton, if the need is Python and only the wheel needs it.
+    """Return the need for Python of a Triton wheel from the package index, with the version that its file name gives.
 
-    The wheel's file name decides the version. In all other cases, the need is returned unchanged.
+    Any other need, and a need that AOTriton shares, is returned unchanged.
     """
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:

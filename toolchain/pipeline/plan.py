@@ -202,7 +202,7 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
     """Return the stages to build that read Triton's tree, each with the source of the tree.
 
     Args:
-        checkouts: whether to include the stages that read a folder of the user, which need no fetch.
+        checkouts: whether to include the stages whose tree is a folder of the user.
     """
     return [
         (row.planned, source)

@@ -47,7 +47,7 @@ class Reuse:
     Args:
         place: a namespace of a registry, or a layout folder, in the form that `publish` takes.
         key: the key that must have signed the images.
-        only: whether it is an error if a stage cannot be taken from there; otherwise the stage is built.
+        only: whether it is an error if a stage cannot be taken from `place`; otherwise the stage is built.
     """
 
     place: Target

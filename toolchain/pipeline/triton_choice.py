@@ -345,7 +345,7 @@ def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-# The end of the advice on building a release of AOTriton with another Triton.
+# This is the end of the advice on building a release of AOTriton with another Triton.
 _ANOTHER = "; for the release with another Triton, --source triton="
 
 

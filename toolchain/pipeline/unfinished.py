@@ -17,8 +17,8 @@ class Unfinished:
     """The progress of an unfinished build, which a later build can continue in the same tree.
 
     Args:
-        done: the number of ninja's steps that are finished.
-        total: the number of all steps.
+        done: the number of finished steps of ninja.
+        total: the number of all steps of ninja.
     """
 
     done: int
@@ -26,14 +26,14 @@ class Unfinished:
 
     @property
     def left(self) -> float:
-        """The fraction of the steps that are not finished, from 0 to 1."""
+        """The fraction of the steps that are not finished."""
         return 1 - self.done / self.total
 
 
 def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     """Return the progress of a stage's unfinished build.
 
-    Return None if there is no log or no tree of such a build, or if ninja has finished none or all of its steps.
+    Return None if there is no log or no tree of such a build, or if none or all of the steps are finished.
     Each run of ninja counts only the remaining steps, so the largest total in the logs is that of the whole build.
     """
     key = planned.tree_key

@@ -96,7 +96,7 @@ class BuildWorkspace:
         if self.request.runner == "buildah":
             return self.engine
         if self._runner is None:
-            from toolchain.engine.docker_probe import proved  # noqa: PLC0415 - most builds use buildah alone
+            from toolchain.engine.docker_probe import proved  # noqa: PLC0415 - most builds use only buildah
 
             self._runner = proved(self.cache)
         return self._runner
@@ -119,8 +119,6 @@ class BuildWorkspace:
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
-            # An earlier build of this stage wrote the output. The output is removed and made again, because a new build
-            # in the same build tree is quick.
             shutil.rmtree(out)
         try:
             with contextlib.ExitStack() as stack:
@@ -181,12 +179,12 @@ class BuildWorkspace:
         self.progress.step(name)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Show the progress; raise an error if a later stage's source cannot be fetched (see `Prefetch.check`)."""
+        """Show the progress; raise the error of the prefetch thread, if there is one (see `Prefetch.check`)."""
         self.prefetch.check()
         self.progress.count(done, total, label)
 
     def on_line(self, line: str) -> None:
-        """Show a line of output; raise an error if a later stage's source cannot be fetched (see `Prefetch.check`)."""
+        """Show a line of output; raise the error of the prefetch thread, if there is one (see `Prefetch.check`)."""
         self.prefetch.check()
         self.progress.line(line)
 
@@ -227,7 +225,7 @@ class BuildWorkspace:
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
         manifest = self._write(layout, planned, (*lower, top), replace(image, labels=labels), arch=self.request.arch[0])
         digest = planned.input_digest
-        assert digest is not None  # noqa: S101 - a stage of packages sets it after it has resolved them
+        assert digest is not None  # noqa: S101 - the digest is known when a stage is finished
         self.progress.step("done")
         measured = LayerFacts(
             unpacked_bytes=layer.size,
@@ -246,8 +244,8 @@ class BuildWorkspace:
             facts={**facts, **checked, **self._compiled, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
-        # The tag protects the blobs from the garbage collector. The record is written last, because it makes the stage
-        # finished.
+        # The tag protects the blobs from the garbage collector. The record is written after the image, because it marks
+        # the stage as finished.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
         runner = self._runner.facts if self._runner is not None else None
         record = new_record(self.request, planned, built, compressor=compressor_id(how), runner=runner)
@@ -260,8 +258,8 @@ class BuildWorkspace:
         if content.tar is not None:
             return normalise_tar(content.tar, raw)
         assert content.tree is not None  # noqa: S101 - either `tar` or `tree` is set
-        # A tree whose owners are kept comes from a container. Its files belong to the ids outside the container, where
-        # the container's root is `first_id`.
+        # A tree that is not normalised comes from a container. Its files have ids of the host, on which the container's
+        # root has the id `first_id`.
         first = 0 if content.normalise else self.engine.first_id
         return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
 

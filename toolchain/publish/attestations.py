@@ -92,7 +92,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """Return the resolved packages of a stage; an empty tuple if their list is missing, damaged or was changed."""
+    """Return the resolved packages of a stage; an empty tuple if no readable list matches the record."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -119,7 +119,7 @@ def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# For each stage with packages that builds compile against or import, the function that returns these packages.
+# These functions, by stage, return the packages that other builds compile against or import.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
@@ -240,7 +240,7 @@ def _sign(
     image: str,
     kinds: tuple[str, ...],
 ) -> AttachedEvidence:
-    """Sign statements, and attach them to the subjects in each format that the signer supports."""
+    """Sign statements, and attach them to the subjects in the formats that the signer uses."""
     with _own_layout(scratch) as own:
         if isinstance(signer, Keyless):
             signed_before = _signed_before(signer.identity, subjects[0], place, own)
@@ -318,7 +318,7 @@ def _tagged(
 
 
 def _signed_before(who: Identity, manifest: Descriptor, place: Place, scratch: Layout) -> dict[bytes, Evidence]:
-    """Return the attached bundles that an identity signed earlier, by their payload.
+    """Return the attached bundles that an identity signed earlier, by payload.
 
     For an unchanged payload, the earlier bundle is attached again, because signing adds an entry to Sigstore's log.
     """

@@ -25,8 +25,8 @@ from toolchain.oci.reference import TAG, Target
 
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "wheels", "triton-cache", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
-# Patterns of the paths in a layer that identify the kind of an image. The group in each pattern matches the folder that
-# becomes `Use.prefix`.
+# These patterns match the paths in a layer that identify the kind of an image. The group in each pattern matches the
+# folder that becomes `Use.prefix`.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
 _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
@@ -51,7 +51,7 @@ class Use:
 
     Args:
         kind: the kind of the content, as far as the files and labels of the image show it.
-        source: the value of `COPY --from`; empty if the reference to the image cannot be used in a Containerfile.
+        source: the image that `COPY --from` or `FROM` names; empty if the reference cannot be used in a Containerfile.
         prefix: the absolute path of the folder with the content; empty for the kinds `base` and `unknown`.
         lines: the lines of a Containerfile, including comments.
         unknown: descriptions of the facts that could not be found out, or the reason why the kind is `unknown`.
@@ -182,7 +182,7 @@ def _pasteable(where: Target) -> str:
 
 
 def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the value of `COPY --from`, and the comments that explain it."""
+    """Return the image that `COPY --from` or `FROM` names, and the comments that explain it."""
     if where.path is None:
         return str(where.at(digest=image.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"

@@ -24,7 +24,7 @@ from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
 from toolchain.trust.verify import verify
 
-# The maximum of `_Everything.attached`. There is a limit, because anyone who may push can attach artifacts.
+# This is the maximum of `_Everything.attached`. There is a limit, because anyone who may push can attach artifacts.
 _MOST_ARTIFACTS = 1000
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -79,7 +79,7 @@ class _Everything:
 def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
     """Copy an image, or all tagged images of a folder, to a namespace or folder, and return a result for each image.
 
-    The tags of an image are set after everything that is attached to it was copied.
+    The tags of an image are set after everything that is attached to it has been copied.
 
     Args:
         scratch: a folder for temporary files, which needs space for the images.
@@ -115,7 +115,7 @@ def _named(source: Target) -> list[Target]:
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
-    """Download an image, and everything that is attached to it, into a layout; `known` are the tags in the source."""
+    """Download an image, and everything that is attached to it, into a layout; `known` contains the source's tags."""
     top = place.fetch(layout)
     _require_intact(place, layout, top, "before the copy")
     found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])

@@ -34,15 +34,15 @@ from toolchain.stages.base import label_of
 from toolchain.stages.wheels import in_store
 
 _Write = Callable[[Cache, Record, Path], list[Path]]
-# The names of architectures in the file names of LLVM's archives, where they differ from OCI's names.
+# The file names of LLVM's archives contain these names of architectures instead of OCI's.
 _ARCH = {"amd64": "x64"}
 
 
 def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -> None:
     """Create the folder for archives before the build, so that a mistake is reported early.
 
-    ConfigError is raised if no stage of the build has plain files, if the folder is in a source, or if it is not
-    writable.
+    ConfigError is raised if no stage of the build has plain files, if the folder is in a source of the build, or if
+    it is not writable.
     """
     if not any(involves(target, name) for name in FORMS):
         raise no_plain_form("--archive", "build")
@@ -71,7 +71,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
     """Write the plain files of the images whose stages have any, and return the paths of the files.
 
-    Archives that were already written for the same image are kept.
+    Archives of the same image that are already in the folder, unchanged, are not written again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cache.work.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(prefix).as_posix() for path in beside))
 
 
-# For each stage with plain files, the function that writes them; the order is that of the stages.
+# These functions, by stage, write the plain files of an image.
 FORMS: dict[str, _Write] = {
     "llvm": llvm, "triton": wheels, "aotriton": aotriton,
     **{row.name: wheels for row in wheel_rows()},

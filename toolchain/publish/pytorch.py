@@ -79,7 +79,7 @@ class Wanted:
 
     @property
     def version(self) -> str:
-        """Return the version as the header of an installed AOTriton defines it, such as `0.13.0`."""
+        """Return the version of the release in the form of AOTriton's headers, such as `0.13.0`."""
         return ".".join((*re.sub(r"[a-z].*$", "", self.release).split("."), "0", "0")[:3])
 
     @property
@@ -307,7 +307,7 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
     """Raise ContractError if PyTorch cannot use an installed AOTriton.
 
-    UnsupportedError is raised if `rocm` is unknown.
+    UnsupportedError is raised if the library's HIP is checked and `rocm` is unknown.
 
     Args:
         gpus: the GPUs that need images.

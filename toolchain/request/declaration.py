@@ -21,7 +21,7 @@ Keep = Literal["never", "changed", "always"]
 Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
 PANELS: tuple[Panel, ...] = get_args(Panel)
 """The panels, in the order in which `--help` shows them."""
-# The Python type that Typer converts each kind of value to.
+# Typer converts each kind of value to this Python type.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
     "path": Path,
@@ -168,7 +168,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def option(name: str, *, default: Any = MISSING, factory: Any = MISSING, **facts: Any) -> Any:
-    """Return a dataclass field that declares an option; `facts` are the arguments of `Option`."""
+    """Return a dataclass field that declares an option; `facts` are further arguments of `Option`."""
     metadata = {"option": Option(name=name, **facts)}
     if factory is not MISSING:
         return field(default_factory=factory, metadata=metadata)

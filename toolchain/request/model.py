@@ -32,7 +32,7 @@ class HeldSource(Protocol):
 
     @property
     def ref(self) -> str:
-        """Return the short text for the source, in the form of `sources.tree.Source.ref`."""
+        """Return the string that identifies the source (see `sources.tree.Source.ref`)."""
 
     @property
     def digest(self) -> str:
@@ -56,7 +56,7 @@ class HeldLock(Protocol):
 
 DEFAULT_BASE = BaseRef(recipe="debian13")
 DEFAULT_GLIBC = "2.31"  # a floor in llvm-config/floors.toml
-_LONGEST = 10**9  # seconds; the timers of Python allow only about ten times as many
+_LONGEST = 10**9  # seconds; Python's timers accept at most about ten times as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ class Request:
         return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:
-        """Return whether a source is patched. It is then fetched with its tests, because a patch may change them."""
+        """Return whether a source is fetched with its tests; only a patched one is, because a patch may change them."""
         return bool(self.patches.get(name))
 
 
@@ -293,7 +293,7 @@ def option_named(name: str) -> Option:
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
     """Return the command that builds a stage with the options in `words`.
 
-    The command is `kernels run` if the stage has kernel campaigns and `words` contain options for them. For a stage
+    The command is `kernels run` if the stage has kernel campaigns and `words` contains options for them. For a stage
     without campaigns, those options are omitted.
     """
     campaign = {option.flag: option for option in options() if option.campaign}

@@ -188,7 +188,7 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
 def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Parse the values of `--mirror` into pairs of a URL prefix and its replacement.
 
-    ConfigError is raised if a value is invalid.
+    ConfigError or SourceError is raised if a value is invalid.
     """
     from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - many commands use no network
 
@@ -198,7 +198,7 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def check(text: str, flag: str = "--check") -> int:
     """Parse `--check`: return a positive number of kernels, or 0 for `all`.
 
-    ConfigError is raised for any other text, and for a number of more than 9 digits after leading zeros.
+    ConfigError is raised for any other text, and for a number of more than 9 digits, not counting leading zeros.
 
     Args:
         flag: the name of the option in messages.

@@ -117,7 +117,7 @@ class _Download:
             headers["If-Range"] = self.etag
         with self._get(client, headers) as answer:
             if answer.status_code == 416:
-                # The partial file is not shorter than the server's file, so the download starts from the beginning.
+                # The partial file is not shorter than the server's file, so the next attempt starts from the beginning.
                 self.partial.unlink(missing_ok=True)
                 raise ConnectionError("the server does not have the requested range")
             if answer.status_code not in {200, 206}:

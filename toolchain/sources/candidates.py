@@ -40,7 +40,7 @@ def first_holder(
     """Fetch a commit from the first repository that has it; return the URL of the repository and the tree's folder.
 
     The URL is remembered for `holder_of`. If no repository has the commit, SourceError is raised, or UnreachableError
-    if one of the repositories did not answer, because that repository may have the commit.
+    if one of the repositories could not be queried, because that repository may have the commit.
 
     Args:
         fetch: a function that fetches the tree from a URL and returns the tree's folder.

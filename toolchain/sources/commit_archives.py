@@ -10,7 +10,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True, kw_only=True)
 class CommitArchive:
-    """A row of data/archives.toml, where a comment describes the fields."""
+    """A row of data/archives.toml; a comment in that file describes the fields."""
 
     commit: str
     url: str

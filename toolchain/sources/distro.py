@@ -190,7 +190,7 @@ def _notes(package: str, version: str, cache: Cache) -> Path:
 
 
 def note(package: Package, cache: Cache) -> None:
-    """Remember a package for later plans that name its version, or that name no version."""
+    """Record a package for later plans that name its version or no version."""
     keys = ("name", "version", "file", "sha256", "suites")
     text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in keys)
     text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")

@@ -84,7 +84,7 @@ class EditFile:
 def _digest(path: Path) -> str:
     """Return the digest of a regular file, or an empty string for a missing file, a link or a folder.
 
-    Links are refused, because writing through a link would change another file.
+    A link gets no digest, because writing through a link would change another file.
     """
     return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
 

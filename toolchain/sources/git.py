@@ -23,7 +23,7 @@ from toolchain.sources.store import Store
 from toolchain.sources.unpack import unpack_tar
 
 _SHA = re.compile(r"[0-9a-f]{40}")
-# Parts of git's messages in the C locale for a missing commit, a missing repository and refused access.
+# These are parts of git's messages in the C locale for a missing commit, a missing repository and refused access.
 _ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
 _NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
 _REFUSED = ("authentication", "could not read username", "permission denied", "returned error: 403")

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _ATTEMPTS = 4
 RETRY_BACKOFF = 1.0  # seconds (see `web.session`)
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
-# Names of query parameters that may hold secrets.
+# This pattern matches the names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
 
 
 def refuse_offline(what: str, *, offline: bool) -> None:
-    """Raise UnreachableError if `offline` is set; its message says that `what` is not in the store."""
+    """Raise UnreachableError if `offline` is set; the message says that `what` is not in the store."""
     if offline:
         raise UnreachableError(
             "offline-missing",
@@ -129,7 +129,7 @@ def without_query(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
 
-# Pairs of a URL prefix and its replacement.
+# These are pairs of a URL prefix and its replacement.
 Mirrors = tuple[tuple[str, str], ...]
 
 

@@ -26,8 +26,8 @@ _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?
 # This version of Python is requested for a `py3` wheel, because pip would read 3 as 3.0, which is older than many
 # wheels require.
 _ANY_PYTHON = "3.13"
-# The CPython versions in the order in which `download_wheel` tries them, and the minor versions of glibc 2 whose
-# manylinux wheels it accepts.
+# `download_wheel` tries these CPython versions in this order, and accepts manylinux wheels for these minor versions of
+# glibc 2.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
 _GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
 

@@ -135,7 +135,7 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
     return cache.store / "stat" / f"{hashlib.sha256(bytes(path.resolve())).hexdigest()[:24]}.json"
 
 
-# The source that stays a tar archive, because AOTriton's build unpacks its tuning database itself.
+# This source stays a tar archive, because AOTriton's build unpacks its tuning database itself.
 _PACKED = "aotriton-database"
 
 
@@ -281,7 +281,7 @@ def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
-    """Store a snapshot of a user's file or folder, so that later edits do not affect the build; return its path."""
+    """Store a snapshot of a user's file or folder, and return its path; later edits do not affect the snapshot."""
     if source.path is None or source.digest is None:
         raise SourceError(
             "source-without-path", f"the source {source.name} has no path", fix=f"give --source {source.name}=PATH"

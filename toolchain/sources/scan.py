@@ -22,7 +22,7 @@ from typing import IO, cast
 from toolchain.core.digest import CHUNK, sha256_file
 from toolchain.core.errors import SourceError
 
-# The first bytes of files that compilers, assemblers, linkers and archivers write.
+# Files that compilers, assemblers, linkers and archivers write begin with these bytes.
 MAGIC = {
     b"\x7fELF": "ELF",
     b"BC\xc0\xde": "LLVM bitcode",
@@ -62,10 +62,10 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-# The signature of the record at the end of a zip file, and the largest size of that record: 22 bytes and a comment
-# of less than 64 KiB.
+# These are the signature of the record at the end of a zip file, and an upper bound of that record's size: 22 bytes and
+# a comment of less than 64 KiB.
 _ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
-# The largest size in bytes to which a member of an archive may unpack, as a protection against decompression bombs.
+# A compressed file, or a member of an archive, may unpack to at most this many bytes, to stop decompression bombs.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
 # zipfile raises RuntimeError for a password or an unknown compression. ValueError, OverflowError and struct.error come
@@ -225,14 +225,11 @@ def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
 
 
 def _held(stream: IO[bytes]) -> IO[bytes]:
-    """Copy a stream into a temporary file, which can be read more than once and from its end.
-
-    If the first bytes already show the kind of the stream, only they are copied.
-    """
+    """Return a seekable copy of a stream, or of only its first bytes if these already show its kind."""
     head = stream.read(512)
     if _kind(head):
         return io.BytesIO(head)
-    kept = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the caller reads it
+    kept = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the caller closes it
     kept.write(head)
     while piece := stream.read(CHUNK):
         kept.write(piece)

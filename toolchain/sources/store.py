@@ -21,7 +21,7 @@ from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
-# The trees of which this process has read or written every file, so that it need not verify them again.
+# This process has read or written every file of these trees, so it need not verify them again.
 _READ: set[Path] = set()
 
 

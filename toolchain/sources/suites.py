@@ -23,10 +23,10 @@ from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
-# apt's messages for a suite or file that the mirror does not have.
+# This pattern matches apt's messages for a suite or file that the mirror does not have.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
-# The machine's apt.conf may name programs that apt runs before and after an update. An option cannot clear these lists,
-# but a configuration file can.
+# The machine's apt.conf may list programs that apt runs before and after an update. A command-line option cannot clear
+# these lists, but a configuration file can.
 _NO_HOOKS = b"".join(
     f"#clear APT::Update::{name};\n".encode() for name in ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
 )
@@ -36,7 +36,7 @@ _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """The upstream tarball of a source package, or the file of a binary package in data/distro.toml.
+    """The upstream tarball of a source package, or the file of a binary package that data/distro.toml names.
 
     Args:
         version: the upstream version.
@@ -94,8 +94,8 @@ class Suite:
     def update(self, *, bound: bool) -> None:
         """Download the current index.
 
-        NoSuiteError is raised if the mirror does not have the suite, SourceError if the index is expired, and
-        UnreachableError if the index cannot be read for another reason.
+        NoSuiteError is raised if the mirror does not have the suite, SourceError if the index is expired and `bound` is
+        False, and UnreachableError if the index cannot be read for another reason.
 
         Args:
             bound: whether the digest of the wanted package is known. If so, an expired index is accepted, because the

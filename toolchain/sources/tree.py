@@ -28,7 +28,7 @@ _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # number of files after which the progress is reported
 _MAX_LINKS = 40  # the largest number of links that Linux follows in a path
-_REPOSITORIES = {"distro": "debian"}  # the origins in records that differ from the kind, by kind
+_REPOSITORIES = {"distro": "debian"}  # kinds that have another name in records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
     The digest covers the sorted relative paths of files, links and empty folders, the executable bit and SHA-256 of
     each file, and the target of each link. It ignores owners, times and `.git`. SourceError is raised for a socket, a
-    pipe or a device, and for a file that cannot be read.
+    pipe or a device, and for a file or folder that cannot be read.
 
     Args:
         stat_cache: a file that caches hashes of files by path, size, times and inode; it is created if missing.
@@ -218,7 +218,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
     """Yield the relative path, the kind and the directory entry of every file, link and empty folder, in any order.
 
-    The kinds are `f`, `l` and `d`. `.git` is skipped.
+    The kinds are `f`, `l` and `d`. Entries with the name `.git` are skipped.
     """
     todo: list[tuple[str, str, os.DirEntry[str] | None]] = [("", os.fspath(top), None)]
     while todo:

@@ -28,13 +28,13 @@ from toolchain.sources.tree import check_link_map
 LIMIT_BYTES = 16 << 30  # largest total size of the files, including those that are not written
 LIMIT_FILES = 1_000_000  # largest number of members
 _LIMIT_HEADER = 1 << 20  # bytes; largest extended header or long name, which tarfile reads into memory
-_LIMIT_TRAILER = 64 << 20  # bytes; largest padding after the end mark
+_LIMIT_TRAILER = 64 << 20  # bytes; largest amount of data after the end mark
 _WINDOW = 1 << 16  # bytes; the buffer is small, because tarfile copies the rest of the buffer at every header
 _TOLD_EVERY = 64  # number of members after which the progress is reported
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
-    # The columns are the magic bytes, the command, and Python's function to use if the program is missing.
+    # A row has the magic bytes, the command, and the Python function, if any, to use if the program is missing.
     (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
     (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
     (b"\x28\xb5\x2f\xfd", ("zstd", "-dcq"), None),
@@ -119,7 +119,7 @@ class _Unpacker:
                             f"limits: {LIMIT_FILES} members, {LIMIT_BYTES} bytes",
                         )
                     self._take(tar, member)
-                    if count % _TOLD_EVERY == 0:  # the decompressor advances the position of `packed`
+                    if count % _TOLD_EVERY == 0:
                         tell(f"unpacking {self.archive.name}", os.lseek(packed.fileno(), 0, os.SEEK_CUR), size)
             self._drain(stream)
         # If the decompressor failed, its error was raised before this check.

@@ -64,12 +64,12 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# The names of two files in a pack. LEDGER lists the kernels of the pack. PARTIAL is present only if the build lacks
-# kernels or GPUs.
+# These are the names of two files in a pack. LEDGER lists the pack's kernels. PARTIAL is present only if kernels or
+# GPUs are missing.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
-# The name of upstream's signature file in a pack. Some packs have no such file.
+# This is the name of upstream's signature file, which some packs lack.
 SIGNATURE = "__signature__"
-# The format of the files with launch values. It is an input, because it determines the bytes of these files.
+# The format of the files with launch values is an input, because it determines the bytes of these files.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 

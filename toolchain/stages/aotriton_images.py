@@ -45,24 +45,24 @@ from toolchain.stages.kernel_workers import (
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
-# The paths of the plan and of the source tree in containers. Upstream's generator writes both paths into the plan.
+# These are the paths of the plan and of the source tree in containers. Upstream's generator writes both into the plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
 # Upstream sets this environment variable when it compiles kernels.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
-# The default size of the sample in `KernelImages.against_upstream`.
+# This is the default size of the sample in `KernelImages.against_upstream`.
 SAMPLE = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeImages:
-    """The compiled kernels of an AOTriton, packed and checked.
+    """The compiled kernels of an AOTriton, and their packs.
 
     Args:
         folder: the folder that contains a folder for each pack.
         archives: the files with the packed kernels, each below its pack's folder.
-        packs: the names of the packs, such as `amd-gfx942`, sorted.
+        packs: the names of the packs, such as `amd-gfx942`, sorted; empty if the library contains its kernels.
         rules: the number of kernels in the whole plan.
         partial: whether only some kernels of the plan were requested.
         against: the result of `KernelImages.against_upstream`; empty if there was no comparison.
@@ -179,7 +179,7 @@ class KernelImages:
         """
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # A ledger without this file cannot be used, because its campaign ended before the workers reported their
+            # A ledger without about.json cannot be used, because its campaign ended before the workers reported their
             # facts.
             known.unlink(missing_ok=True)
 
@@ -309,7 +309,7 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
 
 
 def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
-    """Return the arguments with which upstream's compile.py compiles a rule, except those for output and time limit.
+    """Return the arguments with which upstream's compile.py compiles a rule, except `-o` and `--timeout`.
 
     Args:
         word: the script's name for the GPU; empty to use LLVM's name.

@@ -22,9 +22,9 @@ from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place
 
-# The path, below the prefix, of the list of the kernels that the library contains and of those that it lacks.
+# This is the path, below the prefix, of the list of the kernels that the library contains or lacks.
 LEDGER = "share/aotriton/__ledger__"
-# The name of the folder, in the campaign's folder, from which the library's build takes the kernels.
+# The library's build takes the kernels from the folder with this name in the campaign's folder.
 OBJECTS = "objects"
 
 
@@ -80,7 +80,7 @@ def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[s
     """Write the list of the kernels that the library contains or lacks to `LEDGER` below the prefix.
 
     Args:
-        facts: other values of the list's JSON object.
+        facts: the other values in the JSON object that contains the list.
     """
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,7 @@ _LIST_PACKAGES = (
 )
 
 
-# The estimated size, in bytes, of the root file system and two copies of its tar archive.
+# This is the estimated size, in bytes, of the root file system and two copies of its tar archive.
 _DISK = 5_000_000_000
 
 
@@ -369,7 +369,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
 
 
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Return the image on which a recipe's Containerfile is run; pull the image if it is not complete in the cache."""
+    """Return the image that a recipe's Containerfile extends; pull it if it is not complete in the cache."""
     ref = parse(recipe.image)
     assert ref.digest is not None  # noqa: S101 - each image in bases.toml has a digest
     layout = Layout(workspace.cache.images).ensure()

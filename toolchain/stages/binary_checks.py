@@ -20,7 +20,7 @@ from toolchain.stages.elf import Linked, linked_of, read_linked
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
 _ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
 _ABI_SUFFIX = re.compile(r"\.cpython-([0-9]+)[a-z]*-")
-# The run-time libraries of C and C++, which the user's system provides.
+# The user's system provides these run-time libraries of C and C++.
 _SYSTEM = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux[a-z0-9_-]*)\.so\.[0-9]+")
 _REVISION = re.compile(rb"(?<![0-9a-f])([0-9a-f]{40}-[0-9]{1,6})\0")
 _SHOWN = 10

@@ -26,7 +26,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
-# Recipe files that the recipe of Triton's wheels uses too.
+# The recipe of Triton's wheels uses these files too.
 _TOOLCHAIN = (
     COMPILER_CACHE,
     "containerfiles/triton-portable/toolchain.cmake",
@@ -155,7 +155,7 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
     SourceError is raised if one of them is missing or is not a plain file.
 
     Args:
-        patched: whether patches will be applied to the tree. Then missing files are not an error, because a patch may
+        patched: whether patches will be applied to the tree. If so, missing files are not an error, because a patch may
             add them.
     """
     names = set()
@@ -228,7 +228,7 @@ def library_recipe(
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
     """Copy the files that `read_files` returns into the folder `into`, and return this folder.
 
-    The build gets no other folder of Triton, so it cannot read Triton's other files.
+    The build gets only this copy, so it cannot read Triton's other files.
     """
     emptied(into)
     for name in read_files(tree, rule):

@@ -29,11 +29,11 @@ from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, triton_
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# The estimated size, in bytes, of the build tree, the ccache and the installed copy.
+# This is the estimated size, in bytes, of the build tree, the ccache and the installed copy.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
-# The programs that the build itself runs. A build for another machine first builds them for this machine.
+# The build itself runs these programs. A build for another machine first builds them for this machine.
 _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 

@@ -22,7 +22,7 @@ _LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>
 _INSIDE = "/contract"
 _TIMEOUT = 3600.0
 _TARGETS = "add NVPTX and AMDGPU to the file of this architecture in llvm-config/targets/, and build again"
-# The advice for a failed check, by the name of the check, in the order in which the checks of a whole LLVM run.
+# This is the advice for each check that fails. The checks of a whole LLVM run in the order of this table.
 _FIXES = {
     "libraries": "build the layer with the components llvm-libraries, mlir-libraries and, for lld, lld-libraries; "
     "if this LLVM no longer has such a library, correct llvm-config/components.toml",
@@ -65,7 +65,7 @@ class Check:
     seconds: float
 
 
-# The checks of each part of LLVM, in the order in which they run.
+# These are the checks of each part of LLVM, in the order in which they run.
 _OF_PART = {
     "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
     "mlir-tblgen": ("mlir-tblgen", "paths", "symbols"),

@@ -45,7 +45,7 @@ class Linked:
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version of the needed version nodes that begin with `prefix`; an empty tuple if none does.
+        """Return the newest version of the needed version nodes with the prefix; an empty tuple if there are none.
 
         Nodes without a number are ignored, such as `GLIBC_PRIVATE` for the prefix `GLIBC_`.
         """
@@ -54,7 +54,7 @@ class Linked:
 
 
 def read_linked(path: Path) -> Linked:
-    """Return the dynamic linking information of a shared library; raise ContractError if the file is not one."""
+    """Return the dynamic linking information of a library; raise ContractError if it has none or cannot be read."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -66,7 +66,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Return the dynamic linking information of an ELF file; raise ContractError if `content` is not a complete one."""
+    """Return the dynamic linking information of an ELF file; raise ContractError if `content` is not a valid one."""
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)

@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# The folders with HIP's headers in an include folder, an installed ROCm, a distribution's package, and Triton's tree.
+# HIP's headers are in these folders of an include folder, an installed ROCm, a distribution's package, or Triton.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
@@ -145,15 +145,15 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
 
 
 def requested_rocms(request: Request) -> tuple[str, ...]:
-    """Return the ROCm versions to link AOTriton's library for: the request's or the default ones."""
+    """Return the ROCm versions for which AOTriton's library is linked: those of the request, or the default ones."""
     return request.rocm or DEFAULT_ROCM
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
     """Return the source for a row of data/hip.toml.
 
-    A source that the user names comes first. For headers, suitable ones in the user's folder of Triton come next.
-    Otherwise, the source is the package of the distribution.
+    It is the source that the user names, or else suitable headers in the user's folder of Triton, or else the
+    distribution's package.
     """
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
 
-# Files below the recipe root that run in the same process as Triton, so a kernel's result may depend on them.
+# These files below the recipe root run in the same process as Triton, so a kernel's result may depend on them.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
-# The program that starts a worker. Its digest is hashed into the names of kernel results, but it is not an input of
+# This program starts a worker. Its digest is hashed into the names of kernel results, but it is not an input of
 # images, because the program does not change their bytes.
 _START = "aotriton/start.py"
-# The path of the recipe's files in a container, and the path of the folder to which objects are written.
+# These are the paths, in a container, of the recipe's files and of the folder to which objects are written.
 RECIPE, OUT = "/recipe", "/out"
-# The name of the folder, in a stage's working folder, for the files that compile processes see.
+# This is the name of the folder for the files that compile processes see.
 SCRATCH = "compiling"
-# The environment variables that every compile process gets. Those of the image are not passed on.
+# Every compile process gets these environment variables. Those of the image are not passed on.
 VARIABLES = {
     "HOME": "/tmp",  # noqa: S108 - the path is in a container
     "LANG": "C.UTF-8",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from toolchain.kernels.pool import CompileSetup
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
-# The folder of the code objects in the image.
+# This is the folder of the code objects in the image.
 PREFIX = "/usr/lib64/flash-attn-kernels"
 _RULES = "aotriton/flash-attn.toml"
 PROJECT = KernelProject(

@@ -32,7 +32,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 # build type does not define NDEBUG, so users must build Triton with this environment variable.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 _EDITS = "llvm-config/edits.cmake"
-# The recipe files that are inputs of every LLVM layer. Those of the contract check are not inputs, so the check can
+# These recipe files are inputs of every LLVM layer. Those of the contract check are not inputs, so the check can
 # change without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
@@ -51,7 +51,7 @@ COMPONENTS = "llvm-config/components.toml"
 _EDIT = re.compile(r'^ *"([^|"]+)\|[^|"]+\|([^|"]+)\|([^|"]+)"$', re.MULTILINE)
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
 PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
-# The relative durations of the steps of a first build.
+# These are the relative durations of the steps of a first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 # Configuring a cross build takes longer, because it also builds the source generators for this machine.
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
@@ -329,8 +329,7 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 def unknown_to_edits(tree: Path) -> list[str]:
     """Return the files in a tree that llvm-config/edits.cmake names, but in which it finds no text to edit.
 
-    Files that contain an edited text are not returned, because they need no edit. Files that the tree lacks are not
-    returned either.
+    Files that already contain the replacement text, and files that the tree lacks, are not returned.
     """
     known: dict[str, list[str]] = {}
     for file, *texts in _EDIT.findall((recipe_root() / _EDITS).read_text(encoding="utf-8")):

@@ -12,7 +12,7 @@ TABLEGEN = "tablegen"
 MLIR_TBLGEN = "mlir-tblgen"
 SUPPORT = "support"
 FULL_DISK = 14_000_000_000  # bytes of the build tree, the ccache and the installed copy of the whole LLVM
-# Programs that generate sources, so a build for another machine builds them for this machine first.
+# These programs generate sources, so a build for another machine builds them for this machine first.
 _GENERATORS = (
     "llvm-min-tblgen",
     "llvm-tblgen",
@@ -22,7 +22,7 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# The headers of LLVMDemangle and LLVMSupport, and those that they include.
+# These are the headers of LLVMDemangle and LLVMSupport, and those that they include.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",

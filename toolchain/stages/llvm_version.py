@@ -8,7 +8,7 @@ from pathlib import Path
 from toolchain.core.errors import SourceError
 from toolchain.sources.tree import Source
 
-# The files that may set the version. Before LLVM 19, the second file sets it.
+# Since LLVM 19, the first file sets the version. Before, the second file set it.
 _FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
 _NUMBER = re.compile(r"^\s*set\(LLVM_VERSION_(MAJOR|MINOR|PATCH)\s+([0-9]{1,6})\)", re.MULTILINE)
 _PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3}|snapshot)")

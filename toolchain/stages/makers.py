@@ -14,8 +14,8 @@ from toolchain.catalog.wheel_rows import wheel_rows
 from toolchain.request.model import Request
 from toolchain.stages.stage import Stage
 
-# The class or the function that makes each stage. A class is called with the name of the stage. A function is called
-# with the name and the request, and returns the stage, or None if the request needs no such stage.
+# This table names the class or the function that makes each stage. A class is called with the name of the stage. A
+# function is called with the name and the request, and returns the stage, or None if the request needs no such stage.
 MAKERS: dict[str, str] = {
     "base": "toolchain.stages.base:BaseStage",
     "sysroot": "toolchain.stages.unpacked:sysroot_stage",
@@ -32,7 +32,7 @@ MAKERS: dict[str, str] = {
     **{rule.llvm: "toolchain.stages.codegen_llvm:codegen_stage" for rule in codegens()},
     **{rule.stage: "toolchain.stages.codegen_library:codegen_stage" for rule in codegens()},
 }
-# The functions that return the names of the stages below a stage, for stages where these names depend on the request.
+# These functions return the names of the stages below a stage, if these names depend on the request.
 _STANDS_ON = {
     "triton": "toolchain.stages.triton:stands_on",
     "wheels": "toolchain.stages.wheel:stands_on",

@@ -19,7 +19,7 @@ from toolchain.data import load
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
-# The values of `--allow-binary` that do not name a file in a source tree.
+# These values of `--allow-binary` do not name a file in a source tree.
 APART = frozenset({"triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
@@ -135,7 +135,7 @@ def undecided(tree: Path | None, request: Request) -> list[Known]:
 
 
 def choices(source: str, request: Request) -> dict[str, Any]:
-    """Return the policy on the prebuilt files of a source, as an input of the stage that builds the source."""
+    """Return the policy on the prebuilt files of a source, as an input of the stages that are built from it."""
     return {
         "allow": [name for name in sorted(set(request.allow_binary)) if name not in APART],
         "drop": sorted(set(request.drop_binary)),

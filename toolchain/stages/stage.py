@@ -121,8 +121,7 @@ class ImageParts:
     """The parts of a stage's image other than its own layer.
 
     Args:
-        title: the text that completes the title in the stage's `StageRow`. If the row has no title, the image's name is
-            used.
+        title: the text that is inserted into the title in the stage's `StageRow`; unused if the row has no title.
         revision: the commit or the version of the source.
         binaries: whether a label lists the prebuilt parts.
         licensed: whether a label names the licence; False if only files in the layer name it.
@@ -141,7 +140,7 @@ class ImageParts:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def all_labels(self, planned: Planned) -> dict[str, str]:
-        """Return the labels of a planned stage's image; only the title if the stage's `StageRow` has one."""
+        """Return the labels that come from the plan and from these parts; only the title if the `StageRow` has one."""
         row = stage_row(planned.name)
         if row.title:
             return {labels.TITLE: row.title.format(self.title)}
@@ -160,11 +159,11 @@ PLAIN = ImageParts()
 
 @dataclass(frozen=True, kw_only=True)
 class ContractCheck:
-    """A check of a stage's image, which is run before the image gets its name.
+    """A check that runs on a stage's candidate image before the final image gets its name.
 
     Args:
         run: a function that takes the runner's name for the candidate image and returns facts for the record.
-        on: the stage whose layers are below the stage's own layer in the candidate; None for those of the final image.
+        on: the stage whose layers are below the own layer in the candidate; None to use the final image's lower layers.
     """
 
     run: Callable[[str], Mapping[str, Any]]
@@ -246,7 +245,7 @@ class Workspace(Protocol):
         """Report the progress of the current step."""
 
     def on_line(self, line: str) -> None:
-        """Display the progress that a line of a container's output may report."""
+        """Display the progress, if any, that a line of a container's output reports."""
 
     def finish(
         self,

@@ -15,7 +15,7 @@ from toolchain.stages.stage import Planned, Stage
 from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
-# The architectures for which wheels have been cross-compiled and tested.
+# Wheels have been cross-compiled and tested for these architectures.
 _CROSS = ("arm64",)
 
 
@@ -83,10 +83,10 @@ def triton_stage(_: str, request: Request) -> Stage:
 def stands_on(request: Request) -> tuple[str, ...]:
     """Return the names of the stages below Triton.
 
-    A wheel from the package index needs only the base, and a build from source also LLVM. A portable build needs the
-    stages `sysroot` and `python` too, and the code generator libraries for GPUs with their LLVMs. An error is raised if
-    the tool cannot build such a library for this Triton, if a Triton with such libraries is not built portably, or if
-    the request names an LLVM that this Triton does not use.
+    A wheel from the package index needs only the base. A build from source also needs LLVM. A portable build further
+    needs the stages `sysroot` and `python`, and any code generator libraries of this Triton with their LLVMs. An error
+    is raised if the tool cannot build such a library, if a Triton with such libraries is not built portably, or if the
+    request names an LLVM that this Triton does not use.
     """
     if not from_source(request):
         return ("base",)
@@ -104,5 +104,5 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:
-    """Return the architectures for which Triton can be cross-compiled. Only portable builds from source have any."""
+    """Return the architectures for which Triton can be cross-compiled; none unless it is built portably from source."""
     return _CROSS if request.glibc and from_source(request) else ()

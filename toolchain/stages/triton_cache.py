@@ -60,8 +60,8 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
-# The paths, in a container, of the recipe, of the folder with the module that makes the calls, and of the file with the
-# calls that the contract check makes.
+# These are paths in a container: of the recipe, of the folder with the module that makes the calls, and of the file
+# with the calls that the contract check makes.
 _SEEN, _MODULES, _CHECKED = f"/recipe/{RECIPE}", "/src/calls", "/calls"
 _NAMED = (f"{RECIPE}/calls.py", f"{RECIPE}/worker.py")
 MADE = "made"  # the folder that Triton writes to, below the campaign's folder
@@ -70,7 +70,7 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class TritonCacheDetails:
-    """The calls whose kernels fill a cache, and the table that lists the calls of the wheel."""
+    """The calls whose kernels fill a cache, and the table of the wheel's calls."""
 
     table: WheelCalls
     calls: tuple[Call, ...]
@@ -264,7 +264,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
 
 
 def outcomes_of(result: CampaignResult, calls: Sequence[Call], out: Path) -> tuple[list[Outcome], Mapping[str, Any]]:
-    """Return the outcomes of calls, in their order, and the workers' facts about Triton.
+    """Return the outcomes of calls, in the order of `calls`, and the workers' facts about Triton.
 
     Calls that the campaign did not contain have no outcome. The facts are empty if no call compiled.
     """
@@ -302,7 +302,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Raise UnsupportedError if the wheel refused all calls, and KernelError if no call compiled for other reasons."""
+    """If no call compiled, raise UnsupportedError if the wheel refused all of them, otherwise KernelError."""
     if any(outcome.done for outcome in outcomes):
         return
     why = _reasons(outcomes)
@@ -352,8 +352,8 @@ def _check_hits(
 ) -> Callable[[str], Mapping[str, Any]]:
     """Return a contract check that repeats the calls that compiled, for each GPU in a fresh container with the cache.
 
-    The check raises ContractError if Triton compiles a kernel again, if the calls use fewer kernels than the campaign
-    compiled for them, or if a call fails.
+    The check raises ContractError if Triton compiles a kernel again, if the calls launch fewer kernels than in
+    the campaign, or if the program that makes the calls fails.
     """
 
     def check(image: str) -> Mapping[str, Any]:

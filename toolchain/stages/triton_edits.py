@@ -1,4 +1,4 @@
-"""Decide which of the edits that come with the tool a request's Triton needs on the LLVM that the request names."""
+"""Find the edits in data/edits that a request's Triton needs on the LLVM that the request names."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
 
     The edits come before the user's own patches.
 
-    An edit is for a release, or a series of releases, of LLVM. It applies to a Triton at the edit's commit, and to a
-    folder in which the files to edit have the expected digests. PatchError is raised if a checkout of the edit's commit
-    has changes in these files. If the request names no LLVM, Triton is built on the LLVM that it pins and needs no
-    edits.
+    An edit file is for a release, or a series of releases, of LLVM. It applies to a Triton at the file's commit, and to
+    a folder in which the files to edit have the expected digests. PatchError is raised if a checkout of this commit has
+    changes in these files. If the request names no LLVM, Triton is built on the LLVM that it pins and needs no edits.
 
     Args:
         target: the stage to build. If Triton is not needed for it, no edits are added.

@@ -41,7 +41,7 @@ def triton_spec(request: Request) -> SourceSpec:
         return spec
     if request.aotriton:
         release = aotriton_release(request.aotriton, allow_unknown=True)
-        if not release.triton:  # the error names everything that is missing, so that the user can give it at once
+        if not release.triton:  # the error names everything that is missing, so that the user can give it all at once
             options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
             require(release, *(field for field, option in options.items() if option not in request.sources))
         return SourceSpec(kind="git", where=AMD_FORK, version=release.triton)
@@ -95,7 +95,7 @@ def _by_version(triton: str) -> str:
 def with_its_pin(tree: Path | None) -> str | None:
     """Return the known Triton that pins the same LLVM as a tree.
 
-    Return None if there is no tree, no pin in it, or no such Triton.
+    Return None if there is no tree, no pin file in it, or no such Triton.
     """
     return triton_at(read_pin(tree).commit) if tree is not None and pin_files(tree) else None
 

@@ -65,7 +65,7 @@ class TritonPortableStage:
         return plan_from_source(request, dependencies, details, recipe=digests(*files), more=more)
 
     def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        from toolchain.stages.binary_checks import check_carried, check_wheel  # noqa: PLC0415 - plans read no ELF
+        from toolchain.stages.binary_checks import check_carried, check_wheel  # noqa: PLC0415 - plans read no wheels
 
         request = workspace.request
         arch = request.arch[0]
@@ -180,7 +180,7 @@ def check_wheel_compiles(
         contexts: folders by name: `pythons` contains the root of each CPython; `emulator` contains QEMU's user-mode
             emulator, and is present only if the wheel is for another architecture.
     """
-    # A run that was killed can leave a part of the wheel.
+    # A killed run may have left a part of the wheel.
     tree = emptied(workspace.work() / f"wheel-{version}")
     unzip(wheel, tree)
     mounts = [

@@ -38,9 +38,9 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import SBOM_WRITER, TRITON, keep_wheel, wheel_folder, wheel_sources, wheels_with_sbom
 
-# The AMD GPUs for which the contract check compiles a kernel.
+# The contract check compiles a kernel for each of these AMD GPUs.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
-# The measured size, in bytes, of the copy of the source, the build tree and the unpacked wheel together.
+# This is the measured size, in bytes, of the copy of the source, the build tree and the unpacked wheel together.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
@@ -108,7 +108,8 @@ def plan_from_source(
 ) -> Planned[TritonDetails]:
     """Return the plan for building Triton from source.
 
-    An error is raised if an available tree does not match the request, or if the LLVM layer is only a part of LLVM.
+    An error is raised if an available tree is unusable or does not match the request, or if the LLVM layer is only a
+    part of LLVM.
     """
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
@@ -201,7 +202,7 @@ def build_wheels(
         args, contexts: build arguments and contexts, in addition to those of every recipe for Triton.
 
     Returns:
-        the folder with the recipe's output, and copies of the wheels to which SBOMs were added.
+        the folder with the recipe's output, and copies of the wheels with an SBOM inside each.
     """
     request, planned, intake = workspace.request, taken.planned, taken.intake
     out = workspace.build(
@@ -281,7 +282,7 @@ def finish(
 
 
 def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
-    """Compile a kernel for every GPU in `CONTRACT_GPUS` with the Triton in an image; see `run_contract`."""
+    """Compile a kernel for every GPU in `CONTRACT_GPUS` with the Triton in an image, as `run_contract` does."""
     return run_contract(
         workspace,
         image,

@@ -24,11 +24,11 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_version import major_of
 
 _INIT = "python/triton/__init__.py"
-# The paths at which setup.py may be.
+# These are the possible paths of setup.py.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
-# The environment variables with which the recipes pass packages to setup.py, so that it does not download them.
+# The recipes pass packages to setup.py in these environment variables, so that it does not download the packages.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
 _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
 
@@ -132,7 +132,7 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     """Return the value of an expression in setup.py, without running code.
 
     The expression may be a literal, a name, a tuple, a subscript such as `MIN[0]`, a sum such as `MAX[1] + 1`, or an
-    f-string of these. Return None for any other expression.
+    f-string of these. Return None if the value cannot be determined.
     """
     result: Any = None
     match node:
@@ -181,7 +181,7 @@ def bindings_of(tree: Path) -> Bindings:
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
     """Raise SourceError if a tree's build would download a code generator library instead of using the tool's.
 
-    This is assumed unless its build files name both environment variables that prevent the download.
+    This is assumed unless the tree's build files name both environment variables that prevent the download.
     """
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)

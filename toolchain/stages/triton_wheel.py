@@ -20,7 +20,7 @@ from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Wor
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"
-# The folder of Triton in images. Programs find it by PYTHONPATH, because it is not a site-packages folder.
+# This is Triton's folder in images. Programs find it by PYTHONPATH, because it is not a site-packages folder.
 SITE = "/usr/lib/toolchain/triton"
 
 
@@ -100,7 +100,7 @@ def _check_python(request: Request, source: Source) -> None:
 
 
 def unzip(wheel: Path, into: Path) -> None:
-    """Unpack a wheel into a folder; raise HostileInputError if a name in it leads out of the folder."""
+    """Unpack a wheel into a folder; raise SourceError or HostileInputError if `open_wheel` refuses it."""
     into.mkdir(parents=True, exist_ok=True)
     with open_wheel(wheel) as archive:
         for member in archive.infolist():

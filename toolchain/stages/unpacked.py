@@ -37,11 +37,11 @@ _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders that are left out because no headers or libraries in them are needed.
+# These folders are left out, because they contain no headers or libraries that are needed.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files of Python packages that builds do not need.
+# Builds do not need these files of Python packages.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
-# Paths that are left out: folders that are links in the base, and files that programs neither run nor import.
+# These paths are left out: folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (
     "./bin", "./lib", "./lib32", "./lib64", "./libx32", "./sbin", "*.a", "./usr/include/*", "./usr/share/doc/*",
     "./usr/share/locale/*", "./usr/share/man/*",
@@ -82,8 +82,8 @@ class Unpacked:
         suite: the suite of Debian, or several suites separated by spaces.
         systems: the systems by their folder in the layer. For `sysroot` and `torch`, which have only one system, the
             folder name is an empty string.
-        digest: the digest of the values that determine what is unpacked. The package list is valid only for this
-            digest.
+        digest: the digest of the values that determine what is unpacked. A stored package list is valid only for
+            this digest.
         links: the links to make in the layer: the target of each link, by its path.
         leave_out: patterns of paths that tar leaves out, in addition to the folders in `_NOT_WANTED`.
     """
@@ -191,7 +191,7 @@ def _of_base(base: BaseRef, arch: str) -> System:
 
 
 def pythons_of(request: Request) -> Unpacked:
-    """Return the CPythons for which wheels are built, for the request's architecture."""
+    """Return the CPythons of the request's architecture for which wheels are built."""
     rows, arch = [python_of(version) for version in versions_of(request)], request.arch[0]
     systems = {
         row.version: System(name=f"python-{row.version}", arch=arch, suite=row.suite, packages=row.packages)

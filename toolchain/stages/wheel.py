@@ -34,7 +34,7 @@ LISTING = "usr/share/toolchain/wheels.json"
 _ALWAYS = ("packaging", "setuptools", "wheel")
 _DISK = 3_000_000_000
 _WEIGHTS = {"configure": 20.0, "compile": 20.0}
-# The error class and the advice, by the kind of failure that containerfiles/wheel/build.py reports.
+# These are the error class and the advice for each kind of failure that containerfiles/wheel/build.py reports.
 _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
     "triton": (ContractError, "build Triton again: its wheel contains the dist-info"),
     "torch": (ContractError, "check that the packages of torch in data/wheels.toml fit the base"),
@@ -218,7 +218,7 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
     """Return a contract check that imports the modules of the rows in a fresh container of the image.
 
     In the container, all environment variables come from the image, except HOME and PYTHONDONTWRITEBYTECODE. The check
-    raises ContractError if a module in the `imports` of a row cannot be imported, or if the check gives no result. For
+    raises ContractError if a module in the `imports` of a row cannot be imported, or if imports.py gives no result. For
     the packages in `walks`, the modules that cannot be imported are only listed in the result.
     """
     wanted = [name for row in rows for name in row.imports]

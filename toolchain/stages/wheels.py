@@ -17,12 +17,12 @@ from toolchain.sources.tree import Source
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned, Workspace
 
-# An input of the stages that make wheels. The number must be changed when `trust.wheel_sbom` begins to write different
-# bytes for the same contents.
+# This number is an input of the stages that make wheels. It must be changed when `trust.wheel_sbom` begins to write
+# different bytes for the same contents.
 SBOM_WRITER = 1
-# The projects that are needed to build Triton, and to tag and test its wheels.
+# These projects are needed to build Triton, and to tag and test its wheels.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
-# The projects in AOTriton's requirements.txt, and their dependencies.
+# These are the projects in AOTriton's requirements.txt, and their dependencies.
 AOTRITON = (
     "filelock", "iniconfig", "numpy", "packaging", "pandas", "pluggy", "pybind11", "python-dateutil", "pyyaml",
     "setuptools", "tzdata", "wheel",
@@ -55,7 +55,7 @@ def wheels_with_sbom(out: Path, planned: Planned, inside: Sequence[Built], works
     """Return copies of the wheels that a recipe left in `out/wheel`, sorted, with an SBOM inside each.
 
     Args:
-        inside: the lower stages that built code in the wheels.
+        inside: the lower stages whose code the wheels contain.
     """
     from toolchain.trust.wheel_sbom import Contents, add_sbom  # noqa: PLC0415 - plans make no wheel
 

@@ -23,7 +23,7 @@ _RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLo
 KEYS: Keys = {
     **dict.fromkeys(("_type", "predicateType")),
     "subject": _RESOURCE,
-    # The predicate may be an SBOM or a provenance, so the keys of both are known here.
+    # The predicate may be an SBOM or a provenance, so the keys of both are listed.
     "predicate": {
         **sbom.KEYS,
         "buildDefinition": {
@@ -71,7 +71,7 @@ def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
 
 
 def statement(subject: Sequence[Resource], kind: str, predicate: Mapping[str, Any]) -> Statement:
-    """Return an in-toto statement about the resources in `subject`, whose predicate has the type `kind`."""
+    """Return an in-toto statement about the resources in `subject`, with a predicate of the type `kind`."""
     return {"_type": STATEMENT, "subject": list(subject), "predicateType": kind, "predicate": dict(predicate)}
 
 

@@ -130,7 +130,7 @@ def _kind(ref: str, digest: Mapping[str, str]) -> str:
 
 def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Contents:
     triton, llvm = by_name.get(TRITON), by_name.get(LLVM)
-    if llvm is None:  # look for one that only generates code for a GPU, such as `llvm-amdgpu`
+    if llvm is None:  # use an LLVM that only generates code for GPUs, such as `llvm-amdgpu`
         llvm = next((component for name, component in by_name.items() if name.startswith(f"{LLVM}-")), None)
     if llvm is None and triton is not None and triton.version:  # a Triton release determines its LLVM
         with contextlib.suppress(PinError, UnsupportedError):

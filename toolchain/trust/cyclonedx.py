@@ -39,7 +39,7 @@ _TYPES = {
     "FILE": ComponentType.FILE,
 }
 _ALGORITHMS = {"SHA256": HashAlgorithm.SHA_256, "SHA512": HashAlgorithm.SHA_512}
-# The types of SPDX relationships that mark a package as used only during the build.
+# SPDX relationships of these types mark a package as used only during the build.
 _BUILD_ONLY = frozenset({"BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"})
 
 

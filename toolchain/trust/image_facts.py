@@ -12,7 +12,7 @@ from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import EPOCH
 from toolchain.core.record import Fate, Record, RecordedSource
 
-# The names of distributions in package URLs, where they differ from the names of bases.
+# These are the names of distributions in package URLs that differ from the names of bases.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
 
@@ -117,7 +117,7 @@ def _found(record: Record) -> list[Mapping[str, Any]]:
 
 
 def _names_let_in(record: Record) -> set[str]:
-    # A prebuilt file that has no name in `record.binaries` is allowed by its path.
+    # A prebuilt file may also have been allowed by its path.
     choices = record.inputs.get("binaries")
     allowed = set(choices.get("allow") or ()) if isinstance(choices, dict) else set()
     files = {str(row["path"]).partition("!")[0] for row in _found(record)}

@@ -22,14 +22,13 @@ def request_command(request: Any) -> str:
         return ""
     try:
         text = shlex.join(build_command(request["stage"], [*_words(request)]))
-    except (TypeError, ValueError, RecursionError):  # the request is as the signer wrote it, so it may be malformed
+    except (TypeError, ValueError, RecursionError):  # the signer may have written a malformed request
         return ""
     # Users copy the command, so it must not contain characters that a terminal hides or reorders.
     return text if len(text) <= _LONGEST and text.isprintable() else ""
 
 
 def _words(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of the options whose values differ from their defaults."""
     # Without a glibc floor, the base is always named, even if it is the default.
     usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}
     for option in options():

@@ -146,7 +146,7 @@ def require() -> None:
 
 
 def trust_config(path: Path | None) -> ClientTrustConfig:
-    """Return the trust config of a Sigstore, which contains its addresses and its root certificates.
+    """Return the trust config of a Sigstore instance, which contains its addresses and its root certificates.
 
     ConfigError is raised if the file cannot be read or is malformed.
 
@@ -221,7 +221,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`; raise UnreachableError if it takes longer than `PATIENCE`."""
+    """Return the result of `call` or raise its exception; raise UnreachableError after `PATIENCE` seconds."""
     result: list[T] = []
     failed: list[Exception] = []
 

@@ -23,7 +23,7 @@ _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
 _LONGEST_PASSPHRASE = 1023  # bytes; OpenSSL's maximum
 _LARGEST = 1 << 20  # bytes; the rest of a larger key file is not read
 _LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
-# The labels of private keys that cosign encrypted with scrypt and secretbox, which `cryptography` cannot decrypt.
+# `cryptography` cannot decrypt private keys with these labels, because cosign encrypts them with scrypt and secretbox.
 _OF_COSIGN = (b"ENCRYPTED SIGSTORE PRIVATE KEY", b"ENCRYPTED COSIGN PRIVATE KEY")
 
 
@@ -126,7 +126,7 @@ def new_key(path: Path) -> PublicKey:
         ) from error
     finally:
         if begun is not None:
-            begun.unlink(missing_ok=True)  # without a public key, the private key is not kept
+            begun.unlink(missing_ok=True)  # the private key is not kept without its public key
     return signer.public
 
 
@@ -143,7 +143,7 @@ def _passphrase() -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a key file, which is read only once, because it may be a pipe."""
+    """Read a key file only once, because it may be a pipe; raise ConfigError if it cannot be read or is empty."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)

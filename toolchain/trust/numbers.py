@@ -11,7 +11,7 @@ from toolchain.core.errors import UntrustedError
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 
-# This URN is only a name. docs/lab/emulator.md describes these statements.
+# This URN is only a name. docs/lab/emulator.md describes the statements of this type.
 PREDICATE = "urn:toolchain:numbers:v1"
 
 
@@ -27,8 +27,9 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
     """Return a phrase with the result of the numerical check of an image's kernels, or an empty string.
 
-    The string is empty if no statement about the image has a result. If several have one, the phrase describes the one
-    with the most checked kernels. UntrustedError is raised if any such statement reports wrong results or is malformed.
+    The string is empty if no statement about the image contains a result. If several do, the phrase describes the
+    result with the most checked kernels. UntrustedError is raised if one of these statements reports wrong results or
+    is malformed.
 
     Args:
         statements: signed statements of any type.

@@ -18,7 +18,7 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# The tolerated difference between clocks.
+# The clocks of the builder and of this machine may differ by this much.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
@@ -100,7 +100,7 @@ def normal_repository(text: str) -> str:
     try:
         parts = urlsplit(text)
     except ValueError:
-        parts = urlsplit("")  # it is no URL, so it is refused below
+        parts = urlsplit("")  # it is not a URL, so it is refused below
     if parts.fragment:
         raise ConfigError(
             "not-a-repository",

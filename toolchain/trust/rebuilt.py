@@ -122,7 +122,7 @@ def _require_distinct(builders: Sequence[Builder]) -> None:
     owners: dict[str, str] = {}
     for row in builders:
         name = " ".join(row.operator.casefold().split())
-        # By default, every build outside of a CI has the local id, so it identifies neither an operator nor a CI.
+        # By default, every build outside of a CI has the local id, so this id identifies no operator.
         ids = [f"the id {row.id}"] if row.id != LOCAL_BUILDER else []
         if row.level > 1 and not ids:
             raise ConfigError(

@@ -10,10 +10,10 @@ from toolchain.core.errors import UntrustedError
 from toolchain.core.strict_json import Keys
 from toolchain.oci.layer_files import LayerFile
 
-# In SPDX documents: the id of the package that is the image itself, and the prefix of the ids of prebuilt inputs.
+# In SPDX documents, the image itself is a package with this id, and the ids of prebuilt inputs have this prefix.
 IMAGE, BINARY = "SPDXRef-Image", "SPDXRef-Binary-"
 LAYER = "files are those of the layer with diff_id "
-# The names of properties in CycloneDX documents: the diff id of the image's layer, and the name of a prebuilt input.
+# In CycloneDX documents, these properties contain the diff id of the image's layer, and the name of a prebuilt input.
 DIFF_ID, ALLOWED = "toolchain:diff-id", "toolchain:allow-binary"
 _CHECKSUM: Keys = dict.fromkeys(("algorithm", "checksumValue"))
 _COMPONENT: Keys = {
@@ -22,7 +22,7 @@ _COMPONENT: Keys = {
     "properties": dict.fromkeys(("name", "value")),
 }
 _MALFORMED = (KeyError, TypeError, AttributeError, StopIteration)
-# The known keys of documents in either format (see `strict_json.read`).
+# These are the known keys of documents in either format (see `strict_json.read`).
 KEYS: Keys = {
     **dict.fromkeys(("spdxVersion", "SPDXID", "name", "relationships")),
     "packages": {**dict.fromkeys(("SPDXID", "name", "sourceInfo")), "checksums": _CHECKSUM},

@@ -29,9 +29,9 @@ from toolchain.trust.sbom import BINARY, IMAGE, LAYER
 
 _NOTHING = "NOASSERTION"
 _BUILT_FROM = "built package from: "  # the wording that Trivy writes and reads
-# The spelling in the JSON schema of SPDX; in the tag-value format of SPDX, it is OPERATING-SYSTEM.
+# This is the spelling in the JSON schema of SPDX. In the tag-value format of SPDX, it is OPERATING-SYSTEM.
 _OS = "OPERATING_SYSTEM"
-# The names of distributions in scanners, where they differ from the names in package URLs.
+# These are the names of distributions in scanners that differ from the names in package URLs.
 _SYSTEMS = {"almalinux": "alma"}
 
 
@@ -196,7 +196,7 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
         return
     contained = image_facts.record.stage == "base" or "base" in _inside(image_facts)
     family, release = distribution(image_facts.base_name)
-    # Scanners select a distribution's security advisories by the id or the purpose of this package.
+    # Scanners recognise this package by its id or its purpose, and select the security advisories of its distribution.
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]

@@ -22,10 +22,10 @@ from toolchain.trust.keys import PublicKey
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-# The limits for the attachments of an image. Anyone who may push can attach files, and reading them must not exhaust
-# the memory or take too long.
+# These limits apply to all attachments of an image together. Anyone who may push can attach files, and reading them
+# must not exhaust the memory or take too long.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20  # bytes, for all attachments together
+_MOST_BYTES = 512 << 20  # bytes
 ENVELOPES = frozenset({dsse.MEDIA_TYPE, keyless.MEDIA_TYPE})
 _KINDS = ENVELOPES | {of.media_type for of in sbom.FORMATS}
 
@@ -43,7 +43,7 @@ class Evidence:
     artifact: str
 
     def envelope(self) -> dsse.Envelope:
-        """Return the envelope that the content is, or that it contains as a Sigstore bundle.
+        """Return the envelope; the content is the envelope itself, or a Sigstore bundle that contains it.
 
         UntrustedError is raised if the content is malformed. The signatures are not verified.
         """
@@ -57,7 +57,7 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
     logged.
 
     Args:
-        subjects: the digests to which files may be attached: those of the image and of its index.
+        subjects: the digests to which the files may be attached, such as those of the image and of its index.
         scratch: a layout for the downloaded files.
     """
     evidence: dict[tuple[str, bytes], Evidence] = {}  # the same file may be attached to an image and to its index

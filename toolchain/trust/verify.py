@@ -110,7 +110,7 @@ def verify(
 
     Raises:
         UnreachableError, RegistryError: the attachments or Sigstore's certificates could not be read.
-        ConfigError: `key` is an identity, but sigstore is not installed or its trust config is invalid.
+        ConfigError: an identity is to be verified, but sigstore is not installed or its trust config is invalid.
     """
     verdict = Verdict(str(place.ref), top.digest)
     try:
@@ -277,7 +277,7 @@ class _Image:
                         yield statement["predicate"]
             except (UntrustedError, RegistryError, DocumentError) as error:
                 LOG.warning("the attachment %s cannot be read: %s", attached.artifact, error.what)
-            except (ValueError, RecursionError) as error:  # hostile JSON
+            except (ValueError, RecursionError) as error:  # the JSON may be hostile
                 LOG.warning("the attachment %s is malformed (%s)", attached.artifact, type(error).__name__)
 
     def signed(

@@ -12,7 +12,7 @@ from toolchain.oci.image import timestamp
 from toolchain.trust import attest
 
 PREDICATE = "https://slsa.dev/verification_summary/v1"
-# A property in the working draft of SLSA. It requires provenance by at least two independent builders.
+# The working draft of SLSA defines this property. It requires provenance by at least two independent builders.
 REPRODUCED = "SLSA_BUILD_REPRODUCED"
 _INDEPENDENT = 2
 

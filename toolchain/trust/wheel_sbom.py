@@ -34,7 +34,7 @@ from toolchain.trust.image_facts import is_tool, origin, purl
 
 _FILE = "sboms/toolchain.cdx.json"
 _LARGEST_FILE = 8 << 20
-_HASHES = ("sha256", "sha384", "sha512")  # the algorithms that the wheel format allows
+_HASHES = ("sha256", "sha384", "sha512")  # algorithms that the wheel format allows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def add_sbom(wheel: Path, contents: Contents) -> None:
     """
     try:
         project, version, *_ = parse_wheel_filename(wheel.name)
-    except ValueError:  # from packaging, or from Python for a number with too many digits
+    except ValueError:  # raised by packaging, or by Python for a number with too many digits
         raise _refused(
             wheel, "wheel-without-name", "its file name does not consist of a project, a version and tags"
         ) from None

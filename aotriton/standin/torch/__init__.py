@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Anything:
-    """An inert object. Its attributes and items, its unions, and the results of its calls are inert objects too."""
+    """An inert object. Its attributes, its items and the results of most calls are inert objects too."""
 
     _name: str
 

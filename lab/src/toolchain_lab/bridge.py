@@ -1,7 +1,6 @@
 """Connect the emulator, which does not import the tool, to the tool.
 
-The functions here give the emulator what it needs from the tool, such as functions that run programs and read JSON
-files, and convert the emulator's errors to the tool's errors.
+The functions here run programs and read files for the emulator, and convert the emulator's errors to the tool's errors.
 """
 
 from __future__ import annotations

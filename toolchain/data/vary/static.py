@@ -1,4 +1,4 @@
-"""Print `static FILE` for each program in the folders of $PATH that the dynamic linker does not start.
+"""Print `static FILE` for each statically linked 64-bit program in the folders of $PATH.
 
 Libraries cannot be preloaded into such a program.
 """

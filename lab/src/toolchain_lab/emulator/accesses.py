@@ -9,13 +9,13 @@ import numpy as np
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.memory import Views
 
-# An access consists of byte offsets, the number of bytes at each offset, and the index of the wave that accesses each
-# offset. If the last array has only one element, it applies to all offsets.
+# An access consists of byte offsets, the number of bytes at each offset, and the indices of the waves that access the
+# offsets. If there is only one index, that wave accesses all offsets.
 Access = tuple[Array, int, Array]
 _NOBODY, _SEVERAL = 255, 254
 _STEPS = np.arange(64)
-# If more accesses than this are recorded, the waves run one after the other instead, because the records of a long loop
-# without a barrier could exhaust the memory.
+# If more accesses than this are recorded, the waves run one after the other, because the records of a long loop without
+# a barrier could exhaust the memory.
 _MOST = 20_000
 
 
@@ -54,7 +54,7 @@ class Accesses:
         self._write(place, size, owners, values.copy())
 
     def change(self, place: Array, size: int, owners: Array) -> None:
-        """Record atomic accesses by several lanes, before they are executed."""
+        """Record an atomic access before it is executed."""
         self.load(place, size, owners)
         self._write(place, size, owners, None)
 

@@ -34,10 +34,10 @@ from toolchain_lab.emulator.wave import Target
 _EXPONENT = np.uint64(0x7FF << 52)
 _EXPONENT_32 = np.uint32(0xFF << 23)
 _TINY = np.float32(2.0**-126)
-# The smallest normal number of each type. The rule `flushed` replaces denormals by 0, and the rules `aligned` and
-# `interleaved` treat them as if they had the exponent of this number.
+# These are the smallest normal numbers of the types. The rule `flushed` replaces denormals by 0, and the rules
+# `aligned` and `interleaved` treat denormals as if they had the exponent of the smallest normal number.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
-# The exponent that is used for 0. A product with 0 has a smaller exponent than any other product.
+# This exponent is used for 0, so that a product with 0 has a smaller exponent than any other product.
 _ZERO = -450
 # If the exponents within each factor differ by no more than this, every product of scaled nonzero values is a normal
 # float32.
@@ -200,7 +200,7 @@ def _interleaved(left: Factor, right: Factor, group: slice, total: Array) -> Arr
 
 
 def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -> Array:
-    """Add the sum of a group to the accumulator, round the result down to 32 bits, and then round it to float32.
+    """Add the sum of a group to the accumulator, round down to 32 significant bits, and then round to float32.
 
     Args:
         dot, powers: the sums and their powers of two, in the form that `_cut` returns.

@@ -18,8 +18,7 @@ from toolchain_lab.emulator.local import places
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# A function that computes the new value from the old value and the lane's operands, all of which are numpy scalars of
-# one type.
+# A `Change` computes the new value from the old value and the lane's operands. All are numpy scalars of one type.
 Change = Callable[..., Any]
 _NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
 _LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(?:_num)?(_rtn)?_([iub]\d+|f32|f64)$")

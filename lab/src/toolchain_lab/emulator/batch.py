@@ -29,7 +29,7 @@ class Batch(Wave):
         self.rows = group.scalars
         self.width = self.target.lanes
         self.words = self.width // 32
-        # The scalar registers, possibly including SCC, that may differ between the waves.
+        # These scalar registers, possibly including SCC, may differ between the waves.
         self.varying: Registers = EXECS
         self.states: list[State] = []
         self.members = np.arange(len(self.waves), dtype=np.uint8)
@@ -102,7 +102,7 @@ class Batch(Wave):
         return (values if values.ndim else np.broadcast_to(values, (self.lanes,))).reshape(-1, self.width)
 
     def lane_mask(self, index: int) -> Array:
-        """Return the lane mask that the scalar registers of all waves hold, `bool[lanes]`."""
+        """Return the lane mask in the scalar registers from `index` on, for all waves, as `bool[lanes]`."""
         bits = self.rows[:, index : index + self.words].tobytes()
         known = self._masks.get(index)
         if known is not None and known[0] == bits:
@@ -112,7 +112,7 @@ class Batch(Wave):
         return mask
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
-        """Write a lane mask, `bool[lanes]`, to the scalar registers of all waves, with 0 for inactive lanes."""
+        """Write a lane mask, `bool[lanes]`, to each wave's registers from `index` on, with 0 for inactive lanes."""
         if not self.all_lanes:
             mask = mask & self.mask
         bits = np.packbits(mask, bitorder="little")

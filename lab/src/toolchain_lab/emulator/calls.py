@@ -10,7 +10,7 @@ from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# The instructions that set the program counter from a register, and therefore end a block without a `Branch`.
+# These instructions set the program counter from a register, so they end a block without a `Branch`.
 _JUMPS = frozenset({"s_setpc_b64", "s_swappc_b64"})
 _OVERFLOW = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 23, 1\)$")
 _ROUNDING = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 2, 2\)$")

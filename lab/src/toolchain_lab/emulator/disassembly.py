@@ -25,9 +25,9 @@ _OLDEST_RDNA = 22
 _HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
-_LIMIT = 300.0  # seconds
-# A function that runs a command with a timeout in seconds, and returns the command's output. It raises ProgramError if
-# the command fails or exceeds the timeout.
+_LIMIT = 300.0  # seconds that llvm-objdump may take for a code object
+# This is a function that runs a command with a timeout in seconds, and returns the command's output. It raises
+# ProgramError if the command fails or exceeds the timeout.
 Run = Callable[[Sequence[str | Path], float], str]
 
 
@@ -57,8 +57,8 @@ class Line:
 def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     """Find llvm-objdump.
 
-    The path `given` takes precedence over the one in the environment variable TOOLCHAIN_LLVM_OBJDUMP. Without both, the
-    newest version from 19 to 30 that is found as `llvm-objdump-VERSION` on PATH or as
+    The path `given` takes precedence over the one in the environment variable TOOLCHAIN_LLVM_OBJDUMP. If neither is
+    set, the newest version from 19 to 30 that is found as `llvm-objdump-VERSION` on PATH or as
     /usr/lib/llvm-VERSION/bin/llvm-objdump is used, or `llvm-objdump` on PATH if no such version is found.
 
     Raises:

@@ -16,12 +16,12 @@ from toolchain_lab.emulator.wave import Wave
 
 _SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
-# The number of fractional bits of 2/pi from which V_TRIG_PREOP_F64 reads segments.
+# This is the number of fractional bits of 2/pi that V_TRIG_PREOP_F64 uses.
 _TURN_BITS = 1201
 
 
 def _halves(values: Array) -> tuple[Array, Array]:
-    """Split numbers into a high and a low part of at most 26 bits each, so that products of parts are exact."""
+    """Split each number into a high and a low part of at most 26 bits, so that products of parts are exact."""
     scaled = values * _SPLIT
     high = scaled - (scaled - values)
     return high, values - high
@@ -57,7 +57,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """Compute V_DIV_FMAS_F64, a fused multiply-add that also reverts the scaling in the lanes of `scaled`."""
+    """Compute V_DIV_FMAS_F64, a fused multiply-add that also reverts the scaling in the lanes of the mask `scaled`."""
     plain = fma(a, b, c)
     if not np.count_nonzero(scaled):
         return plain

@@ -9,7 +9,7 @@ class EmulatorError(Exception):
     Args:
         id: a stable identifier for the situation, for use by programs.
         what: a description of the problem, as one sentence without a full stop.
-        why: the cause; empty if it is unknown.
+        why: the cause; may be empty.
         fix: what the user can do; may be empty.
     """
 
@@ -38,7 +38,7 @@ class CodeObjectError(EmulatorError):
 
 
 class LaunchError(EmulatorError):
-    """The arguments, the grid or the signature of a launch are invalid, or a file of expected values is invalid."""
+    """An input of a launch is invalid, such as an argument, the grid or a file of expected values."""
 
 
 class DisassemblerError(EmulatorError):

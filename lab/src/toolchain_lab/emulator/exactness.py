@@ -15,7 +15,7 @@ EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported
 _MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)(?:c|acc)?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"
-# The bounds for approximate instructions other than matrix instructions and dot products.
+# These are the bounds for approximate instructions other than matrix instructions and dot products.
 _BOUNDS = (
     (re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_(f32|f16)"), _ULP),
     (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals for CDNA4 and RDNA3.5 state"),
@@ -29,9 +29,8 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
     """Return a description of the bound on an instruction's error, or an empty string if the instruction is exact.
 
     Args:
-        magnitude: an upper bound on the sum of magnitudes that any execution of the instruction added; None if none was
-            recorded. For an instruction with a published rule, it is infinity if bf8 factors gave an infinite or NaN
-            result.
+        magnitude: the largest recorded upper bound on the sum of |a*b| + |c|; None if none was recorded. For an
+            instruction with a published rule, it is infinity if bf8 factors gave an infinite or NaN result.
     """
     if match := _MATRIX.match(name):
         if rule_of(target, match[2] + (match[3] or "")) is not None:

@@ -47,7 +47,7 @@ class Float8:
         return both.astype(np.float32)
 
     def decode(self, bits: Array) -> Array:
-        """Return the numbers that `uint8` bits encode, as `float32`, which represents them exactly."""
+        """Return the numbers that `uint8` bits encode, as `float32`."""
         return np.asarray(self._values[bits])
 
     def encode(self, values: Array, *, saturate: bool = False) -> Array:

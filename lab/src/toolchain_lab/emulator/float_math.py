@@ -91,7 +91,7 @@ def minimum(a: Array, b: Array) -> Array:
 
 
 def median(a: Array, b: Array, c: Array) -> Array:
-    """Compute V_MED3: the median of three numbers, or their minimum if one is NaN."""
+    """Compute V_MED3: the median of three numbers, or the minimum of the others if one is NaN."""
     middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum(minimum(a, b), c), middle)
 
@@ -133,10 +133,10 @@ def reciprocal_sqrt(values: Array) -> Array:
 
 
 def _quarters(values: Array) -> tuple[Array, Array, Array]:
-    """Split numbers of turns into the nearest quarter turn and the remainder.
+    """Split angles in turns into the nearest quarter turn and the remainder.
 
     Returns:
-        The quarter, 0 to 3, and the sine and the cosine of the remainder, both `float64`.
+        The quarter, 0 to 3, and the sine and the cosine of the remainder, all `float64`.
     """
     turns = np.asarray(values, np.float64)
     nearest = np.rint(turns * 4)
@@ -145,13 +145,13 @@ def _quarters(values: Array) -> tuple[Array, Array, Array]:
 
 
 def sine(values: Array) -> Array:
-    """Compute V_SIN_F32: the sine of a number of turns."""
+    """Compute V_SIN_F32: the sine of an angle in turns."""
     quarter, sin, cos = _quarters(values)
     return np.select([quarter == 1, quarter == 2, quarter == 3], [cos, -sin, -cos], sin).astype(np.float32)
 
 
 def cosine(values: Array) -> Array:
-    """Compute V_COS_F32: the cosine of a number of turns, which is never -0."""
+    """Compute V_COS_F32: the cosine of an angle in turns; it is never -0."""
     quarter, sin, cos = _quarters(values)
     signed = np.select([quarter == 1, quarter == 2, quarter == 3], [-sin, -cos, sin], cos)
     return np.asarray(signed + 0.0).astype(np.float32)
@@ -171,7 +171,7 @@ def scale(values: Array, power: Array) -> Array:
 
 
 def mantissa(values: Array) -> Array:
-    """Compute V_FREXP_MANT: the mantissa, from 0.5 to below 1 in magnitude; 0, infinity and NaN are unchanged."""
+    """Compute V_FREXP_MANT: the mantissa, whose magnitude is in [0.5, 1); 0, infinity and NaN are unchanged."""
     part: Array = np.frexp(values)[0]
     return part
 
@@ -239,10 +239,10 @@ class Scaling:
     """The parameters of V_DIV_SCALE for a type.
 
     Args:
-        distance: the smallest difference between the exponents of the numerator and the denominator that needs scaling.
+        distance: the denominator is scaled if the numerator's exponent exceeds that of the denominator by this or more.
         power: an operand is usually scaled by 2^power or 2^-power.
         both_small: the denominator is scaled by 2^both_small if its reciprocal and the quotient are both denormal.
-        small: a numerator with this biased exponent or a smaller one needs scaling.
+        small: both operands are scaled if the numerator's biased exponent is at most this.
         tiny: the smallest normal number of the type.
     """
 
@@ -282,7 +282,7 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
     is_denominator, is_numerator = value == denominator, value == numerator
     everything = np.ones(value.shape, np.bool_)
     # The manual lists these cases, and the first one whose condition holds is applied. Each case consists of a
-    # condition, a power of 2, the lanes that are scaled, and whether V_DIV_FMAS must scale back.
+    # condition, the exponent of a power of 2, the lanes that are scaled, and whether V_DIV_FMAS must scale back.
     cases = (
         (exponent(numerator) - exponent(denominator) >= by.distance, by.power, is_denominator, True),
         (denormal(denominator), by.power, everything, False),
@@ -301,7 +301,7 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
-    """Compute V_DIV_FMAS_F32, a fused multiply-add that also reverts the scaling in the lanes of `scaled`."""
+    """Compute V_DIV_FMAS_F32, a fused multiply-add that also reverts the scaling in the lanes of the mask `scaled`."""
     plain = fma(a, b, c)
     power = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
     exact = (np.multiply(a, b, dtype=np.float64) + c) * power

@@ -17,8 +17,8 @@ from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.launch import Parameter, Value
 
-# The numpy types of arrays, by Triton's name for the element type. Numbers of type bf16 and 8-bit floats are stored as
-# their bits.
+# These are the numpy types of arrays, by Triton's name for the element type. Numbers of type bf16 and 8-bit floats are
+# stored as their bits.
 ELEMENTS: dict[str, type[np.generic]] = {
     "i1": np.uint8, "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
     "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
@@ -32,10 +32,10 @@ _MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
 def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
-    """Return the parameter with its element type filled in, and the value that `text` gives.
+    """Return the parameter, with its element type if `text` determines it, and the value that `text` gives.
 
     Args:
-        seed: the seed for `normal:`, which is combined with the parameter's name so that buffers differ.
+        seed: the seed for `normal:`; it is combined with the parameter's name, so that buffers differ.
 
     Raises:
         LaunchError: `text` is not valid for the parameter's type, or names a file that cannot be used.
@@ -99,7 +99,6 @@ def _encoded(element: str, values: Array) -> Array:
 
 
 def _load(parameter: Parameter, text: str, option: str = "--arg") -> Array:
-    """Return the array in a file that `numpy.save` wrote."""
     try:
         with Path(text).open("rb") as stream:  # numpy does not close a damaged zip file
             loaded: Any = np.load(stream, allow_pickle=False)

@@ -38,7 +38,7 @@ _CDNA2 = (*_CDNA, ("stored", "valu result", 1))
 _CDNA3 = (
     *_CDNA,
     ("stored", "valu result", 2),
-    ("stored at a scalar", "valu result", 1),  # in LLVM from version 23 on; see llvm#197267
+    ("stored at a scalar", "valu result", 1),  # in LLVM since version 23; see llvm#197267
     ("transcendental", "plain source", 1),
     ("shifted", "valu source", 1),
     ("shifted", "valu result", 1),
@@ -204,7 +204,7 @@ class Facts:
 def _form(operation: Operation) -> str:
     """Return the string that `_SETS` matches after the mnemonic: the kind of a wide store, or the encoding's suffix.
 
-    The suffix is followed by `shifts` if `_shifts` is true.
+    The suffix is followed by `shifts` if `_shifts` returns true.
     """
     name, instruction = operation.names[0], operation.instruction
     if _STORE.match(name):

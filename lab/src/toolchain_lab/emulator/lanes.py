@@ -14,7 +14,7 @@ from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
-# These texts replace the sources that DPP or SDWA modifies; `Operands.raw` maps them to functions.
+# These strings replace the sources that DPP or SDWA modifies; `Operands.raw` maps them to functions.
 _CHANGED = ("@0", "@1")
 _WITH_NUMBER = (
     "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
@@ -113,7 +113,7 @@ def _selected(get: Get, choice: str, *, sign: bool) -> Get:
 
 
 def sdwa(operands: Operands, row: LaneOp) -> Run:
-    """Decode an instruction with SDWA, which uses bytes or halves of its operands."""
+    """Decode an instruction with SDWA, which can use bytes or halves of its operands."""
     instruction = operands.instruction
     modifiers = instruction.modifiers
     texts = list(instruction.operands)
@@ -237,7 +237,7 @@ def _swap_rows(width: int) -> Handler:
 
 
 def permute_64(operands: Operands) -> Run:
-    """Decode V_PERMLANE64_B32, which copies a register with lanes 0-31 and 32-63 exchanged, or nothing in a wave32."""
+    """Decode V_PERMLANE64_B32, which copies a register with lanes 0-31 and 32-63 exchanged. It is a no-op in wave32."""
     result, source = operands.instruction.operands
     if operands.target.lanes == 32:
         return lambda _: None

@@ -40,7 +40,7 @@ class LaneOp:
 
 
 def handler(row: LaneOp) -> Handler:
-    """Return the decoder for the instruction that a row describes."""
+    """Return the decoder for the instruction that `row` describes."""
 
     def build(operands: Operands) -> Run:
         gets, put = sources_and_put(operands, row)
@@ -83,8 +83,8 @@ def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
     """Return the functions that read an instruction's sources, and the function that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
-    # On gfx11 and later, V_CMPX names no destination, because it writes only EXEC. VCC takes its place here, and the
-    # module `compare` does not write it.
+    # On gfx11 and later, V_CMPX names no destination, because it writes only EXEC. VCC stands for the destination
+    # here, and the module `compare` does not write it.
     first = 1 if row.result != "b" or len(texts) > len(row.sources) else 0
     selected = instruction.modifiers.vector("op_sel", [0] * (len(row.sources) + 1)) if _has_halves(row) else []
     gets: list[Get] = []

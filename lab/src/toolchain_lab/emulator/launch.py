@@ -16,8 +16,8 @@ from toolchain_lab.emulator.placement import ACROSS, Placement
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
-# The `struct` format of an argument, by the name of its type (see `Parameter.type`). `_packed` makes negative integers
-# unsigned.
+# These are the `struct` formats of arguments, by the name of the type (see `Parameter.type`). `_packed` makes negative
+# integers unsigned.
 _FORMATS = {
     **{f"{letter}{8 * size}": form for letter in "iub" for size, form in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
     "i1": "B", "bf16": "H", "fp16": "e", "fp32": "f", "fp64": "d",
@@ -78,7 +78,7 @@ class Launched:
     """The result of a launch.
 
     Args:
-        buffers: the contents of the buffers after the launch, by the name of their parameter.
+        buffers: the contents of the buffers after the launch, by parameter name.
         instructions: the number of instructions that all waves executed.
     """
 

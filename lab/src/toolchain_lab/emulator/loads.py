@@ -12,7 +12,7 @@ from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# The size of an access in bytes, and whether a load sign-extends the value, by a part of the mnemonic.
+# For each size in a mnemonic, this is the number of bytes, and whether a load sign-extends the value.
 SIZES = {
     "ubyte": (1, False), "u8": (1, False), "sbyte": (1, True), "i8": (1, True), "byte": (1, False), "b8": (1, False),
     "ushort": (2, False), "u16": (2, False), "sshort": (2, True), "i16": (2, True), "short": (2, False),
@@ -208,7 +208,7 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         def run(wave: Wave) -> None:
             at = address(wave) + fixed + (0 if index is None else index(wave)) & QUAD
             group = wave.group
-            # The code object itself can also be read, because it contains constant tables.
+            # The code object itself can also be read, because it may contain constant tables.
             offset, image = at - group.code_address, group.code.image
             if 0 <= offset <= len(image) - size:
                 data = image[offset : offset + size]

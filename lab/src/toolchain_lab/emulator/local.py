@@ -87,11 +87,11 @@ def _single(access: Access) -> Handler:
 
 
 def _pair(*, load: bool, size: int, stride: int) -> Handler:
-    """Return the decoder for an instruction that makes two loads or two stores.
+    """Return the decoder for an instruction that performs two loads or two stores.
 
     Args:
         size: the number of bytes in each of the two accesses.
-        stride: the unit in which the two offsets are given, in bytes.
+        stride: the unit of the two offsets, in bytes.
     """
 
     def build(operands: Operands) -> Run:

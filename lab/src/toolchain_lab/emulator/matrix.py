@@ -23,7 +23,7 @@ from toolchain_lab.emulator.wave import Wave
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
-# The values of k, the number of products in a sum, that are emulated, by the number of rows and the type.
+# These are the emulated values of k, the number of products in a sum, by the number of rows and the type.
 _DEPTHS = {
     (32, "f16"): {8, 16},
     (16, "f16"): {16, 32},
@@ -34,7 +34,7 @@ _DEPTHS = {
     (32, "xf32"): {4},
     (16, "xf32"): {8},
 }
-# The pairs (rows, k) of the emulated bf16 instructions that CDNA1 introduced, which lack the suffix _1k.
+# These are the pairs (rows, k) of the emulated bf16 instructions that CDNA1 introduced. They lack the suffix _1k.
 _OLD_BF16 = {(32, 4), (16, 8)}
 
 
@@ -170,7 +170,7 @@ def mfma(
 
 
 def _magnitude(depth: int, left: Array, right: Array, c: Array) -> float:
-    """Return an upper bound on the sum of magnitudes that is added for any element of the result in any wave."""
+    """Return an upper bound on the sum of |a*b| + |c| for every element of the result in every wave."""
     added = _largest(c.reshape(len(c), len(left), -1).transpose(1, 0, 2)) if c.ndim else largest(c)
     return float(np.max(depth * left * right + added))
 

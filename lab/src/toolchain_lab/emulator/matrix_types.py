@@ -3,8 +3,8 @@
 Results are exact for integers. For 8-bit floats on CDNA 3, sums are rounded by the published rule, unless `--fast` is
 given; see `accumulation`. All other products are summed in float64, and the sum is rounded to the type of the result.
 
-Both factors have their elements along k in the order in which the registers hold them. The order of the hardware is
-reproduced only for F8F6F4 instructions, because each of their scales applies to 32 consecutive elements.
+The elements along k are in the order in which the registers hold them. The order of the hardware is reproduced only
+for F8F6F4 instructions, because each of their scales applies to 32 consecutive elements.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MFMA = re.compile(
     r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
 )
 _WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
-# The values of k, the number of products in a sum, that are emulated, by the number of rows and the type.
+# These are the emulated values of k, the number of products in a sum, by the number of rows and the type.
 _DEPTHS = {
     (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
     (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
 }  # fmt: skip
-# The numbers by which the modifiers CBSZ and BLGP of V_MFMA_F32_*_F8F6F4 select the types. The 6-bit types, 2 and 3,
-# are not emulated.
+# These are the numbers by which the modifiers CBSZ and BLGP of F8F6F4 instructions select the types. The 6-bit types, 2
+# and 3, are not emulated.
 _BY_NUMBER = {0: "fp8", 1: "bf8", 4: "fp4"}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _FP4 = np.concatenate([_FP4, -_FP4])

@@ -90,7 +90,7 @@ class Lds(Views):
         self._stored = False
 
     def turn(self, number: int) -> None:
-        """Set the number of the wave that makes the following accesses."""
+        """Set the number of the wave that performs the following accesses."""
         self.wave = np.uint64(1 << number)
 
     def barrier(self) -> None:
@@ -135,7 +135,7 @@ class Lds(Views):
         """Record an atomic access, which races with other waves' loads and stores, but not with their atomics.
 
         Raises:
-            FaultyKernelError: the access races with an earlier load or store.
+            FaultyKernelError: the access, or an earlier load, is a data race.
         """
         if not self.watch or not len(place):
             return

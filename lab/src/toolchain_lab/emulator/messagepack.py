@@ -6,9 +6,9 @@ import struct
 from typing import Any
 
 _DEPTH = 16
-_MOST = 2_000_000  # values
-# The first byte of a value decides its type. `_NUMBERS` maps this byte to the `struct` format of a number, `_LENGTHS`
-# maps it to the format of a length and the type, and `_PLAIN` maps it to the value.
+_MOST = 2_000_000  # the maximum number of values
+# The first byte of a value determines its type. `_NUMBERS` maps this byte to the `struct` format of a number,
+# `_LENGTHS` maps it to the format of a length and the type, and `_PLAIN` maps it to the value.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
     0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",

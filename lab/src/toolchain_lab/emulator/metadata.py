@@ -14,8 +14,8 @@ from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes; the limit for the LDS of a workgroup, and for the scratch memory of a lane
 _AGAIN = "compile the kernel again with this version of the tool"
-# The size of a GPU's LDS in bytes. A kernel is assumed to use all of it unless a JSON file gives the size that the
-# kernel uses.
+# These are the sizes of the GPUs' LDS in bytes. A kernel is assumed to use all of the LDS unless a JSON file gives the
+# size that the kernel uses.
 _LDS, _LDS_OF = 65536, {"gfx950": 163840}
 _OWN = 2  # the number of pointers that Triton appends for its scratch memory
 _ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')
@@ -33,7 +33,7 @@ class Metadata:
         parameters: the parameters that get their values at run time, in order.
         waves: the number of waves in a workgroup.
         lds: the size of a workgroup's LDS in bytes.
-        lds_known: whether `lds` comes from a JSON file; otherwise it is the size of all the LDS of the GPU.
+        lds_known: whether `lds` comes from a JSON file; otherwise it is the size of the GPU's whole LDS.
         scratch: the size of Triton's scratch memory for each workgroup in bytes.
         source: the path of the kernel's source file, relative to the root of the source tree; empty if it is unknown.
         names: the names of all arguments of the kernel's function, in order; empty if they are unknown.

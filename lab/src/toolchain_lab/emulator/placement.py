@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The distance from one buffer to the next in units of 4 GiB, to which `Placement.step` is added. It is large, so that
-# an access slightly beyond the end of a buffer does not hit the next buffer.
+# Consecutive buffers are this many times 4 GiB apart, plus `Placement.step` bytes. The distance is large, so that an
+# access slightly beyond the end of a buffer does not hit the next buffer.
 _STEP = 3
 
 
@@ -14,7 +14,7 @@ class Placement:
     """The addresses of buffers and code, and the initial values of scalar registers.
 
     Args:
-        page: the upper 32 bits of the first buffer's address, before `low` is added to it.
+        page: the upper 32 bits of the first buffer's address before `low` is added.
         low: the offset of the first buffer from a multiple of 4 GiB, in bytes.
         step: the number of bytes by which this offset increases from one buffer to the next.
         code: the offset of the kernel's first instruction from a multiple of 4 GiB, in bytes.
@@ -40,6 +40,6 @@ class Placement:
 # computations that drop the carry between the two 32-bit words give wrong addresses.
 ACROSS = Placement(page=0x7F10, low=-16, step=0, code=0, cleared=False)
 # The upper 16 bits of buffer addresses are set. A kernel must clear them in a buffer descriptor, because the base
-# address there has only 48 bits. Scalar registers are initially 0, so a descriptor whose size the kernel forgot to set
+# address there has only 48 bits. Scalar registers are initially 0, so a descriptor whose size the kernel does not set
 # describes an empty buffer.
 UPPER = Placement(page=0xFFFF8010, low=64, step=64, code=1 << 16, cleared=True)

@@ -62,7 +62,7 @@ class _Maker:
         self.varying = set(varying)
         self.target = target
         self.steps: list[RunBatch] = []
-        # The registers that are the same in all waves and have already been copied to each wave.
+        # These registers are the same in all waves, and have already been copied to each wave.
         self._pushed: set[int] = set()
 
     def add(self, operation: Operation, run: Run) -> Registers:

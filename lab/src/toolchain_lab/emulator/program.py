@@ -49,7 +49,7 @@ class Block:
 
     @cached_property
     def touched(self) -> frozenset[int]:
-        """The scalar registers that the instructions access, including EXEC in any case."""
+        """The scalar registers that the instructions access, and always EXEC."""
         scalars = {register for each in self.operations for register in each.writes if register < VECTOR}
         return EXECS.union(scalars, *(each.scalar_reads for each in self.operations))
 

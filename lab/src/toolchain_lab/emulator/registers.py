@@ -1,4 +1,4 @@
-"""Registers as operands name them, and the numbers that represent them in sets of registers."""
+"""The registers that operands name, and the numbers that represent them in sets of registers."""
 
 from __future__ import annotations
 

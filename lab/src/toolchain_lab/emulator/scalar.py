@@ -11,7 +11,7 @@ from toolchain_lab.emulator.operands import GetNumber, Operands, Run
 from toolchain_lab.emulator.registers import SCC
 from toolchain_lab.emulator.wave import EXEC, Wave
 
-# The result of an instruction and the new value of SCC.
+# This is the result of an instruction and the new value of SCC.
 Pair = tuple[int, int]
 _I32 = range(-(1 << 31), 1 << 31)
 
@@ -72,7 +72,7 @@ def unary(
 
 
 def _flagged(value: int, width: int = 32) -> Pair:
-    """Return a result truncated to its width, with SCC set if the truncated result is not 0."""
+    """Return a result truncated to `width` bits, and the new SCC: 1 if the truncated result is not 0, else 0."""
     value &= QUAD if width == 64 else WORD
     return value, int(value != 0)
 
@@ -171,7 +171,7 @@ def _bit_field(width: int, *, sign: bool) -> Handler:
 def _compare(
     compute: Callable[[int, int], bool], *, sign: bool = False, width: int = 32, short: bool = False
 ) -> Handler:
-    """Return the decoder for S_CMP, or with `short` for S_CMPK, which compares with a 16-bit constant."""
+    """Return the decoder for S_CMP, or, if `short` is set, for S_CMPK, which compares with a 16-bit constant."""
 
     def build(operands: Operands) -> Run:
         first, second = operands.instruction.operands

@@ -22,7 +22,7 @@ from toolchain_lab.emulator.wave import TTMP, VCC, Target
 if TYPE_CHECKING:
     from toolchain_lab.emulator.program import Block
 
-_MOST = 64  # the number of outstanding accesses that a state keeps
+_MOST = 64  # the maximum number of outstanding accesses that a state keeps
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
 LDS_STORE = re.compile(r"ds_(write|store)")
 BARRIERS = {"s_barrier", "s_barrier_signal"}

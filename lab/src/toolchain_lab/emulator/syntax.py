@@ -71,7 +71,7 @@ class Instruction:
     Args:
         name: the mnemonic without the suffix for its encoding.
         suffix: the suffix for the encoding: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa`, or empty.
-        operands: the texts of the operands, with destinations first.
+        operands: the operands, with destinations first.
     """
 
     line: Line

@@ -25,7 +25,6 @@ def _byte(number: int) -> LaneOp:
 
 
 def _packed(low: Array, high: Array) -> Array:
-    """Combine two `uint16` arrays, for the lower and the upper halves, into a `uint32` array."""
     return np.asarray(low).astype(np.uint32) | np.asarray(high).astype(np.uint32) << np.uint32(16)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VCC, NULL, EXEC = 106, 124, 126
 TTMP = 108
-# The vector registers of a wave are 256 VGPRs, followed by 256 AGPRs.
+# These are 256 VGPRs, followed by 256 AGPRs, which only CDNA GPUs have.
 VECTORS = 512
 SCALARS = 128
 
@@ -78,8 +78,8 @@ class Wave:
         self.state: State
         self.done = False
         self.count = 0
-        # The last lane mask that was read from or written to each register, with its bits. This saves conversions,
-        # because most masks are read unchanged after they were written.
+        # This cache holds lane masks with their bits, by the index of the first register. It saves conversions, because
+        # most masks are read unchanged after they were written.
         self._masks: dict[int, tuple[object, Array]] = {}
         self.mask: Array = np.ones(self.lanes, np.bool_)
         self.all_lanes = True
@@ -110,17 +110,17 @@ class Wave:
         """The numbers of the waves that this object represents, `uint8[waves]`."""
         return np.array([self.number], np.uint8)
 
-    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - the subclass Batch uses it
+    def owners(self, lanes: Array | None = None) -> Array:  # noqa: ARG002 - the subclass Batch uses `lanes`
         """Return the number of this wave, to which all lanes belong, as an array with one element."""
         return self.members
 
     def quad(self, index: int) -> int:
-        """Return the 64-bit number in a pair of scalar registers."""
+        """Return the 64-bit number in the scalar registers `index` and `index + 1`."""
         number: int = self.s.item(index) | self.s.item(index + 1) << 32
         return number
 
     def lane_bits(self, index: int) -> int:
-        """Return the lane mask in one scalar register, or in two if a wave has 64 lanes, as a number."""
+        """Return the lane mask in the scalar registers from number `index` on, as a number."""
         return self.s.item(index) if self.target.lanes == 32 else self.quad(index)
 
     def lane_mask(self, index: int) -> Array:
@@ -142,7 +142,7 @@ class Wave:
             self.exec_changed()
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
-        """Write a lane mask, `bool[lanes]`, to scalar registers, with 0 for inactive lanes."""
+        """Write a lane mask, `bool[lanes]`, to the scalar registers from `index` on, with 0 for inactive lanes."""
         if not self.all_lanes:
             mask = mask & self.mask
         value = pack_lanes(mask)

@@ -18,7 +18,7 @@ from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.together import run_together
 from toolchain_lab.emulator.wave import SCALARS, TTMP, VECTORS, Wave
 
-# The float mode of Triton's kernels: round to nearest, and preserve denormals.
+# This is the float mode of Triton's kernels: round to nearest, and preserve denormals.
 _FLOAT_MODE = 0xF0
 _PRIVATE_BUFFER, _KERNARG = 1 << 0, 1 << 3
 _UNKNOWN_SGPRS = {
@@ -28,8 +28,8 @@ _UNKNOWN_SGPRS = {
     1 << 5: "the scratch memory's address",
     1 << 6: "the size of scratch memory",
 }
-# The address of scratch memory, its size in bytes for each wave, and the bits of its buffer descriptor that mark it as
-# swizzled with a stride of 4 bytes.
+# These are the address of scratch memory, its size in bytes for each wave, and the bits of its buffer descriptor for a
+# swizzled buffer with a stride of 4 bytes.
 _SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
 _SWIZZLED = 1 << 31 | 4 << 16
 Place = tuple[int, int, int]
@@ -107,7 +107,7 @@ class Workgroup:
             self.waves.append(wave)
 
     def note(self, name: str, magnitude: float) -> None:
-        """Record a bound on the sum of magnitudes that an execution of `name` added, unless a larger bound is known."""
+        """Record a bound on the sum of magnitudes that the instruction `name` added, unless a larger bound is known."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
     def run(self, *, reverse: bool, limits: Limits) -> int:

@@ -214,7 +214,7 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
 
     Args:
         folder: the folder with the plan, to which the returned paths are relative.
-        gpus: the GPUs whose kernels are returned; if empty, the kernels for all GPUs are returned.
+        gpus: the GPUs whose kernels are included; if empty, the kernels for all GPUs are included.
 
     Raises:
         SourceError: a file of the plan is missing or malformed.

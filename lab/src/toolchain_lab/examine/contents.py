@@ -25,10 +25,10 @@ IMAGES = "aotriton.images/"
 _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _OBJECTS = (".hsaco", ".co")
-_LARGEST_PTX = 16 << 20  # bytes; the limit for a PTX file; the files for large models are below 1 MB
+_LARGEST_PTX = 16 << 20  # bytes; the limit for a PTX file
 _LARGEST_BESIDE = 1 << 20  # bytes; the limit for the JSON file next to a code object
 _AGAIN = "get it again, or build it again"
-# A function that is called with the error for a damaged file. If the function returns, the rest of the file is skipped.
+# This function is called with the error for a damaged file. If it returns, the rest of the file is skipped.
 OnFault: TypeAlias = Callable[[ToolchainError], None]
 FAULTS = (KernelError, SourceError, HostileInputError)
 

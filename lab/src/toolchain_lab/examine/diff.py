@@ -30,7 +30,7 @@ class Row:
     Args:
         before, after: the facts about the kernel in A and in B; None if the kernel is missing there, or if it is empty,
             which AOTriton treats as known bad.
-        files: the digests of the code objects in A and B; only one if the kernel is missing from the other place.
+        files: the digests of the code objects in A and B; only one if the kernel is missing from A or B.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Row:
         return self.after.spills - self.before.spills
 
     def changes(self) -> dict[str, tuple[int, int]]:
-        """Return the differing numbers, as (before, after), by name: those in `NUMBERS`, and `waves`."""
+        """Return those of the numbers in `NUMBERS` and `waves` that differ, as (before, after), by name."""
         if self.before is None or self.after is None:
             return {}
         rows = {name: (getattr(self.before, name), getattr(self.after, name)) for name in NUMBERS}
@@ -92,7 +92,7 @@ class Difference:
         return {status: counted[status] for status in STATUSES}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Count the kernels with each status, lower or higher occupancy, and new spills, for each GPU and function."""
+        """Return a row for each GPU and function, with its kernels counted by status, occupancy and new spills."""
         groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row.gpu, row.kernel), []).append(row)
@@ -178,8 +178,7 @@ def _rank(row: Row) -> tuple[Any, ...]:
     more = [
         after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
     ]
-    # A kernel with new spills is among the worst even if more of its waves fit in B than in A, because a low limit on
-    # registers causes both.
+    # New spills rank before gained waves, because a lower limit on registers can cause both.
     lost = row.lost_waves
     return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 

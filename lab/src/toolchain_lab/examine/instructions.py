@@ -22,7 +22,7 @@ from toolchain_lab.metered import metered
 # To compute the address of data, code reads the program counter, and adds the low and the high half of an offset to it.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
 _ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
-_REACH = 8  # instructions, from s_getpc_b64 on, among which the additions are searched for
+_REACH = 8  # the number of instructions to search for the additions, including s_getpc_b64
 
 
 def compare_instructions(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
@@ -94,7 +94,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Replace the constant that is added to `register`, a half of the program counter, with the name of the half."""
+    """Replace the constant that is added to `register`, a half of the program counter, with `name`."""
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
             texts[place] = f"{match[1]} s{register} {name}"

@@ -19,9 +19,9 @@ from toolchain_lab.metered import metered
 
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
-_MOST = 100_000  # the limit for the number of sections, of dynamic tags and of versions
+_MOST = 100_000  # the limit for the numbers of sections, dynamic tags and versions
 
-# The maximum numbers of entries in the CUDA fat binaries of a section, and of nonzero 8-byte words between them.
+# These are the maximum numbers of entries in a section's CUDA fat binaries, and of nonzero 8-byte words between them.
 # PyTorch's largest library has about 100,000 entries.
 _MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000
 _CHUNK = 1 << 20

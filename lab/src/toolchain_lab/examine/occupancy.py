@@ -9,7 +9,7 @@ from toolchain.catalog.limits import Limits, limits_of
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The number of waves that fit on a SIMD by registers, and the number by LDS, both up to the SIMD's own limit."""
+    """The numbers of waves that fit on a SIMD as limited by registers and by LDS, each at most the SIMD's own limit."""
 
     registers: int
     lds: int
@@ -40,7 +40,7 @@ def _half(row: Limits, wave: int) -> int:
 def occupancy(
     gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
 ) -> Occupancy | None:
-    """Return the number of waves that fit on a SIMD by registers and by LDS; None if the GPU is unknown.
+    """Return the occupancy of a kernel; None if the GPU is unknown.
 
     Args:
         vgpr: the number of vector registers that a wave uses or reserves, including AGPRs.

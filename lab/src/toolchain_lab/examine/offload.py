@@ -23,8 +23,8 @@ from toolchain.kernels.result_store import LARGEST_OBJECT
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 MAGIC_BYTES = len(PLAIN)
 _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
-# The header fields after the magic, by version: the version, the compression method, the size of the bundle (not in
-# version 1), the size of the unpacked content, and a hash.
+# These are the header fields after the magic, by version: the version, the compression method, the size of the bundle
+# (not in version 1), the size of the unpacked content, and a hash.
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
@@ -93,7 +93,7 @@ def parts(
         budget: a limit on unpacked bytes that several calls share; by default, this call gets a limit of its own.
 
     Raises:
-        KernelError: a bundle is damaged, or the range contains something other than bundles and zeros.
+        KernelError: a bundle is damaged or has an unknown format, or the range contains other nonzero data.
         HostileInputError: a bundle unpacks to too many bytes, its code objects overlap, or there are more than 100,000
             bundles.
     """

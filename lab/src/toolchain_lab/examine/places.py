@@ -1,4 +1,4 @@
-"""List the files of any place that may contain compiled kernels: a folder, an archive, a wheel, a file or an image."""
+"""List the files of a place: a folder, an archive, a wheel, a file or an image."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from toolchain.sources.unpack import decompressed
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
-# A temporary folder in which Triton writes a file of its cache.
+# Triton first writes each file of its cache to a temporary folder with such a name.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _LARGEST_HEADER = 1 << 20  # bytes; the limit for a header, such as a long name, that tarfile reads into memory
 _AGAIN = "get it again from its publisher"
 
 
 class _Member(CheckedHeader):
-    """A header that raises an error if it is damaged.
+    """A tar header, for which an error is raised if it is damaged.
 
     Without this class, tarfile would take a damaged header for the end of the archive.
     """
@@ -66,7 +66,7 @@ class Files:
     """The files of a place, which can be iterated several times.
 
     Args:
-        start: a function that starts an iteration, and adds the files that are skipped to the notes.
+        start: a function that starts an iteration, and adds the skipped files to its argument.
         images: the digests of the images that contain the files; empty if the place is not an image.
     """
 
@@ -126,7 +126,7 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
     Raises:
         ConfigError, SourceError: there is no such place.
         UntrustedError: the content of an image does not match the image's digests.
-        SourceError, HostileInputError: the place cannot be read.
+        SourceError, HostileInputError: the place cannot be read, or is malicious.
     """
     path = Path(what)
     if os.path.lexists(path):
@@ -165,7 +165,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:
-    """Yield the files in a folder, a wheel, or an archive that is not a pack; otherwise yield the file itself.
+    """Yield the files in a folder, a wheel, or an archive that is not a pack; for any other file, yield only the file.
 
     Args:
         name: the name of the path, whose suffix determines what kind of file it is.
@@ -251,7 +251,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
-    """Return a layout, and the images in it that a name in the cache or a reference stands for."""
+    """Return a layout, and the images in it that are named by `what`, a name in the cache or a reference."""
     if "/" not in what and not what.startswith("oci:"):
         from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - only names of images need it
 

@@ -32,7 +32,7 @@ from toolchain_lab.examine.wheel_llvm import wheel_named
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
 _NEWEST = 20  # the search for a CPython 3.N ends before this N
 
-# The paths in the namespaces for compiled kernels, Triton's modules and the recipes.
+# These are the paths in the namespaces for compiled kernels, Triton's modules and the recipes.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 _MINOR = re.compile(r"\d+\.\d+")

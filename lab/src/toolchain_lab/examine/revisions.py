@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from toolchain.core.errors import HostileInputError
 
-# The kinds of texts that contain a revision, with the origin of each kind and what such a text proves.
+# These are the kinds of texts that contain a revision, with the origin of each kind and what such a text proves.
 KINDS = {
     "lld": "lld prints it with its version: this lld is linked in, and its source is from the repository in the text",
     "asm-printer": "LLVM's AsmPrinter writes it into file directives: this LLVM's code generator is linked in",
@@ -31,7 +31,7 @@ _HEX = bytes(104 if chr(code) in "0123456789abcdef" else 120 if chr(code).isasci
 _RUN = b"h" * _DIGITS
 _VERSION = rb"(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+-]{0,24})"
 _URL = rb"(?P<repository>[!-'*-~]{1,200})"
-# For each kind of text, a pattern for the bytes before the digits, and one for the bytes after them.
+# Each kind of text has a pattern for the bytes before the digits, and a pattern for the bytes after them.
 _FORMS = {
     "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
     "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
@@ -45,7 +45,7 @@ _FORMS = {
 }
 
 
-# The name that LLVM's bitcode writer stores in bitcode.
+# LLVM's bitcode writer stores this name in bitcode.
 _WRITER = re.compile(rb"LLVM(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:git|-?rc[0-9])?)\0")
 _WRITER_LENGTH = 24
 

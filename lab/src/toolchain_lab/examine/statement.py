@@ -18,7 +18,7 @@ from toolchain.trust.keys import Signer
 from toolchain_lab.examine.audit import Audit
 from toolchain_lab.examine.places import opened
 
-# The type of the predicate; see docs/lab/audit.md.
+# This is the type of the predicate; see docs/lab/audit.md.
 PREDICATE = "urn:toolchain:audit:v1"
 
 

@@ -29,10 +29,10 @@ class Uneven:
 def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
     """Compare the kernels for each GPU with those for the other GPUs.
 
-    A missing kernel is a fault if all kernels of the function that the GPU has also exist for the other GPU, and if
-    they and the missing kernel have compilation inputs. A missing function is a fault if the GPU is in `required`, and
-    a kernel of the function for another GPU has compilation inputs or is in a pack. Other differences may be intended,
-    because kernels may be written or tuned for each GPU.
+    A missing kernel is a fault if all kernels of the function that the GPU has also exist for another GPU, and the
+    compilation inputs of these kernels and of the missing one are known. A missing function is a fault if the GPU is in
+    `required`, and a kernel of the function for another GPU has known compilation inputs or is in a pack. Other
+    differences may be intended, because kernels may be written or tuned for each GPU.
 
     Args:
         required: the GPUs for which kernels are required; if empty, all GPUs are compared.

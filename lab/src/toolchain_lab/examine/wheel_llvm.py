@@ -31,14 +31,14 @@ from toolchain.sources.store import Store
 from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
-# The verdicts about libraries that contradict the data, or whose texts contradict each other.
+# A library with one of these verdicts contradicts the data, or its texts contradict each other.
 WRONG: tuple[Verdict, ...] = ("other", "contradictory", "missing")
 
 _PROJECT = "triton"
 _CORE = re.compile(r"(?:.*/)?_C/libtriton(?:\.[\w-]+)*\.(?:so|pyd|dylib|dll)")
 _CODEGEN = re.compile(r"(?:.*/)?backends/(?P<name>\w+)/lib/(?:lib)?\w*codegen\w*\.(?:so|dylib|dll)")
 _BITCODE = re.compile(r"(?:.*/)?backends/\w+/lib/[^/]+\.(?:bc|ll)")
-# LLVM's name for the code generator, by Triton's name for the backend.
+# These are LLVM's names for code generators, by Triton's names for the backends.
 TARGETS = {"amd": "AMDGPU", "nvidia": "NVPTX"}
 _NAME = re.compile(
     r"(?P<project>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.+!_]+)(?:-[^-]+)?-(?P<tag>[^-]+-[^-]+-[^-]+)\.whl"
@@ -275,7 +275,7 @@ def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
 
 
 def _on_record(llvm: str) -> tuple[str, ...]:
-    """Return the titles of at most three releases in the data that are built with the LLVM of the commit `llvm`."""
+    """Return the titles of at most three releases in the data that are built with LLVM at the commit `llvm`."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     titles = [row.title for row in rows if llvm and row.llvm == llvm]
     titles += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]

@@ -23,7 +23,7 @@ from toolchain_lab.numbers.problem import Dropout, Problem, Shape, Triple
 
 Array = NDArray[Any]
 HEADS, KEY_HEADS = 2, 1
-# AOTriton's special value of `Window_left` and `Window_right` for a causal mask that is aligned to the last query and
+# With this value of `Window_left` and `Window_right`, AOTriton uses a causal mask that is aligned to the last query and
 # the last key.
 _LAST = -2147483646
 _DROPOUT = Dropout(probability=0.4, seed=0x1BADF00D12345678, offset=0x123456789)
@@ -79,8 +79,6 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
     shape = Shape(
         tuple(lengths), heads=HEADS, key_heads=KEY_HEADS, head=form.head, pitch=-(-form.block // 16) * 16, packed=packed
     )
-    # Causal problems with packed sequences have a window. Other causal problems have the full causal mask, aligned at
-    # the last query and key.
     window = ((19, 3) if packed else (None, None)) if form.causal else None
     return Problem(
         form.element, shape, form.head**-0.5, seed, window, with_bias=form.bias,
@@ -246,7 +244,7 @@ def _keys_expected(
 def _queries_expected(
     form: _Form, arguments: Arguments, problem: Problem, sequence: int, *, blocks: Sequence[int], size: int
 ) -> list[Expected]:
-    """Set DQ, and DB if the kernel computes it; return the last head's values in the given blocks of `size` rows."""
+    """Set DQ, and DB if the kernel computes it; return their expected values for the last head in the given blocks."""
     dq = problem.empty("dq", keys=False, heads=HEADS)
     arguments.tensors(DQ=dq)
     arguments.strides(dq=dq.strides)

@@ -20,7 +20,7 @@ from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.exactness import LABELS
 from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
 
-# The rule by which results are judged; it is published with them.
+# Results are judged by this rule, which is published with them.
 RULE = (
     "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
     " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"

@@ -22,7 +22,7 @@ class NotCheckedError(Exception):
     """There is no test case for a kernel.
 
     Args:
-        id: a short name of the reason.
+        id: a short name for the reason.
         why: the reason in words, which is the error's message.
     """
 
@@ -128,7 +128,7 @@ class Arguments:
                 )
 
     def strides(self, **given: Sequence[int]) -> None:
-        """Set the strides of tensors, in the order of the function's arguments.
+        """Set the strides of tensors, in the order of the kernel's arguments.
 
         The arguments are named `stride_NAMEx` or `stride_NAME_x`, where x is one character.
 

@@ -154,7 +154,7 @@ def check_program(
 
     Raises:
         NotCheckedError: there is no test case for the kernel.
-        NotEmulatedError: the emulator does not support an instruction of the kernel.
+        NotEmulatedError: the emulator cannot run the kernel.
         FaultyKernelError: the kernel has a fault, such as an out-of-bounds access.
     """
     began = time.process_time() if began is None else began

@@ -20,8 +20,8 @@ from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
-# A function that returns the launch data of a kernel, given the kernel's path and its LDS in bytes; None for an unknown
-# kernel.
+# This function returns the launch data of a kernel, given the kernel's path and its LDS in bytes; it returns None for
+# an unknown kernel.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
 _LAUNCH = ".launch"  # the launch data in a Triton cache is in NAME.launch.json; NAME.json is Triton's
 
@@ -63,7 +63,8 @@ def collect(
             packs.
 
     Raises:
-        ConfigError: there is no code object for these GPUs, or two code objects have the same name.
+        ConfigError: there is no code object for these GPUs outside of packs that lack launch data, or two code objects
+            have the same name.
         KernelError: a bundle, a pack, a launch list or a result of a kernel store is damaged.
         SourceError, HostileInputError: a file cannot be read, or is malicious.
     """
@@ -132,7 +133,7 @@ class _Known:
     def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
         """Yield the name and the metadata of each code object; the metadata is None if it is unknown.
 
-        PTX and .co files, empty code objects, and those in packs without known launch data are omitted.
+        PTX and .co files, empty code objects, and code objects in packs without known launch data are omitted.
         """
         codes: list[Code] = []
         beside: dict[str, Metadata] = {}

@@ -24,7 +24,7 @@ from toolchain_lab.numbers.check import Checked
 from toolchain_lab.numbers.inside import ROW
 
 _OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump"
-# The two packages whose code runs in the namespaces.
+# The code of these two packages runs in the namespaces.
 _PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
 
 

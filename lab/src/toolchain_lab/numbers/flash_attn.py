@@ -18,7 +18,7 @@ from toolchain_lab.numbers.problem import Problem, Shape
 
 Array = NDArray[Any]
 _LOG2E = 1.44269504
-# The arguments of disabled features, such as the strides of tensors that are not passed.
+# These are the arguments of disabled features, such as the strides of tensors that are not passed.
 _UNUSED = ("stride_b*", "stride_a*", "stride_s*", "stride_dropout*", "dropout_p", "philox_*")
 _ROWS = 144  # rows in a backward pass; not a multiple of 32, 64 or 128, the possible sizes of a block
 
@@ -100,7 +100,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
     arguments.numbers(max_seqlen_q=rows, max_seqlen_k=rows)
     arguments.zero(*_UNUSED)
     blocks = -(-rows // block)
-    # Two kernels have this name: one has heads along the grid's x axis, and the other along z.
+    # Some kernels with this name have heads along the grid's x axis, and others along z.
     along_x = "N_CTX_Q" in metadata.constants
     only = [(at, k, 0) if along_x else (k, 0, at) for k in range(blocks)]
     products = o.read()[0, at] * problem.do.read()[0, at]

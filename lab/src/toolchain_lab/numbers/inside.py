@@ -16,7 +16,7 @@ from toolchain_lab.bridge import run_program
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.numbers.campaign import results
 
-# The prefix of each line with a result.
+# Each line with a result begins with this prefix.
 ROW = "@row "
 
 

@@ -19,7 +19,7 @@ _MOST = 1 << 30  # bytes; the limit for the size of the file
 def append(path: Path, row: Checked, decoder: str) -> None:
     """Append a result to the file of `--results`; raise ConfigError if the file cannot be written."""
     try:
-        # A name that is not UTF-8 contains halves of surrogate pairs, which `read` refuses.
+        # A name that is not UTF-8 contains lone surrogates, which `read` refuses.
         line = json.dumps({"decoder": decoder, "row": row.as_json()}, ensure_ascii=False).encode(errors="replace")
         with path.open("ab") as stream:
             stream.write(line + b"\n")

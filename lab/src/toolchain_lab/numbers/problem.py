@@ -210,7 +210,7 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return `lse` or `delta` (`name`) of all rows, as a float32 tensor for a backward pass."""
+        """Return `name`, which is `lse` or `delta`, for all rows, as a float32 tensor for a backward pass."""
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)

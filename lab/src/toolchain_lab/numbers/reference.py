@@ -22,9 +22,10 @@ class Inputs:
     """The inputs to attention for one head.
 
     Args:
-        q, k, v, do: `float64[rows, columns]`. If `do` is None, no gradients are computed.
+        q, k, v, do: the queries, keys, values and the gradient of the output, `float64[rows, columns]`. If `do` is
+            None, no gradients are computed.
         scale: the factor by which scores are multiplied.
-        visible: which keys each query may see, `bool[queries, keys]`.
+        visible: which keys each query may attend to, `bool[queries, keys]`.
         bias: the numbers that are added to the scores, `float64[queries, keys]`; None if there is no bias.
         keep: which elements dropout keeps, `bool[queries, keys]`; None if there is no dropout.
         drop: the probability with which dropout drops an element.
@@ -46,7 +47,7 @@ class Results:
     """The results of attention for one head.
 
     Args:
-        lse: the log-sum-exp of each row.
+        lse: the log-sum-exp of each query's scores; infinity if the query may attend to no key.
         delta: for each row, the scalar product of the output and its gradient; empty if no gradients are computed.
         dq, dk, dv, db: the gradients of q, k, v and the bias; empty if no gradients are computed.
     """
@@ -61,7 +62,7 @@ class Results:
 
 
 def exactly(values: Array) -> Array:
-    """Return values unchanged."""
+    """Return `values` unchanged."""
     return values
 
 

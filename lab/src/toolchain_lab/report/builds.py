@@ -24,8 +24,8 @@ from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Se
 from toolchain_lab.report.kernel_tables import Figures, campaign_part, kernels_part
 from toolchain_lab.report.ninja import Step, steps_of
 
-_ALONE = 64 << 10  # bytes; each file of at least this size gets a row of its own
-_DEEP = 2  # the sizes of smaller files are added up by folder, for folders down to this depth
+_ALONE = 64 << 10  # bytes; each file of at least this size gets its own row
+_DEEP = 2  # maximum depth of the folders by which smaller files are added up
 
 
 def build_report(cache: Cache, record: Record) -> Report:
@@ -124,7 +124,7 @@ def _timeline(steps: Sequence[Step]) -> Section:
 def _folder(output: str) -> str:
     """Return the group of an output: at most the first four folders of its path.
 
-    Folders from `CMakeFiles` on are left out. If there are no others, the group is `top`.
+    Folders from `CMakeFiles` on are left out. If no folder remains, the group is `top`.
     """
     folders = output.split("/")[:-1]
     if "CMakeFiles" in folders:
@@ -176,7 +176,7 @@ def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
 
 
 def _family(below: PurePosixPath) -> str:
-    """Return the part of the image to which a file belongs: by name for known libraries, and otherwise by folder."""
+    """Return the part of the image to which a file belongs: known libraries, such as `LLVM libraries`, or a folder."""
     if below.name.startswith("lib") and (".a" in below.suffixes or ".so" in below.suffixes):
         stem = below.name.removeprefix("lib")
         for name in ("LLVM", "MLIR", "lld", "clang", "triton"):

@@ -15,7 +15,7 @@ class Kind(Enum):
     """The way in which the cells of a column are written, sorted and filtered."""
 
     TEXT = "text"
-    CHOICE = "choice"  # text with few different values
+    CHOICE = "choice"  # text with few distinct values
     NUMBER = "number"
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -36,7 +36,7 @@ class Column:
     Args:
         key: the column's name in filters, such as `vgpr` in `vgpr>128`.
         help: an explanation of the heading, if it needs one.
-        before: if this column contains values of side B, the key of the column with the values of side A.
+        before: for a column with values of B in a comparison of A and B, the key of the column with those of A.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Table:
     pictures: Sequence[Picture] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the table for the page, without empty columns. Values are grouped by column to compress better."""
+        """Return the table for the page, without empty columns. Values are grouped by column for better compression."""
         columns = []
         for at, column in enumerate(self.columns):
             values = [row[at] for row in self.rows]
@@ -83,7 +83,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a report's page that has a heading."""
+    """A part of a report's page, with its own heading."""
 
     title: str
     table: Table

@@ -13,8 +13,8 @@ from toolchain_lab.examine.facts import Facts
 from toolchain_lab.examine.kernels import Kernel
 from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
 
-# The facts about a kernel. The keys are the names used in filters; the values are the heading, the kind and the help
-# text of the column.
+# The keys are the names of a kernel's facts in filters; the values are the heading, the kind and the help text of the
+# column.
 FACTS = {
     "waves": ("Waves", Kind.NUMBER, "waves that fit on a SIMD, by registers and LDS"),
     "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, including AGPRs"),
@@ -127,7 +127,7 @@ def _facts_cells(facts: Facts | None) -> list[Cell]:
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return the first line of a reason, and the whole reason if it has several lines, both truncated."""
+    """Return the first line of a reason, and the whole reason (empty if it is one line), both truncated."""
     first = text.partition("\n")[0]
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 

@@ -68,7 +68,7 @@ def _lines(text: str) -> Iterator[tuple[float, float, str]]:
 
 
 def _runs(lines: Sequence[tuple[float, float, str]]) -> list[Sequence[tuple[float, float, str]]]:
-    """Return the lines of each run. A run begins where end times decrease.
+    """Return the lines of each run. A run begins where the end time decreases.
 
     If there are more than `_MOST_RUNS` runs, all lines are returned as one run.
     """

@@ -14,7 +14,7 @@ from toolchain import __version__
 from toolchain_lab.report.content import Report
 
 _ASSETS = Path(__file__).with_name("assets")
-# The unchanged file from the npm package chart.js. The package's licence notices are in the same folder as the file.
+# This is the unchanged file from the npm package chart.js, whose licence notices are in the same folder.
 LIBRARY, LIBRARY_VERSION = "chart.umd.min.js", "4.6.1"
 LIBRARY_SHA256 = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
 _SCRIPTS = ("table.js", "pictures.js", "page.js")
@@ -51,7 +51,7 @@ def html(report: Report) -> str:
 
 
 def _json(value: object) -> bytes:
-    """Return a value as ASCII JSON, because names may not be valid UTF-8."""
+    """Return a value as ASCII JSON, because names may contain characters that UTF-8 cannot encode."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 

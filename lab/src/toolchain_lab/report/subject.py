@@ -27,7 +27,7 @@ def report_of(what: str, cache: Cache) -> Report:
             campaign; the name of a finished image in the cache; or a place with kernels, see `examine.places.opened`.
 
     Raises:
-        ConfigError, SourceError: the subject does not exist, or cannot be read.
+        ConfigError, SourceError: the subject does not exist, or is unsuitable for a report.
         KernelError: a file with kernels is damaged; see `kernels_in` for more errors.
     """
     path = Path(what)
