@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
             return super().load(root, source)
 
     worker._Modules = Modules  # type: ignore[misc]
-    return worker.main([])
+    return worker.serve()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compile kernels inside the Triton image: read rules as JSON lines and write answers as JSON lines.
 
 The worker needs Python 3.9 or newer and Triton, but no GPU and no driver. Everything that a kernel module or the
-compiler prints goes to standard error, except with `--list`.
+compiler prints goes to standard error.
 
 The first line of the output is `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`, in
 which `bitcode` contains the digests of the AMD backend's bitcode libraries.
@@ -23,8 +23,6 @@ The environment variable KERNEL_WORKER_WITHOUT switches optimisations off. Its v
 names: `shared` (rules share their common stages, see `shared_stages.py`), `direct` (Triton's stages run without its
 cache; `shared` needs `direct`), and `parses` (modules are not parsed again for dumps that were not requested). No
 optimisation changes a byte of an object.
-
-`worker.py --list ROOT FILE...` prints each jit function of the files with its arguments as a JSON line.
 """
 
 from __future__ import annotations
@@ -410,27 +408,5 @@ def serve() -> int:
     return 0
 
 
-def show(root: str, files: list[str]) -> int:
-    """Print each jit function that the files define, with its arguments, as a JSON line; return the exit code."""
-    compiler = Compiler()
-    for file in files:
-        module = compiler._modules.load(root, file)
-        for name, found in sorted(vars(module).items()):
-            function = unwrap(found)
-            if function is not None and function.fn.__module__ == module.__name__:
-                print(json.dumps({"source": file, "kernel": name, "arguments": list(function.arg_names)}))
-    return 0
-
-
-def main(arguments: list[str]) -> int:
-    """Run as a worker, or list jit functions, and return the exit code."""
-    if arguments[:1] == ["--list"] and len(arguments) > 2:
-        return show(arguments[1], arguments[2:])
-    if arguments:
-        print("usage: worker.py [--list ROOT FILE...]", file=sys.stderr)
-        return 2
-    return serve()
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve())

@@ -123,6 +123,14 @@ def redirect(
     return counts
 
 
+def add(counts: dict[str, dict[str, int]], more: dict[str, dict[str, int]]) -> None:
+    """Add numbers by operator and GPU to `counts`."""
+    for operator, gpus in more.items():
+        here = counts.setdefault(operator, {})
+        for gpu, count in gpus.items():
+            here[gpu] = here.get(gpu, 0) + count
+
+
 def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
     """Change the families' tables in an archived database; return the number of changed rows by operator and GPU."""
     counts: dict[str, dict[str, int]] = {}
@@ -136,7 +144,7 @@ def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
         for family in families:
             aot = family / "aot"
             operators, out = (backends(aot), foreign(aot)) if aot.is_dir() else of_rules(family)
-            counts |= redirect(database, family.name, operators, out)
+            add(counts, redirect(database, family.name, operators, out))
         if not counts:
             return {}
         content = database.read_bytes()
@@ -154,14 +162,14 @@ def main(source: Path, report: Path) -> None:
     counts: dict[str, dict[str, int]] = {}
     modules = source / "modules"
     for archive in sorted(modules.glob(f"*/database/{MEMBER}.tar.xz")):
-        counts |= rewrite(archive, [archive.parent.parent])
+        add(counts, rewrite(archive, [archive.parent.parent]))
     if (shared := modules / "database" / f"{MEMBER}.tar.xz").is_file():
-        counts |= rewrite(shared, sorted(folder.parent for folder in modules.glob("*/aot")))
+        add(counts, rewrite(shared, sorted(folder.parent for folder in modules.glob("*/aot"))))
     rules = source / "v3python" / "rules"
     families = sorted(path.parent for path in rules.glob("*/__init__.py"))
     for folder in (rules, source / "v3python" / "database"):
         if not modules.is_dir() and (archive := folder / f"{MEMBER}.tar.xz").is_file():
-            counts |= rewrite(archive, families)
+            add(counts, rewrite(archive, families))
     report.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for operator, gpus in sorted(counts.items()):
         told = ", ".join(f"{gpu} {count}" for gpu, count in gpus.items())

@@ -214,7 +214,7 @@ class Family:
 
 
 def cases() -> Iterator[tuple[str, int, bool, int, int]]:
-    """Yield the type, the head size, whether there is a causal mask, and the two lengths of every case."""
+    """Yield each case: its type, head size, whether it has a causal mask, and its numbers of queries and keys."""
     for dtype in DTYPES:
         for head in (64, 128):
             for causal in (False, True):

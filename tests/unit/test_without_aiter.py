@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -86,6 +87,14 @@ def test_a_database_that_all_families_share_is_changed_too(tmp_path: Path) -> No
     archive.rename(shared)
     assert run(tmp_path) == (0, {"op_back": {"gfx942": 1}})
     assert choices(shared, tmp_path) == [("gfx942", 0), ("gfx942", 1)]
+
+
+def test_numbers_of_several_databases_are_added(tmp_path: Path) -> None:
+    archive = lay(tmp_path, [("gfx942", 2), ("gfx942", 1)])
+    shared = tmp_path / "modules" / "database" / archive.name
+    shared.parent.mkdir()
+    shutil.copy(archive, shared)
+    assert run(tmp_path) == (0, {"op_back": {"gfx942": 2}})
 
 
 def test_a_tree_without_such_a_database_is_left_alone(tmp_path: Path) -> None:

@@ -262,7 +262,10 @@ class _Streams(Lines):
         self._lock = threading.Lock()
 
     def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Read a stream to its end, even after an error, and close it."""
+        """Pass each line of a stream to `take`, and close the stream at its end.
+
+        If `take` raises an exception, it is kept in `failed`, the program is terminated, and later lines are discarded.
+        """
         with stream:
             for line in lines_of(stream):
                 with self._lock:

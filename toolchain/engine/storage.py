@@ -155,9 +155,9 @@ class Storage:
 
     @staticmethod
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
-        """Run one of buildah's command lines, and try up to three more times if buildah did not start.
+        """Run a command line of buildah, and try up to three more times if buildah did not start.
 
-        buildah first copies itself to sealed memory. On a busy machine the kernel may refuse this copy with EBUSY.
+        buildah first copies itself to memory and seals the copy. On a busy machine the sealing may fail with EBUSY.
         Raise a CommandError if buildah fails, unless `check` is False.
         """
         check = how.get("check", True)

@@ -24,7 +24,7 @@ def summary(result: CampaignResult, *, seconds: float, command: str, keep_going:
     Args:
         seconds: the wall time of this run.
         command: the command line that continues the campaign.
-        keep_going: whether failed kernels are marked as known bad instead of ending the campaign.
+        keep_going: whether failed kernels are marked as known bad; otherwise the campaign fails after all kernels.
     """
     taken = int(result.shared.get("taken", 0))
     made = len(result.entries) - result.skipped - taken

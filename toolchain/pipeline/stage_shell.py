@@ -14,6 +14,7 @@ from toolchain.core import console, recipe
 from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.core.locks import kept
 from toolchain.core.recipe import Mount, Recipe
+from toolchain.engine.shell import Shell, require_terminal
 from toolchain.pipeline.compiler_cache import NONE
 from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.plan import plan
@@ -25,8 +26,6 @@ from toolchain.stages.stage import Planned
 
 if TYPE_CHECKING:
     import subprocess
-
-    from toolchain.engine.shell import Shell
 
 
 class _LeftError(Exception):
@@ -89,8 +88,6 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
             "a shell can be opened for only one architecture",
             fix=f"name one: --arch {request.arch[0]}",
         )
-    from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - most verbs start no engine
-
     require_terminal(argv)
     rows = {row.planned.name: row for row in plan(request, target)}
     stages = {stage.name: stage for stage in stages_of(target, request)}

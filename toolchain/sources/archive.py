@@ -207,10 +207,10 @@ def _looks_like_page(path: Path, content_type: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return why a transfer failed, judged by the text of the exception, because its type does not show the cause."""
+    """Return why a transfer failed."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
-    text = str(error).lower()
+    text = str(error).lower()  # the types of other exceptions do not show the cause
     for word, why in _REASONS.items():
         if word in text:
             return why

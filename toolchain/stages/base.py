@@ -166,7 +166,7 @@ def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Requ
     """Return the inputs of a stage that is made from packages.
 
     Args:
-        name: the name of the base, or of the content of another stage.
+        name: the name of the base; for a stage in `stages.unpacked`, the name of its content.
         lock: the resolved packages; see `read_packages`.
     """
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}

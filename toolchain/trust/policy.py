@@ -191,7 +191,7 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
         inner["stage"] not in of_packages()  # these stages have packages instead, which the SBOM lists
     ):
         raise UntrustedError("provenance-without-source", "provenance: it names no source")
-    # `Verdict.as_json` and `granted_level` read these fields later, when a malformed statement is no longer refused.
+    # Read what `Verdict.as_json` and `granted_level` read later, so that a statement without it is refused here.
     summary(statement)
     str(statement["predicate"]["runDetails"]["builder"]["id"])
 

@@ -31,7 +31,7 @@ _NOTHING = "NOASSERTION"
 _BUILT_FROM = "built package from: "  # the wording that Trivy writes and reads
 # This is the spelling in the JSON schema of SPDX. In the tag-value format of SPDX, it is OPERATING-SYSTEM.
 _OS = "OPERATING_SYSTEM"
-# These are the names of distributions in scanners that differ from the names in package URLs.
+# Scanners call these distributions by other names than package URLs do. The keys are the names in package URLs.
 _SYSTEMS = {"almalinux": "alma"}
 
 

@@ -51,7 +51,7 @@ def translated(error: EmulatorError) -> errors.ToolchainError:
 
 @contextlib.contextmanager
 def translation() -> Iterator[None]:
-    """Convert emulator errors to tool errors; can be used as a context manager or as a decorator."""
+    """Convert emulator errors to tool errors, as a context manager or as a decorator."""
     try:
         yield
     except EmulatorError as error:

@@ -210,7 +210,7 @@ def _dot2_of(compute: Compute) -> Handler:
 
 
 def dot2_bf16(operands: Operands) -> Run:
-    """Decode V_DOT2_BF16_BF16 for the case in which it only multiplies: one product and the addend must be 0.
+    """Decode V_DOT2_BF16_BF16 if the addend is 0; the function that runs it refuses two finite nonzero products.
 
     The product that is not 0 is truncated to bfloat16, as was measured in triton#11227 on gfx1200. Sums of two finite
     nonzero products are refused, because their rounding is not documented.
