@@ -1,0 +1,135 @@
+"""Compare the CPU time of AOTriton's own compile script with that of this tool's worker, on rules drawn at random.
+
+    python -m scripts.kernel_cost PLAN SOURCE PYTHON --gpu GPU[,GPU] [--groups N] [--single N] [--preload LIBRARY]
+
+PLAN is the build folder of AOTriton's generator, SOURCE the tree that it read, and PYTHON an interpreter with Triton. A
+group is 16 rules that follow each other in a campaign, compiled by one worker process. A single rule has a worker
+process of its own. Upstream's script compiles each rule in its own process. The two ways take turns with each group and
+rule. The seconds are user and system time of all processes, their start included. The program prints a JSON line for
+each kind and GPU, and exits with 1 if an object differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolchain.catalog.aotriton_generations import generation_of
+from toolchain.kernels.aotriton_plan import read_plan
+from toolchain.kernels.rules import Rule, in_order
+from toolchain.stages.aotriton_images import SOURCE, upstream_arguments
+from toolchain.stages.kernel_workers import VARIABLES
+
+GROUP = 16
+# Upstream's build sets these variables, as `aotriton/upstream.py` does.
+ENVIRONMENT = {
+    "TRITON_F32_DEFAULT": "ieee",
+    "TRITON_STORE_BINARY_ONLY": "1",
+    "TRITON_DISABLE_LINE_INFO": "1",
+}
+START = Path(__file__).resolve().parents[1] / "aotriton" / "start.py"
+
+
+class Ways:
+    """The two ways to compile rules, and the CPU seconds that each took."""
+
+    def __init__(self, source: Path, python: str, preload: str) -> None:
+        self._source = source
+        self._python = python
+        self._worker = {"LD_PRELOAD": preload} if preload else {}
+        self._of = generation_of("0.13b")
+
+    def upstream(self, rules: Sequence[Rule], folder: Path) -> None:
+        """Compile each rule with upstream's script in a process of its own."""
+        for number, rule in enumerate(rules):
+            words = upstream_arguments(rule, *self._of.words_of([rule.target]))
+            words[0] = words[0].replace(SOURCE, str(self._source), 1)
+            out = folder / f"{number}.hsaco"
+            env = {**VARIABLES, **ENVIRONMENT, "TRITON_CACHE_DIR": str(folder / f"cache-{number}")}
+            argv: list[str | Path] = [self._python, self._source / self._of.script, *words, "-o", out, "--timeout", "0"]
+            subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
+
+    def worker(self, rules: Sequence[Rule], folder: Path) -> None:
+        """Compile the rules with one process of the worker."""
+        tasks = [rule.task(str(self._source), str(folder)) for rule in rules]
+        for number, task in enumerate(tasks):
+            task["out"] = str(folder / f"{number}.hsaco")
+        env = {**VARIABLES, **self._worker, "TRITON_F32_DEFAULT": "ieee", "TRITON_CACHE_DIR": str(folder / "cache")}
+        lines = "".join(json.dumps(task) + "\n" for task in tasks)
+        argv: list[str | Path] = [self._python, START, "", ""]
+        done = subprocess.run(argv, env=env, check=True, input=lines, stdout=subprocess.PIPE, text=True)
+        answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
+        if failed := [answer for answer in answers if answer["status"] != "done"]:
+            raise SystemExit(f"a rule was not compiled: {failed[0]}")
+
+    def compare(self, rules: Sequence[Rule], first: str) -> tuple[dict[str, float], int]:
+        """Return the CPU seconds of both ways by name, and the number of objects that differ; `first` starts."""
+        seconds, digests = {}, {}
+        for way in sorted(("upstream", "worker"), key=lambda way: way != first):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                before = _children()
+                getattr(self, way)(rules, folder)
+                seconds[way] = _children() - before
+                objects = [folder / f"{number}.hsaco" for number in range(len(rules))]
+                digests[way] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in objects]
+        return seconds, sum(one != other for one, other in zip(digests["upstream"], digests["worker"], strict=True))
+
+
+def _children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def drawn(rules: Sequence[Rule], size: int, count: int, seed: int) -> list[Sequence[Rule]]:
+    """Return `count` random runs of `size` rules, each of a single kernel."""
+    starts = list(range(len(rules) - size + 1))
+    random.Random(seed).shuffle(starts)  # noqa: S311 - a sample needs no secure numbers
+    runs = (rules[start : start + size] for start in starts)
+    alike = (run for run in runs if len({rule.kernel for rule in run}) == 1)
+    return list(itertools.islice(alike, count))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print a row for each kind and GPU, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("python")
+    parser.add_argument("--gpu", required=True)
+    parser.add_argument("--groups", type=int, default=3)
+    parser.add_argument("--single", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--preload", default="", help="the allocator that the worker gets, as in a campaign")
+    given = parser.parse_args(argv)
+    plan = read_plan(given.plan, given.source, build=str(given.plan), source=str(given.source))
+    ways, differ = Ways(given.source.resolve(), given.python, given.preload), 0
+    for gpu in given.gpu.split(","):
+        rules = in_order(rule for rule in plan.rules if rule.target == gpu)
+        for kind, size, count in (("groups", GROUP, given.groups), ("single", 1, given.single)):
+            ratios, total = [], {"upstream": 0.0, "worker": 0.0}
+            if not count:
+                continue
+            for number, run in enumerate(drawn(rules, size, count, given.seed)):
+                seconds, bad = ways.compare(run, ("upstream", "worker")[number % 2])
+                differ += bad
+                ratios.append(seconds["upstream"] / seconds["worker"])
+                total = {way: total[way] + seconds[way] for way in total}
+            row = {"gpu": gpu, "kind": kind, "rules": size * len(ratios), **{w: round(s, 1) for w, s in total.items()}}
+            row |= {"ratio": round(total["upstream"] / total["worker"], 2), "least": round(min(ratios), 2)}
+            sys.stdout.write(json.dumps({**row, "most": round(max(ratios), 2), "differ": differ}) + "\n")
+            sys.stdout.flush()
+    return int(differ > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
