@@ -97,7 +97,8 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     return original.stage, given_options(original, cache)
 
 
-@with_request("check", "offline", "contract", recorded=_asked)
+# A rebuild takes no kernels from a store, because then it would prove nothing about them.
+@with_request("check", "offline", "contract", "kernel_store", "kernel_key", recorded=_asked)
 def reproduce_image(
     image: ImageArg,
     public_key: PublicKeyOpt = None,
@@ -153,7 +154,6 @@ def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation |
     elsewhere = {
         "--runner": request.runner != "buildah",
         "--scheduler": bool(request.scheduler),
-        "--kernel-store": bool(request.kernel_store),
     }
     if given := [option for option, is_given in elsewhere.items() if is_given]:
         raise ConfigError(
