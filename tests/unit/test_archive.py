@@ -79,8 +79,10 @@ def _handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
                     self.answer(503, b"")
                 case "busy once" if len(server.asked) == 1:
                     self.answer(429, b"", {"Retry-After": "0"})
-                case "redirect" if self.path != "/there":
-                    self.answer(302, b"", {"Location": "/there"})
+                case "redirect" if "/there" not in self.path:
+                    self.answer(302, b"", {"Location": "/there?sig=abc&jwt=x"})
+                case "redirect with a password":
+                    self.answer(302, b"", {"Location": "http://me:hunter2@127.0.0.1/x"})
                 case "redirect to http":
                     self.answer(302, b"", {"Location": "http://example.test/x"})
                 case "redirect nowhere":
@@ -207,7 +209,7 @@ def test_an_address_that_does_not_end_in_the_name_of_an_archive(
 def test_redirects(server: Server, store: Store) -> None:
     server.mode = "redirect"
     assert fetch(server, store).exists()
-    for mode in ("redirect to http", "redirect round"):
+    for mode in ("redirect to http", "redirect round", "redirect with a password"):
         server.mode = mode
         with pytest.raises(SourceError):
             fetch(server, store, "2" * 64)

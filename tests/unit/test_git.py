@@ -58,6 +58,14 @@ def test_commit(repository: Path, store: Store, form: str) -> None:
     assert not list(store.partial.iterdir())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: no repository of another user can be made")
+def test_a_repository_of_another_user(repository: Path, store: Store) -> None:
+    sha = git(repository, "rev-parse", "HEAD")
+    for path in (repository, *repository.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    assert fetch_git(repository.as_uri(), sha, store, offline=False).is_dir()
+
+
 def test_only(repository: Path, store: Store) -> None:
     sha = git(repository, "rev-parse", "HEAD")
     tree = fetch_git(str(repository), sha, store, offline=False, part=Part(("llvm", "not-there")))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
-from toolchain.sources import mirrors
+from toolchain.sources import mirrors, suites
 from toolchain.sources.mirrors import apt_mirrors
 
 
@@ -63,3 +63,12 @@ def test_no_mirror_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     configured(monkeypatch, tmp_path, "", updated=True)
     with refused("mirrors-unknown"):
         apt_mirrors()
+
+
+def test_the_signature_of_a_tarball_is_not_the_tarball(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = "".join(f" {number * 64} {number} z_1.3.orig.tar.gz{end}\n" for number, end in (("1", ""), ("2", ".asc")))
+    text = f"Package: z\nVersion: 1.3-1\nChecksums-Sha256:\n{rows}"
+    monkeypatch.setattr(suites.Suite, "_run", lambda *_: text)
+    mirror = mirrors.Mirror(site="http://mirror.test/debian", suite="sid", components=("main",), keyring="")
+    (package,) = suites.Suite(tmp_path, mirror).versions(["z"])
+    assert package.file == "z_1.3.orig.tar.gz"

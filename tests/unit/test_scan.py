@@ -8,6 +8,7 @@ import io
 import lzma
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,36 @@ def test_what_lies_behind_the_end_of_a_tar_is_not_waved_through(tmp_path: Path) 
     (tmp_path / "padded").write_bytes(whole + bytes(50_000))
     found = {one.path: one.what for one in scan(tmp_path)}
     assert found == dict.fromkeys(["two", "garbage"], "tar with data after its end mark, not scanned")
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
+@pytest.mark.parametrize("hidden", [ELF, zipped(ELF), b"\0" * 8 + ELF])
+def test_what_lies_behind_a_compressed_stream_is_not_waved_through(
+    tmp_path: Path, pack: Callable[[bytes], bytes], hidden: bytes
+) -> None:
+    (tmp_path / "hidden").write_bytes(pack(b"text") + hidden)
+    (tmp_path / "two").write_bytes(pack(b"text") + pack(b"more text"))
+    (tmp_path / "long").write_bytes(pack(bytes(3_000_000)) + bytes(8))
+    (tmp_path / "second").write_bytes(pack(tar_of(a=b"text")[:700]) + pack(tar_of(a=b"text")[700:] + tar_of(b=ELF)))
+    found = {one.path: one.what for one in scan(tmp_path)}
+    assert found == {
+        "hidden": "compressed file with other data after it, not scanned",
+        "second": "tar with data after its end mark, not scanned",
+    }
+    (tmp_path / "cut").write_bytes(pack(b"text")[:-4])
+    with refused("scan-incomplete"):
+        scan(tmp_path)
+
+
+def test_a_tar_member_of_unknown_kind_is_not_waved_through(tmp_path: Path) -> None:
+    odd = bytearray(tar_of(lib=ELF))
+    odd[156:157] = b"Z"
+    odd[148:156] = b" " * 8
+    odd[148:156] = b"%06o\0 " % sum(odd[:512])
+    (tmp_path / "x.tar").write_bytes(bytes(odd))
+    assert [(one.path, one.what) for one in scan(tmp_path)] == [
+        ("x.tar!lib", "tar member of unknown kind, not scanned")
+    ]
 
 
 def test_an_exclamation_mark_in_a_name_separates_nothing(tmp_path: Path) -> None:

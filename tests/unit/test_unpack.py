@@ -166,6 +166,8 @@ HOSTILE: dict[str, list[Entry]] = {
     "case in unicode": [file("t/\u00c9"), file("t/e\u0301")],
     "newline": [file("t/a\nb")],
     "unknown kind": [member("t/q", b"Q")],
+    "long path": [file("t/" + "a/" * 20_000 + "f")],
+    "long target": [member("t/l", tarfile.SYMTYPE, "a/" * 20_000)],
 }
 
 

@@ -156,7 +156,8 @@ class _Download:
             if not answer.is_redirect:
                 return answer
             answer.close()
-            url = check_http_url(urljoin(url, answer.headers["Location"]), plain_allowed=plain)
+            there = urljoin(url, answer.headers["Location"])
+            url = check_http_url(there, plain_allowed=plain, signed_allowed=True)
         raise SourceError(
             "redirects-endless",
             f"the server of {self.name} redirects too often",

@@ -108,9 +108,12 @@ def _scratch(store: Store) -> Path:
 
 
 def _environment(scratch: Path, protocol: str) -> dict[str, str]:
+    # For a local path git starts upload-pack, which ignores `-c safe.directory`.
+    config = scratch / "config"
+    config.write_text("[safe]\n\tdirectory = *\n", encoding="utf-8")
     return {
         **network_environment(),
-        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_GLOBAL": os.fspath(config),
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_TERMINAL_PROMPT": "0",
@@ -126,7 +129,7 @@ _FIXED = (
     "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
     "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
     "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "core.attributesFile=/dev/null",
-    "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
+    "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
     "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
 )
 # fmt: on

@@ -30,15 +30,16 @@ def refuse_offline(what: str, *, offline: bool) -> None:
         )
 
 
-def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
+def check_http_url(url: str, *, plain_allowed: bool = True, signed_allowed: bool = False) -> str:
     """Return a URL with its scheme in lower case; raise SourceError if it is invalid or contains credentials.
 
     SourceError is also raised unless the scheme is https, or http with a loopback address.
 
     Args:
         plain_allowed: whether http to a loopback address is accepted; False for the redirects of an https URL.
+        signed_allowed: whether the query may contain a signature; True for redirects, because nothing records them.
     """
-    refuse_credentials(url)
+    refuse_credentials(without_query(url) if signed_allowed else url)
     url = check_address(url)
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(parts.hostname)):
@@ -151,7 +152,8 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
         old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
         if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
             raise ConfigError("option-twice", f"--mirror names {old} more than once", fix="remove all but one of them")
-        pairs.append((old, new))
+        # The rest of a URL follows the prefix directly, so both must end in the same way.
+        pairs.append((old, new.rstrip("/") + "/" * old.endswith("/")))
     return tuple(pairs)
 
 

@@ -199,6 +199,7 @@ def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool
 
 def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
     store = Store(cache.store)
+    name = ""
     if source.kind not in {"local", "git"} and source.path is not None and source.path.is_file():
         _keep(source.path, str(source.digest), store, cache)  # a user's file that `locate` recognized by its digest
     match source.kind:
@@ -219,7 +220,7 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
         case _:
             assert_never(source.kind)
     got = source.fetched(file)
-    return replace(got, path=_tree_of(file, got.digest, store, how))
+    return replace(got, path=_tree_of(file, got.digest, store, how, name=name or file.name))
 
 
 def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, how: _How) -> FetchedSource:
@@ -270,12 +271,13 @@ class _How:
     packed: bool = False
 
 
-def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
+def _tree_of(file: Path, digest: str, store: Store, how: _How, *, name: str) -> Path:
     """Unpack a tar archive into the store, and return the folder of the tree.
 
-    `file` is returned if its name is not that of a tar archive, or if `packed` is set.
+    `file` is returned if its name is not that of a tar archive, or if `packed` is set. The store may have got the file
+    under another name than `name`.
     """
-    if how.packed or not TAR.search(file.name):
+    if how.packed or not TAR.search(name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)
 
@@ -288,7 +290,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         )
     top, digest = source.path, source.digest
     if top.is_file():
-        return _tree_of(_keep(top, digest, store, cache), digest, store, how)
+        return _tree_of(_keep(top, digest, store, cache), digest, store, how, name=top.name)
 
     stored = top.resolve().is_relative_to(store.root.resolve())  # a tree from a bundle
     # A bundle for a build with patches contains the part with tests, so the store may have only that part.
@@ -332,6 +334,7 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
     plain = digest.removeprefix("sha256:")
     copy = store.partial / f"local-{plain}"
     with held(cache.locks / f"local-{plain}.lock", what=f"storing {file.name}"):
+        copy.unlink(missing_ok=True)  # an interrupted copy may have the mode 0400
         copy_tree(file.resolve(), copy)
         try:
             return store.add_file(copy, digest, name=file.name)

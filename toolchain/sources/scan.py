@@ -14,10 +14,10 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from toolchain.core.digest import CHUNK, sha256_file
 from toolchain.core.errors import SourceError
@@ -177,26 +177,37 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
     elif depth == 0:
         if _is_container(head) or _ends_as_zip(stream):
             yield where, f"archive in archives, {_DEPTH} deep, not scanned"
-    elif opened := _unpacked(head, stream):
-        with opened, _held(opened) as held:
+    elif head.startswith(b"\x1f\x8b"):
+        with gzip.open(stream) as opened, _held(cast("IO[bytes]", opened)) as held:
             yield from _inside(held, where, depth - 1)
+    elif found := next((magic for magic in _DECODERS if head.startswith(magic)), b""):
+        more: list[str] = []
+        with _held(cast("IO[bytes]", io.BufferedReader(_Decoded(stream, found, more)))) as held:
+            yield from _inside(held, where, depth - 1)
+        yield from ((where, what) for what in more)
     elif _is_tar(head):
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for entry in tar:
-                file = tar.extractfile(entry) if entry.isfile() else None
-                if file is not None:
-                    with file, _held(file) as held:
-                        yield from _inside(held, f"{where}!{entry.name}", depth - 1)
-            stream.seek(tar.offset)
-        # Some tar readers continue after the end mark or an invalid header, and would unpack this data.
-        if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
-            yield where, "tar with data after its end mark, not scanned"
+        yield from _in_tar(stream, where, depth)
     elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
         with zipfile.ZipFile(stream) as archive:
             for member in archive.infolist():
                 if not member.is_dir():
                     with archive.open(member) as content, _held(content) as held:
                         yield from _inside(held, f"{where}!{member.filename}", depth - 1)
+
+
+def _in_tar(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        for entry in tar:
+            if entry.type not in tarfile.SUPPORTED_TYPES:  # other tar readers may unpack it as a file
+                yield f"{where}!{entry.name}", "tar member of unknown kind, not scanned"
+            file = tar.extractfile(entry) if entry.isfile() else None
+            if file is not None:
+                with file, _held(file) as held:
+                    yield from _inside(held, f"{where}!{entry.name}", depth - 1)
+        stream.seek(tar.offset)
+    # Some tar readers continue after the end mark or an invalid header, and would unpack this data.
+    if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
+        yield where, "tar with data after its end mark, not scanned"
 
 
 def _ends_as_zip(stream: IO[bytes]) -> bool:
@@ -214,14 +225,50 @@ def _ends_as_zip(stream: IO[bytes]) -> bool:
     return is_zip
 
 
-def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
-    if head.startswith(b"\x1f\x8b"):
-        return cast("IO[bytes]", gzip.open(stream))
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(stream)
-    if head.startswith(b"BZh"):
-        return bz2.open(stream)
-    return None
+class _Decoded(io.RawIOBase):
+    """The content of a bzip2 or xz file.
+
+    Unlike those of the modules `bz2` and `lzma`, this reader reports data after the compressed streams, because a zip
+    file or a binary may be hidden there.
+
+    Args:
+        magic: the first bytes of each compressed stream.
+        more: the list to which a description of such data is added.
+    """
+
+    def __init__(self, stream: IO[bytes], magic: bytes, more: list[str]) -> None:
+        self._stream = stream
+        self._magic = magic
+        self._more = more
+        self._decoder = _DECODERS[magic]()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            if self._decoder.eof:
+                rest = self._decoder.unused_data + self._stream.read(CHUNK)
+                while rest and not (rest := rest.lstrip(b"\0")):  # xz allows zeros between and after its streams
+                    rest = self._stream.read(CHUNK)
+                if rest and len(rest) < len(self._magic):
+                    rest += self._stream.read(CHUNK)
+                if not rest.startswith(self._magic):
+                    if rest:
+                        self._more.append("compressed file with other data after it, not scanned")
+                    return 0
+                self._decoder = _DECODERS[self._magic]()
+                data = rest
+            else:
+                data = self._stream.read(CHUNK) if self._decoder.needs_input else b""
+                if self._decoder.needs_input and not data:
+                    raise EOFError
+            if piece := self._decoder.decompress(data, len(buffer)):
+                buffer[: len(piece)] = piece
+                return len(piece)
+
+
+_DECODERS: dict[bytes, Callable[[], Any]] = {b"\xfd7zXZ\x00": lzma.LZMADecompressor, b"BZh": bz2.BZ2Decompressor}
 
 
 def _held(stream: IO[bytes]) -> IO[bytes]:

@@ -17,7 +17,7 @@ from toolchain.core.digest import sha256_file, write_atomically
 from toolchain.core.errors import DigestError, SourceError
 from toolchain.core.filesystem import make_private
 from toolchain.core.locks import held
-from toolchain.sources.tree import TreeInfo, normalise, scan_tree
+from toolchain.sources.tree import TreeInfo, make_writable, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
@@ -137,7 +137,7 @@ class Store:
                     return path
                 console.warn(f"the tree {key} in the store was changed or damaged; unpacking it again")
             partial = path.with_name(f".{key}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
+            _discard(partial)
             partial.mkdir(parents=True)
             try:
                 unpack(partial)
@@ -148,9 +148,9 @@ class Store:
                         "source-empty", f"the source {digest} has no files", fix="check the specification of the source"
                     )
             except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
+                _discard(partial)
                 raise
-            shutil.rmtree(path, ignore_errors=True)
+            _discard(path)
             record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
             record |= {"brought": True} if brought else {}
             write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
@@ -223,6 +223,11 @@ class Store:
         head, _, repository = rest.partition("@")
         suffix = f"{repository}\n{part}"
         return f"{kind}-{head}" + (f"-{hashlib.sha256(suffix.encode()).hexdigest()[:12]}" if suffix.strip() else "")
+
+
+def _discard(tree: Path) -> None:
+    make_writable(tree)
+    shutil.rmtree(tree, ignore_errors=True)
 
 
 def _is_plain(path: Path) -> bool:

@@ -22,7 +22,7 @@ from toolchain.sources.mirrors import Mirror
 from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
-_ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
+_ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)$")
 # This pattern matches apt's messages for a suite or file that the mirror does not have.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
 # The machine's apt.conf may list programs that apt runs before and after an update. A command-line option cannot clear

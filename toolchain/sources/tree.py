@@ -287,6 +287,16 @@ def require(tree: Path, *paths: str, what: str = "source") -> None:
         )
 
 
+def make_writable(tree: Path) -> None:
+    """Give the owner of a tree all permissions for its folders, so that entries can be removed from them."""
+    for folder, folders, _ in os.walk(tree):
+        for name in folders:
+            path = f"{folder}/{name}"
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101 - a Path for each folder would be slow
+
+
 def normalise(tree: Path) -> None:
     """Set the modes of files and folders to 0644 or 0755, set modification times to `EPOCH`, and remove every `.git`.
 
@@ -294,6 +304,7 @@ def normalise(tree: Path) -> None:
     not cover it.
     """
     stamp = (digest.EPOCH, digest.EPOCH)
+    make_writable(tree)
     for folder, folders, files in os.walk(tree, topdown=False):
         for name in (*files, *folders):
             path = f"{folder}/{name}"

@@ -19,6 +19,7 @@ from typing import IO, Any, Self, cast
 from toolchain.core import digest, process, tar_headers
 from toolchain.core.amounts import tell
 from toolchain.core.digest import CHUNK
+from toolchain.core.entry_names import LONGEST_PATH
 from toolchain.core.errors import HostileInputError, ResourceError, SourceError
 from toolchain.core.process import CommandError, output
 from toolchain.core.tar_headers import CheckedHeader
@@ -176,6 +177,7 @@ class _Unpacker:
             if self.part.holds(path):
                 self._folder(path)
         elif member.issym():
+            self._check_length(member.linkname)
             self._enter(path, "l")
             self.links[path] = member.linkname
         elif member.islnk():
@@ -192,6 +194,7 @@ class _Unpacker:
     def _path(self, name: str) -> str:
         """Return a member's path below the destination, empty if `strip` leaves nothing; refuse an unsafe name."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
+        self._check_length(name)
         if name.startswith("/"):
             raise self._hostile("entry-absolute", "it contains an absolute path", name)
         if ".." in parts:
@@ -199,6 +202,11 @@ class _Unpacker:
         if _CONTROL.search(name):
             raise self._hostile("entry-name-unsafe", "it contains a name with control characters", repr(name))
         return "/".join(parts[self.strip :])
+
+    def _check_length(self, path: str) -> None:
+        # Long paths are refused before they are split, because the folders above a path are stored one by one.
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            raise self._hostile("entry-name-too-long", "it contains a path that is too long", f"{path[:100]}…")
 
     def _enter(self, path: str, kind: str) -> None:
         """Remember a member and the folders above it; raise HostileInputError if it collides with an earlier member."""
