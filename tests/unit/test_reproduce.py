@@ -24,8 +24,10 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.original import _of_provenance
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.reproduce import clean_cache
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.reproduce import _take, clean_cache, content_digest, expected_of, reproduce
 from toolchain.request.model import Request
+from toolchain.stages.stage import Built
 
 DIGEST = "sha256:" + "ab" * 32
 OTHER = "sha256:" + "cd" * 32
@@ -177,3 +179,46 @@ def test_who_made_a_published_image_must_be_known(tmp_path: Path) -> None:
 def test_a_signed_provenance_without_a_request_is_malformed() -> None:
     with refused("statement-malformed"):
         _of_provenance("x", {"predicate": {"buildDefinition": {"resolvedDependencies": []}}}, {})
+
+
+def test_patches_of_the_stages_below_are_asked_for_too() -> None:
+    def row(name: str, stage: str, *patches: str) -> dict[str, Any]:
+        listed = [{"name": patch, "digest": f"of {patch}"} for patch in patches]
+        return {"name": name, "annotations": {"stage": stage, "patches": listed}}
+
+    rows = [row("llvm", "llvm", "own.patch", "shipped.toml"), row("triton", "triton")]
+    parameters = {"stage": "triton", "patches": {"llvm": ["own.patch"]}}
+    definition = {"externalParameters": parameters, "resolvedDependencies": rows}
+    original = _of_provenance("x", {"predicate": {"buildDefinition": definition}}, {})
+    assert original.patches == {"llvm": ("of own.patch",)}
+
+
+def test_an_equal_layer_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher could add another layer below, or preload a library, and every rebuilder would vouch for it."""
+    sources = specs({"llvm": "distro:llvm-toolchain-22"})
+    request = Request(cache=Cache(tmp_path / "cache"), sources=sources, only="support", contract=False)
+    finished_base(request.cache, tmp_path / "base")
+    llvm = finished_llvm(request, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
+
+    def honest(asked: Request, _: str) -> list[Built]:
+        _take(request.cache, asked.cache, llvm)
+        return [llvm]
+
+    monkeypatch.setattr("toolchain.pipeline.reproduce.build", honest)
+    expected = expected_of(request.cache, read_record(request.cache, llvm.input_digest))
+    assert reproduce(request, "llvm", expected).equal
+    layout = Layout(request.cache.images)
+    config = layout.read_json(layout.children(layout.resolve(llvm.manifest))[0])
+    assert content_digest(config) == expected["content"]
+    preloaded = {**config, "config": {**config["config"], "Env": ["LD_PRELOAD=/evil.so"]}}
+    below = {**config, "rootfs": {**config["rootfs"], "diff_ids": [OTHER, *config["rootfs"]["diff_ids"]]}}
+    for other in (preloaded, below, {**config, "architecture": "arm64"}):
+        found = reproduce(request, "llvm", {**expected, "content": content_digest(other)})
+        assert (found.equal, found.same_layer) == (False, True)
+
+
+def test_a_label_that_is_no_digest_is_refused(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "lay").ensure()
+    layout.tag(small_image(layout, tmp_path / "work", label="a\0b"), "t")
+    done = CliRunner().invoke(app, ["reproduce", f"oci:{layout.root}:t", "--cache", str(tmp_path / "c"), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["id"]) == (7, "not-our-image")

@@ -148,6 +148,13 @@ def kernels_worker(
 
 def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
     _check_kernel_store(request)
+    if request.shard is not None and reuse is not None and reuse.only:
+        raise ConfigError(
+            "options-exclude",
+            "--shard and --reuse-only exclude each other",
+            why="a shard compiles its kernels",
+            fix="take the stages below first: toolchain build triton … --reuse-only",
+        )
     built = build_stages(request, stage, reuse=reuse)
     _show(request, stage, built)
     _tell_known_bad(built)

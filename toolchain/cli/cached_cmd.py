@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from toolchain.cli.images_cmd import is_image_name
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, ContractError
+from toolchain.core.locks import in_use
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def kernels_cached(
         raise ConfigError("option-needs-option", "--env needs --in", fix="add --in IMAGE")
     home = cache_of(cache)
     with tempfile.TemporaryDirectory(prefix="toolchain-cached-") as scratch, contextlib.ExitStack() as stack:
+        stack.enter_context(in_use(home, make=in_ is not None))
         kernels = read_cache(*stack.enter_context(_image(cached, home, Path(scratch, "cache"))))
         if in_ is not None:
             layout, image = stack.enter_context(_image(in_, home, Path(scratch, "image")))
@@ -110,7 +113,8 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
     from toolchain.stages.triton_cache import RECIPE  # noqa: PLC0415
 
     engine = Buildah(cache)
-    name = engine.ensure_image("cached-check", layout.root, image.digest)
+    # Another invocation may check a cache in the same image.
+    name = engine.ensure_image(f"cached-check-{os.getpid()}", layout.root, image.digest)
     try:
         mounts = [recipe.Mount(recipe.root() / RECIPE, "/recipe")]
         # The first line of the output does not depend on the GPU, the memory limit or the module's name.

@@ -135,10 +135,16 @@ def reproduce_image(
         raise NotReproducedError(
             "not-reproduced",
             f"{result.image} was not reproduced: the bytes differ",
-            why="\n".join(str(file) for file in result.differing[:_LISTED])
-            or "the files are equal, but the headers of the archive differ",
+            why=_difference(result),
             fix="compare the tool versions of both builds",
         )
+
+
+def _difference(result: Reproduced) -> str:
+    if result.same_layer:
+        return "the topmost layers are equal, but the layers below, the environment or the labels differ"
+    listed = "\n".join(str(file) for file in result.differing[:_LISTED])
+    return listed or "the files are equal, but the headers of the archive differ"
 
 
 def _variation(request: Request, *, vary: bool, seed: int | None) -> Variation | None:
@@ -203,4 +209,4 @@ def _tell(result: Reproduced) -> None:
         same = "the same blob" if result.blobs[0] == result.blobs[1] else "compressed differently"
         console.text(result.image, "equal", result.diff_ids[0], same)
         return
-    console.text(result.image, "NOT equal", result.diff_ids[0], result.diff_ids[1])
+    console.text(result.image, "NOT equal", *(result.contents if result.same_layer else result.diff_ids))

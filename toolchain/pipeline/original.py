@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.pipeline.finished_images import named_images, one_image
 from toolchain.pipeline.records import known_record, stages_below
-from toolchain.pipeline.reproduce import expected_of, require_whole
+from toolchain.pipeline.reproduce import content_digest, expected_of, require_whole
 from toolchain.request.declaration import Option
 from toolchain.request.model import options
 from toolchain.sources.store import Store
@@ -107,12 +108,20 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
                 fix="name an image that `toolchain publish` or `toolchain build` made",
             )
         label = labels_of(content).get(INPUT_DIGEST, "")
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", label):
+            raise UnsupportedError(
+                "not-our-image",
+                f"{ref} is not an image of this tool",
+                why=f"its label {INPUT_DIGEST} is not a digest",
+                fix="name an image that `toolchain publish` or `toolchain build` made",
+            )
         expected = {
             "image": ref,
             "input_digest": label,
             "diff_id": diff_ids[-1],
             "blob": layers[-1].digest,
             "index": top.digest if top.media_type == media.INDEX and len(images) == 1 else "",
+            "content": content_digest(content),
             "published": list(dict.fromkeys([manifest.digest, top.digest])),
             "media_type": layers[-1].media_type,
             "path": layout.blob(layers[-1].digest),
@@ -134,16 +143,20 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             why="without --public-key no provenance is trusted, and no image here was built from the same inputs",
             fix="give the publisher's key: --public-key FILE",
         )
-    return _of_record(cache, record, expected)
+    return replace(_of_record(cache, record, expected), name=ref)
 
 
 def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Original:
     facts = ImageFacts(record=record, dependencies=tuple(stages_below(cache, record.inputs)))
+    parameters = asked_for(facts)
+    # Sources of lower stages may be patched too.
     patches = {
-        row.name: tuple(patch.digest for patch in row.patches if patch.name in _named(record.request, row.name))
-        for row in record.sources
+        row.name: digests
+        for made in (*facts.dependencies, record)
+        for row in made.sources
+        if (digests := tuple(one.digest for one in row.patches if one.name in _named(parameters, row.name)))
     }
-    return Original(name=record.image, parameters=asked_for(facts), patches=patches, expected=expected)
+    return Original(name=record.image, parameters=parameters, patches=patches, expected=expected)
 
 
 @reading("provenance")
@@ -151,13 +164,11 @@ def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str
     definition = statement["predicate"]["buildDefinition"]
     parameters = dict(definition["externalParameters"])
     patches = {
-        str(row["name"]): tuple(
-            str(patch["digest"])
-            for patch in row["annotations"].get("patches", ())
-            if patch["name"] in _named(parameters, str(row["name"]))
+        name: digests
+        for name, given in (
+            (str(row["name"]), row["annotations"].get("patches", ())) for row in definition["resolvedDependencies"]
         )
-        for row in definition["resolvedDependencies"]
-        if row["annotations"]["stage"] == parameters.get("stage")
+        if (digests := tuple(str(one["digest"]) for one in given if one["name"] in _named(parameters, name)))
     }
     return Original(name=ref, parameters=parameters, patches=patches, expected=expected)
 

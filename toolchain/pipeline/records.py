@@ -206,7 +206,11 @@ def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
 
     Records that cannot be read are skipped.
     """
-    for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
+    files: list[tuple[float, Path]] = []
+    for path in cache.records.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another invocation may remove it
+            files.append((path.stat().st_mtime, path))
+    for _, path in sorted(files):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())
 

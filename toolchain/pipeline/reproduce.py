@@ -11,6 +11,7 @@ from typing import Any
 
 from toolchain.core import console
 from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_json
 from toolchain.core.errors import DigestError, SourceError, UnsupportedError
 from toolchain.core.locks import held
 from toolchain.core.record import Record
@@ -36,6 +37,7 @@ class Reproduced:
         blobs: the digests of the stored layer, which depend on the compressor.
         indexes: the digests of an index that contains only this image; the first is empty if the image was published
             without an index, or in an index with other images.
+        contents: the results of `content_digest`.
         differing: the files that differ; empty if the layers are equal.
         varied: the result of `Variation.as_json` for the second build; None without `--vary`.
     """
@@ -45,12 +47,18 @@ class Reproduced:
     diff_ids: tuple[str, str]
     blobs: tuple[str, str]
     indexes: tuple[str, str]
+    contents: tuple[str, str]
     differing: tuple[FileDifference, ...] = ()
     varied: Mapping[str, Any] | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether the two layers have the same bytes without compression."""
+        """Whether the images have the same settings, and the same layers without compression."""
+        return self.same_layer and self.contents[0] == self.contents[1]
+
+    @property
+    def same_layer(self) -> bool:
+        """Whether the stage's own layers have the same bytes without compression."""
         return self.diff_ids[0] == self.diff_ids[1]
 
     def as_json(self) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
     Args:
         expected: the image to compare with, as a dictionary with the keys `input_digest`, `diff_id`, `blob`, `index`,
-            `media_type` and `path`.
+            `content`, `media_type` and `path`.
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
@@ -124,6 +132,15 @@ def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
         )
 
 
+def content_digest(config: Mapping[str, Any]) -> str:
+    """Return a digest of an image's platform, its settings such as the environment, and all its layers.
+
+    A rebuilder vouches for the whole image, so an equal topmost layer is not enough.
+    """
+    named = {name: config.get(name) for name in ("os", "architecture", "variant", "config")}
+    return sha256_json({**named, "diff_ids": diff_ids_of(config)})
+
+
 def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
     layer, manifest = record.layers[-1], layout.resolve(record.manifest).plain
     config = layout.read_json(layout.children(manifest)[0])
@@ -134,6 +151,7 @@ def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
         "diff_id": diff_ids_of(config)[-1],
         "blob": layer["digest"],
         "index": write_index(layout, [replace(manifest, platform=platform_of(config))], annotations).digest,
+        "content": content_digest(config),
         "media_type": layer["mediaType"],
         "path": layout.blob(layer["digest"]),
     }
@@ -147,8 +165,9 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
         diff_ids=(str(first["diff_id"]), str(second["diff_id"])),
         blobs=(str(first["blob"]), str(second["blob"])),
         indexes=(str(first["index"]), str(second["index"])),
+        contents=(str(first["content"]), str(second["content"])),
     )
-    if result.equal:
+    if result.same_layer:
         return result
     console.note("the layers differ; looking for the files that differ")
     old, new = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
