@@ -140,10 +140,13 @@ class FakeSigstore(ThreadingHTTPServer):
         """The chain for who the token names."""
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        who = claims["sub"]
+        if claims["iss"] == "https://token.actions.githubusercontent.com":
+            who = f"https://github.com/{claims['job_workflow_ref']}"
         key = x509.load_pem_x509_csr(request).public_key()
         more: tuple[tuple[x509.ExtensionType, bool], ...] = (
             (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), False),
-            (x509.SubjectAlternativeName([x509.UniformResourceIdentifier(claims["sub"])]), True),
+            (x509.SubjectAlternativeName([x509.UniformResourceIdentifier(who)]), True),
             (x509.UnrecognizedExtension(_ISSUER, claims["iss"].encode()), False),
         )
         leaf = self._certificate(x509.Name([]), key, more=more)
@@ -211,10 +214,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def token(name: str, issuer: str, *, lives: float = 600) -> str:
+def token(name: str, issuer: str, *, lives: float = 600, **more: str) -> str:
     """What an OIDC issuer would hand out, with a signature that no one made."""
     now = int(time.time())
     claims = {"iss": issuer, "sub": name, "aud": "sigstore", "iat": now - 5, "nbf": now - 5, "exp": now + int(lives)}
+    claims |= more
     parts = [json.dumps(one).encode() for one in ({"alg": "RS256", "typ": "JWT"}, claims)]
     return ".".join(base64.urlsafe_b64encode(one).decode().rstrip("=") for one in (*parts, b"not-signed-51"))
 

@@ -280,3 +280,14 @@ def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.M
     records = b"".join(path.read_bytes() for path in cache.root.rglob("*") if path.is_file())
     for part in (secret, *secret.split(".")[1:], "not-signed-51"):
         assert part.encode() not in "".join(said).encode() + stored + records
+
+
+def test_the_identity_of_a_workflow_is_the_name_in_its_certificate(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workflow, issuer = "me/app/.github/workflows/p.yml@refs/heads/main", "https://token.actions.githubusercontent.com"
+    subject = "repo:me/app:ref:refs/heads/main"
+    monkeypatch.setenv(keyless.TOKEN, token(subject, issuer, job_workflow_ref=workflow))
+    signer = Keyless(place.config)
+    assert signer.identity.name == f"https://github.com/{workflow}"
+    assert signer.identity.opened(signer.sign(place.stand.provenance())).payload

@@ -99,7 +99,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
         raise HostileInputError(
             "bundle-record-mismatch", f"the bundle's record names other layers than the image of {base}", fix=DO_NOT
         )
-    return replace(record, facts={"packages": packages, **known})
+    return replace(record, facts={"packages": packages, **known}).without_claims()
 
 
 def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:

@@ -239,7 +239,7 @@ class _Packer:
                 why=f"it was downloaded from {taken.ref}, but a bundle may only contain what its exporter built",
                 fix="export the bundle where it was built, or build it here in another cache (--cache DIR)",
             )
-        self.content("record", base.owner, "record.json", canonical(record.as_json()))
+        self.content("record", base.owner, "record.json", canonical(record.without_claims().as_json()))
         packages = cache.package_list(base.stage, base.name, base.arch)
         self.content("base", base.owner, packages.name, canonical(strict_json.read(packages.read_bytes())))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,4 +86,4 @@ def bundle_import(
     for taken in done.taken:
         entry, state = taken.entry, "imported" if taken.new else "already here"
         console.text(entry.kind, entry.name, entry.title, entry.blob.digest, console.size(entry.blob.size), state)
-    console.note(f"next: {shlex.join(done.command)}")
+    console.note(f"next: {' '.join(done.command)}")

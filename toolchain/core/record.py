@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -176,6 +176,16 @@ class Record:
             raise
         except (ValueError, RecursionError) as error:
             raise RecordError(str(error)) from error
+
+    def without_claims(self) -> Self:
+        """Return the record without the builder, the isolation, the times and the request.
+
+        Provenance repeats them, and only the machine that built the image can know them, so they are not taken from a
+        bundle.
+        """
+        return replace(
+            self, request={"stage": self.stage}, tool={}, isolation=None, started=None, finished=None, compressor=""
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON value for the record's file; fields of the record that are None are omitted."""

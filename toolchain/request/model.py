@@ -296,15 +296,16 @@ def build_command(stage: str, words: Sequence[str]) -> list[str]:
     The command is `kernels run` if the stage has kernel campaigns and `words` contains options for them. For a stage
     without campaigns, those options are omitted.
     """
-    campaign = {option.flag: option for option in options() if option.campaign}
-    if campaign.keys().isdisjoint(words):
-        return ["toolchain", "build", stage, *words]
-    if stage in CAMPAIGNS:
-        return ["toolchain", "kernels", "run", stage, *words]
-    others, rest = [], iter(words)
+    known, rest = {option.flag: option for option in options()}, iter(words)
+    of_campaign, others = False, []
     for word in rest:
-        if word not in campaign:
-            others.append(word)
-        elif campaign[word].kind != "flag":
-            next(rest)
+        option = known.get(word)
+        # The value of an option may look like another option.
+        value = [next(rest, "")] if option is not None and option.kind != "flag" else []
+        if option is not None and option.campaign:
+            of_campaign = True
+        else:
+            others += [word, *value]
+    if of_campaign and stage in CAMPAIGNS:
+        return ["toolchain", "kernels", "run", stage, *words]
     return ["toolchain", "build", stage, *others]

@@ -58,8 +58,8 @@ def gpus(text: str) -> tuple[str, ...]:
 
 
 def pythons(text: str) -> tuple[str, ...]:
-    """Parse `--python` into Python versions, in the order given; raise ConfigError if one is invalid."""
-    return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
+    """Parse `--python` into different Python versions, in the order given; raise ConfigError if one is invalid."""
+    return tuple(dict.fromkeys(check_version(part.strip()) for part in text.split(",") if part.strip()))
 
 
 def is_calls_file(text: str) -> bool:

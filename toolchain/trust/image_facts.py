@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
+from toolchain.catalog.bases import load_bases
 from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import EPOCH
 from toolchain.core.record import Fate, Record, RecordedSource
@@ -23,7 +24,9 @@ def distribution(base: str) -> tuple[str, str]:
     """
     match = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
     family, release = (match[1], match[2] or "") if match else (base, "")
-    return _NAMESPACE.get(family, family), release.replace("_", ".")
+    if family == "manylinux":  # the name has the release of glibc
+        release = load_bases()[base].os_release["version_id"] if base in load_bases() else ""
+    return _NAMESPACE.get(family, family), release
 
 
 @dataclass(frozen=True, order=True)

@@ -5,6 +5,7 @@ The library `sigstore` is an optional dependency, so this module imports it only
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import threading
@@ -103,7 +104,7 @@ class Keyless:
         require()
         self._config = config
         self._token = _identity()
-        self.identity = Identity(self._token.identity, self._token.federated_issuer, config)
+        self.identity = Identity(_name_of(self._token), self._token.federated_issuer, config)
 
     def __repr__(self) -> str:
         return f"Keyless({self.identity.id})"
@@ -166,6 +167,21 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
             why=error.strerror if isinstance(error, OSError) and error.strerror else "it is not JSON, or lacks a value",
             fix="give the file ClientTrustConfig, in JSON, that the operator of the Sigstore provides",
         ) from error
+
+
+def _name_of(token: IdentityToken) -> str:
+    """Return the name that Sigstore writes into the certificate for a token.
+
+    For a workflow of GitHub or GitLab, it is the URL of the workflow, not the subject of the token.
+    """
+    payload = str(token).split(".")[1]
+    claims = strict_json.read(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), "the token")
+    match token.federated_issuer:
+        case "https://token.actions.githubusercontent.com" if claim := claims.get("job_workflow_ref"):
+            return f"https://github.com/{claim}"
+        case "https://gitlab.com" if claim := claims.get("ci_config_ref_uri"):
+            return f"https://{claim}"
+    return token.identity
 
 
 def _identity() -> IdentityToken:

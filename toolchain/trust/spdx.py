@@ -201,9 +201,9 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]
     for installed in image_facts.packages:
-        spdx_id = f"SPDXRef-Package-{installed.kind}-{_id(installed.name)}-{_id(installed.arch)}" + (
-            installed.system and f"-{_id(installed.system)}"
-        )
+        # A system may contain several versions of a package, such as a kernel.
+        parts = (installed.kind, installed.name, installed.version, installed.arch, installed.system)
+        spdx_id = "SPDXRef-Package-" + "-".join(_id(part) for part in parts if part)
         package = _package(
             spdx_id, installed.name, installed.version, "LIBRARY", installed.purl(image_facts.base_name),
             checksums=_checksums(SHA256=installed.sha256),
