@@ -8,10 +8,9 @@ The program imports each MODULE, each PACKAGE and the modules in each PACKAGE. I
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Iterator
@@ -19,18 +18,21 @@ from collections.abc import Iterator
 
 def main() -> None:
     """Import the modules and print the result."""
+    # A module may print when it is imported or when Python exits, so only this descriptor gets the result.
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     at = sys.argv.index("--")
     names, packages = sys.argv[1:at], sys.argv[at + 1 :]
     imported, failed = [], {}
     for name in dict.fromkeys([*names, *(one for package in packages for one in modules(package))]):
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                importlib.import_module(name)
+            importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - a module may exit
             failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         else:
             imported.append(name)
-    print(json.dumps({"imported": imported, "failed": failed}))
+    with result:
+        print(json.dumps({"imported": imported, "failed": failed}), file=result)
 
 
 def modules(package: str) -> Iterator[str]:

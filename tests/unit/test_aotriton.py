@@ -17,6 +17,7 @@ from tests.refusals import refused
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.core import locks as lock
 from toolchain.core.cache import Cache
+from toolchain.core.errors import SourceError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, Ledger
 from toolchain.kernels.rules import RuleSet
@@ -130,6 +131,24 @@ def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, monkeypa
         order.append("first")
     thread.join(10)
     assert order == ["first", folder.name]
+
+
+def test_a_plan_is_not_written_through_links_that_a_packer_left(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".profile").write_text("of the user")
+    (tmp_path / "built" / "plan" / "sub").mkdir(parents=True)
+    for name in ("Bare.compile", "sub/file"):
+        (tmp_path / "built" / "plan" / name).write_text("of the tree")
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    (folder / "Bare.compile").symlink_to(tmp_path / "home" / ".profile")
+    (folder / "sub").symlink_to(tmp_path / "home")
+    workspace: Any = SimpleNamespace(request=None)
+    with pytest.raises(SourceError):
+        KernelImages(folder, tmp_path, "", workspace).make(tmp_path / "built", gpus=(), sha1="")
+    assert (tmp_path / "home" / ".profile").read_text() == "of the user"
+    assert [path.name for path in (tmp_path / "home").iterdir()] == [".profile"]
+    assert (folder / "sub" / "file").read_text() == "of the tree"
 
 
 def test_what_a_store_alone_gave_is_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import io
 import struct
 from pathlib import Path
 
+import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.refusals import refused
@@ -21,5 +22,17 @@ def test_a_section_that_claims_too_many_versions() -> None:
     assert "libc.so.6" in linked_of("library", bytes(content)).needed
     # The field sh_info is at byte 44 of a section header. The last version entry points to itself.
     struct.pack_into("<I", content, elf["e_shoff"] + number * elf["e_shentsize"] + 44, 1 << 31)
+    with refused("not-an-elf"):
+        linked_of("library", bytes(content))
+
+
+@pytest.mark.parametrize(("field", "form", "value"), [(24, "<Q", (1 << 63) + 8), (40, "<I", 0)])
+def test_a_damaged_section_header_is_told(field: int, form: str, value: int) -> None:
+    """The fields are sh_offset and sh_link of `.dynamic`."""
+    content = bytearray(Path(_ctypes.__file__).read_bytes())
+    elf = ELFFile(io.BytesIO(content))
+    number = elf.get_section_index(".dynamic")
+    assert number is not None
+    struct.pack_into(form, content, elf["e_shoff"] + number * elf["e_shentsize"] + field, value)
     with refused("not-an-elf"):
         linked_of("library", bytes(content))

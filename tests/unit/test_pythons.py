@@ -97,6 +97,8 @@ def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> Non
     ("text", "says"),
     [
         ('from x import y\nsetup(python_requires=">=3.10")\n', ">=3.10"),
+        (f"setup(python_requires={'+'.join(['1'] * 2000)})\n", ""),
+        ("A = '1234567890'\n" + "A = f'{A}{A}'\n" * 40 + "setup(python_requires=A)\n", ""),
         ('R = ">=3.9,<3.14"\nsetup(name="a", python_requires=R)\n', ">=3.9,<3.14"),
         (
             'A = (3, 10)\nB = (3, 14)\nR = f">={A[0]}.{A[1]},<{B[0]}.{B[1] + 1}"\nsetup(python_requires=R)\n',

@@ -201,7 +201,8 @@ def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:
 def test_modules_that_import_and_those_that_do_not_are_listed(tmp_path: Path) -> None:
     (tmp_path / "pack" / "inner").mkdir(parents=True)
     for name, text in {
-        "pack/__init__": "", "pack/good": "print('noise')", "pack/bad": "import nowhere_at_all",
+        "pack/__init__": "", "pack/good": "import atexit; print('noise'); atexit.register(print, 1)",
+        "pack/bad": "import nowhere_at_all",
         "pack/inner/__init__": "raise SystemExit(3)", "pack/inner/x": "",
     }.items():  # fmt: skip
         (tmp_path / f"{name}.py").write_text(text)

@@ -137,6 +137,15 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
         ) from error
 
 
+def remove_links(folder: Path) -> None:
+    """Remove all symbolic links below a folder, so that nothing is written through them."""
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(above, name)
+            if path.is_symlink():
+                path.unlink()
+
+
 def emptied(folder: Path) -> Path:
     """Remove a folder with its content if it exists, create it again, and return its path."""
     shutil.rmtree(folder, ignore_errors=True)

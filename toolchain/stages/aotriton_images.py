@@ -15,7 +15,7 @@ from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.core import recipe, strict_json
 from toolchain.core.digest import sha256_bytes, write_atomically
 from toolchain.core.errors import ContractError, UnsupportedError
-from toolchain.core.filesystem import read_regular
+from toolchain.core.filesystem import read_regular, remove_links
 from toolchain.core.process import Result
 from toolchain.core.recipe import Mount
 from toolchain.kernels.aks2 import read_archive
@@ -112,6 +112,8 @@ class KernelImages:
         request = self.workspace.request
         # The folder may already contain objects of earlier runs, which need not be compiled again.
         self.build.mkdir(parents=True, exist_ok=True)
+        # Upstream's packer, which an earlier run gave this folder, may have left links that lead out of it.
+        remove_links(self.build)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
         require_gpus(gpus, {rule.target for rule in plan.rules})

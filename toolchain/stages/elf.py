@@ -88,7 +88,7 @@ def linked_of(name: str, content: bytes) -> Linked:
             exports=exports,
             imports=imports,
         )
-    except ELFError as error:
+    except (ELFError, AssertionError, OverflowError) as error:  # pyelftools raises all of them for damaged files
         raise _damaged(name, "its headers or tables are truncated or contradict each other") from error
 
 

@@ -375,10 +375,13 @@ def _check_hits(
                 capture=True,
                 check=False,
             )
-            answers = {row["id"]: row for row in map(strict_json.read, done.stdout.splitlines()[1:])}
-            seen = [kernel for answer in answers.values() for kernel in answer["kernels"]]
-            hits += sum(kernel["hit"] for kernel in seen)
-            if why := "\n".join(done.tail) if done.returncode != 0 else _not_served(rows, answers):
+            try:
+                answers = {row["id"]: row for row in map(strict_json.read, done.stdout.splitlines()[1:])}
+                why = "\n".join(done.tail) if done.returncode != 0 else _not_served(rows, answers)
+                hits += sum(kernel["hit"] for answer in answers.values() for kernel in answer["kernels"])
+            except (ValueError, KeyError, TypeError):  # the program ended in the middle of a line, or is hostile
+                why = "\n".join(done.tail) or "an answer is malformed"
+            if why:
                 raise ContractError(
                     "cache-not-served",
                     f"Triton does not use the whole cache for {gpu} in a fresh container",

@@ -116,7 +116,8 @@ def plan_from_source(
     if source.path is not None and source.path.is_dir():
         require_tree(source.path, source.ref)
     # An available tree is checked now, because building LLVM takes hours.
-    if tree is not None and dependencies["llvm"].sources:
+    # A patched tree is checked after its patches are applied, because a patch may remove what is refused here.
+    if tree is not None and dependencies["llvm"].sources and not request.patches.get("triton"):
         require_tree(tree, source.ref)
         check_setup(tree)
         check_tree(tree, request, dependencies["llvm"].sources[0])
@@ -326,7 +327,8 @@ def run_contract(
     )
     try:
         result: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
-    except ValueError:
+        result["failed"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
         why = "\n".join(done.tail[-40:])
         missing = re.search(r"undefined symbol: (\S+)", why)
         fix = f"its library needs {missing[1]}, which no loaded library defines" if missing else "see the log"

@@ -27,6 +27,7 @@ _INIT = "python/triton/__init__.py"
 # These are the possible paths of setup.py.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
+_LONGEST = 1000  # characters of a text that is read from setup.py, because few lines can double a text to gigabytes
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
 # The recipes pass packages to setup.py in these environment variables, so that it does not download the packages.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
@@ -119,12 +120,15 @@ def python_requires(tree: Path) -> str:
     except (SyntaxError, ValueError, RecursionError):
         return ""
     values: dict[str, Any] = {}
-    for statement in module.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            values[statement.targets[0].id] = _value(statement.value, values)
-    calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
-    words = (word for call in calls for word in call.keywords if word.arg == "python_requires")
-    value = next((_value(word.value, values) for word in words), None)
+    try:
+        for statement in module.body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                values[statement.targets[0].id] = _value(statement.value, values)
+        calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
+        words = (word for call in calls for word in call.keywords if word.arg == "python_requires")
+        value = next((_value(word.value, values) for word in words), None)
+    except RecursionError:
+        return ""
     return value if isinstance(value, str) else ""
 
 
@@ -150,7 +154,8 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             result = terms[0] + terms[1] if all(isinstance(term, int) for term in terms) else None
         case ast.JoinedStr(values=parts):
             texts = [_value(part.value if isinstance(part, ast.FormattedValue) else part, values) for part in parts]
-            result = None if None in texts else "".join(str(text) for text in texts)
+            text = "" if None in texts else "".join(str(text) for text in texts)
+            result = text if text and len(text) <= _LONGEST else None
     return result
 
 

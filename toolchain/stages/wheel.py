@@ -236,7 +236,8 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
         )
         try:
             result: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
-        except ValueError:
+            result["failed"].keys()
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ContractError(
                 "wheel-not-importable", "the import check gave no result", why="\n".join(done.tail), fix="see the log"
             ) from None
