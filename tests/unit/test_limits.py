@@ -42,7 +42,9 @@ def test_the_user_s_values_replace_them(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert container_limits.limits_for(tmp_path, [], timed=False)["seconds"] == 0
 
 
-@pytest.mark.parametrize("text", ["hour=1", "hours", "hours=", "hours=0", "hours=-1", "hours=inf", "hours=nan", "x"])
+@pytest.mark.parametrize(
+    "text", ["hour=1", "hours", "hours=", "hours=0", "hours=-1", "hours=inf", "hours=nan", "processes=1e19"]
+)
 def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TOOLCHAIN_LIMITS", text)
     with pytest.raises(ConfigError) as caught:
@@ -58,3 +60,8 @@ def test_a_container_whose_limits_cannot_be_checked_is_ended(tmp_path: Path) -> 
     with refused("limits-unchecked"), watched(limits, processes=lambda: 1, kill=ended.set):
         place.rmdir()
         assert ended.wait(30)
+
+
+def test_a_note_that_did_not_fit_on_the_disk_means_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / container_limits._NOTE).touch()
+    assert container_limits.reached(tmp_path) == container_limits.Reached("free-bytes", ())

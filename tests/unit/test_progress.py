@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from toolchain.engine import isolation
 from toolchain.engine.progress import Progress
 
 
@@ -159,3 +160,15 @@ def test_summary_has_the_seconds_of_each_step() -> None:
     clock.now += 1000
     assert progress.summary() == {"configure": 5, "compile": 50, "export": 4}
     assert progress.elapsed() == 59
+
+
+@pytest.mark.parametrize("line", ["@ninja 1/2 1 1.2.3@ x", f"@count {'9' * 5000}/1", f"@ninja {'9' * 5000}/1 1 1.0@ x"])
+def test_a_line_that_only_looks_like_progress_is_shown(line: str) -> None:
+    progress, _ = make(Clock())
+    assert not progress.line(line)
+
+
+def test_a_number_of_interfaces_that_is_too_long_is_unknown() -> None:
+    word = isolation._WORD
+    lines = (f"{word} 2", f"{word} unknown", f"{word} {'9' * 5000}", "x")
+    assert [isolation.answer(line) for line in lines] == [2, -1, -1, None]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
+from toolchain.core import entry_names
 from toolchain.core.entry_names import EntryNames
 from toolchain.core.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.core.filesystem import read_regular
@@ -127,3 +129,11 @@ def test_memory_is_taken_for_a_file_and_not_for_its_limit(tmp_path: Path) -> Non
     assert read_regular(Path("/proc/self/status"), 1 << 20)  # its size is said to be 0
     with pytest.raises(OSError, match="10"):
         read_regular(Path("/proc/self/status"), 10)
+
+
+def test_folders_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_names, "MOST", 100)
+    names = EntryNames("image")
+    with refused("archive-too-many-files"):
+        for number in range(3):
+            names.add(f"{number}/" + "a/" * 50 + "f")

@@ -6,7 +6,7 @@ from toolchain.core.errors import HostileInputError
 
 LONGEST_PART = 255  # bytes in one part of a path; the limit of common file systems
 LONGEST_PATH = 4095  # bytes in a path; the limit of Linux
-MOST = 1_000_000  # the maximum number of files in an archive
+MOST = 1_000_000  # the maximum number of files and folders in an archive
 _AGAIN = "download it again, or ask its author for a valid archive"
 
 
@@ -64,10 +64,7 @@ class EntryNames:
         if key in self._folders:
             raise self._refused("entry-through-file", name, "a folder of the archive has the same name")
         self._files.add(key)
-        if len(self._files) > MOST:
-            raise HostileInputError(
-                "archive-too-many-files", f"{self._archive} contains more than {MOST} files", fix=_AGAIN
-            )
+        self._check_count()
 
     def _note_folder(self, name: str, folder: str) -> None:
         key = self._key(folder)
@@ -77,6 +74,13 @@ class EntryNames:
             )
         if self._folders.setdefault(key, hash(folder)) != hash(folder):
             raise self._refused("entry-case", name, "the name of another folder differs from it only in case")
+        self._check_count()
+
+    def _check_count(self) -> None:
+        if len(self._files) + len(self._folders) > MOST:
+            raise HostileInputError(
+                "archive-too-many-files", f"{self._archive} contains more than {MOST} files and folders", fix=_AGAIN
+            )
 
     def _key(self, path: str) -> int:
         return hash(path.casefold() if self._ignore_case else path)

@@ -224,7 +224,9 @@ class NewFile:
         try:
             if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
                 value.filename = os.fspath(self.path)  # an error from `write` does not name the file
-            self.stream.close()
+            # Closing flushes the rest, which fails again on a full disk.
+            with contextlib.suppress(OSError) if value is not None else contextlib.nullcontext():
+                self.stream.close()
         finally:
             self._partial.unlink(missing_ok=True)
 

@@ -185,28 +185,44 @@ class Buildah(Storage):
             )  # fmt: skip
             argv = argv if self._variation is None else self._variation.wrap(argv, trees)
             try:
-                view.own(partial)
-                self.attempt(argv, log=log, on_line=witness.line)
-                witness.check(finished=not recipe.network)
-                if not recipe.network:
-                    require_inside(partial, recipe.name)
-                self._keep(partial, out)
-            except (process.CommandError, OSError) as error:
-                if (limit := container_limits.reached(folder, error)) is not None:
-                    remove_tree(partial)
-                    stopped = container_limits.limit_error(limit.name, f"the build of {recipe.name}")
-                    stopped.discards = self._free_disk(recipe, limit, folder)
-                    raise stopped from error
-                if isinstance(error, OSError):
-                    raise
-                if error.returncode < 0:
-                    (folder / KILLED).touch()
-                witness.check(finished=False)
-                raise build_error(recipe.name, error) from error
+                with self._failing(recipe, folder, partial, witness):
+                    view.own(partial)
+                    self.attempt(argv, log=log, on_line=witness.line)
+                    witness.check(finished=not recipe.network)
+                    if not recipe.network:
+                        require_inside(partial, recipe.name)
+                    self._keep(partial, out)
             finally:
                 remove_tree(partial)
                 # buildah also commits an image, which would take as much space again as the exported tree.
                 self.call("rmi", "--force", tag, check=False)
+
+    @contextlib.contextmanager
+    def _failing(self, recipe: Recipe, folder: Path, partial: Path, witness: isolating.NetworkProbe) -> Iterator[None]:
+        """Turn the errors of a build into a LimitError or BuildError, and free the disk after a limit.
+
+        `folder` is marked if buildah may have left containers, so that a later invocation removes them.
+        """
+        try:
+            yield
+        except (process.CommandError, OSError) as error:
+            if (limit := container_limits.reached(folder, error)) is not None:
+                if not limit.layers:
+                    _mark_killed(folder)
+                remove_tree(partial)
+                stopped = container_limits.limit_error(limit.name, f"the build of {recipe.name}")
+                stopped.discards = self._free_disk(recipe, limit, folder)
+                raise stopped from error
+            if isinstance(error, OSError):
+                _mark_killed(folder)
+                raise
+            if not 0 <= error.returncode <= 128:  # a signal, of which a shell makes a code above 128
+                _mark_killed(folder)
+            witness.check(finished=False)
+            raise build_error(recipe.name, error) from error
+        except BaseException:  # for example an error of the thread that fetches sources
+            _mark_killed(folder)
+            raise
 
     def _preloaded(self, image: str) -> list[Mount]:
         """Return the mounts of the variation's preloaded libraries for `image`, and build the libraries if necessary.
@@ -380,3 +396,9 @@ class Buildah(Storage):
 
     def _trees(self, name: str, key: str) -> list[Path]:
         return cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree")
+
+
+def _mark_killed(folder: Path) -> None:
+    """Keep the folder of a build whose buildah may have left containers, so that a later invocation removes them."""
+    with contextlib.suppress(OSError):  # the disk may be full
+        (folder / KILLED).touch()

@@ -18,6 +18,7 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
+_LARGEST = 1 << 62  # the kernel takes numbers below 2^63, and some limits are increased before they are set
 # These limits protect the disk. If a build reaches one of them, its caches are usually removed (see
 # `Buildah._free_disk`).
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
@@ -58,7 +59,7 @@ def values() -> dict[str, float]:
     """Return the value of each limit by name.
 
     The environment variable `TOOLCHAIN_LIMITS` overrides the values from `data/limits.toml`. Raise a ConfigError if the
-    variable contains an unknown name, or a value that is not a positive, finite number.
+    variable contains an unknown name, or a value that is not positive or too large for the kernel.
     """
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
@@ -67,7 +68,7 @@ def values() -> dict[str, float]:
             value = float(text)
         except ValueError:
             value = 0
-        if name not in found or not 0 < value < float("inf"):
+        if name not in found or not 0 < value < _LARGEST:
             raise ConfigError(
                 "limit-invalid",
                 f"{_VARIABLE}: {pair!r} is not a limit",
@@ -122,6 +123,8 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
     except FileNotFoundError:
         full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
         return Reached("free-bytes", ()) if full else None
+    except ValueError:  # the disk was too full for the note
+        return Reached("free-bytes", ())
     return Reached(str(note["limit"]), tuple(map(str, note["layers"])))
 
 

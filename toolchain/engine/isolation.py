@@ -45,7 +45,8 @@ def answer(line: str) -> int | None:
     match = _ANSWER.match(line.strip())
     if match is None:
         return None
-    return -1 if match.group(1) == "unknown" else int(match.group(1))
+    known = match.group(1).isdigit() and len(match.group(1)) < 10
+    return int(match.group(1)) if known else -1
 
 
 def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list[str]:

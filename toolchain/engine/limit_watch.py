@@ -174,8 +174,11 @@ class Watch(Usage):
         layers = self._layers()
         os.kill(self._child, signal.SIGKILL)
         status = os.waitpid(self._child, 0)[1]
-        with open(self.limits["note"], "w", encoding="ascii") as note:
-            json.dump({"limit": name, "layers": layers}, note)
+        try:
+            with open(self.limits["note"], "w", encoding="ascii") as note:
+                json.dump({"limit": name, "layers": layers}, note)
+        except OSError:  # on a full disk the note stays empty, which `container_limits.reached` understands
+            pass
         sys.stderr.write(f"toolchain: ended at the limit {name}; TOOLCHAIN_LIMITS can change the limit\n")
         return status
 
