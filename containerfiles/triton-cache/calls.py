@@ -32,6 +32,7 @@ import importlib
 import json
 import os
 import platform
+import secrets
 import sys
 import time
 import traceback
@@ -122,7 +123,8 @@ def describe(src: Any, path: Path) -> None:
         "signature": [[name, str(src.signature[name])] for name in names],
         "constexprs": constants,
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # Other containers, whose processes may have the same ids, write to this folder too.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     partial.write_text(json.dumps(launch, sort_keys=True), encoding="utf-8")
     partial.replace(path)
 

@@ -343,7 +343,7 @@ class _Modules:
     def load(self, root, source):
         return sorted(sys.modules), list(sys.path)
 
-def main(arguments):
+def serve():
     modules = _Modules()
     loaded, path = modules.load(sys.argv[3], "k.py")
     import shadowed

@@ -142,7 +142,8 @@ def unpack(path: Path, made: Path) -> None:
             for member in tar:
                 folder, _, name = member.name.partition("/")
                 ours = folder in folders and name and "/" not in name and not name.startswith(".")
-                if not member.isreg() or member.size > _LARGEST or not (ours or member.name in notes):
+                odd = member.issparse() or not member.isreg()
+                if odd or member.size > _LARGEST or not (ours or member.name in notes):
                     raise ValueError(f"{member.name!r} is too large, or not a file of its kernels")
                 target, content = made / folder / name, tar.extractfile(member)
                 assert content is not None  # noqa: S101 - a regular file has content
@@ -152,7 +153,7 @@ def unpack(path: Path, made: Path) -> None:
                 with NewFile(target) as new:
                     new.stream.write(content.read())
                     new.finish(replace=False, flush=False)
-    except (OSError, ValueError, tarfile.TarError) as error:
+    except (OSError, ValueError, OverflowError, MemoryError, tarfile.TarError) as error:
         raise KernelError(
             "cache-entry-damaged", f"{path} is not an archive of a worker", why=_why(error), fix="run the command again"
         ) from error

@@ -69,9 +69,9 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
                 answers = [self._compiled(rule, Path(folder) / rule.out, slot) for rule in rules]
             return {"worker": str(self._worker.name), "about": dict(self._pool.about), "answers": answers}
-        except ToolchainError as error:
-            self.error = error
-            self._worker.loop.add_callback(self._worker.close, reason=str(error))
+        except (ToolchainError, OSError) as error:
+            self.error = error if isinstance(error, ToolchainError) else _of_machine(error)
+            self._worker.loop.add_callback(self._worker.close, reason=str(self.error))
             self._closed.wait()  # Dask gives a task without a result to another worker
             raise
 
@@ -89,6 +89,11 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
             fix = "free disk space or memory, or lower --jobs, and start this worker again"
             raise ResourceError("kernel-resources", what, why=f"{rule.out}: {outcome['reason']}", fix=fix)
         return {**outcome, **files}
+
+
+def _of_machine(error: OSError) -> ResourceError:
+    what, fix = "this machine cannot write its files", "free disk space, and start this worker again"
+    return ResourceError("kernel-resources", what, why=error.strerror or "", fix=fix)
 
 
 async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,6 +46,7 @@ class FileSets:
         folder = self._folder / name
         with self._lock:
             if name not in self._made:
+                shutil.rmtree(folder, ignore_errors=True)  # an earlier copy may have failed
                 folder.mkdir()
                 for path, digest in digests.items():
                     _copy(top, path, folder / path, digest)

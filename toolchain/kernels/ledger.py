@@ -210,8 +210,10 @@ class Ledger:
 
         A ledger without entries gets this scope. If the result is False, later calls return False too.
         """
-        known = dict(self._db.execute("SELECT name, value FROM about"))
-        if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:
+        with _reading(self.path):
+            known = dict(self._db.execute("SELECT name, value FROM about"))
+            entries = self._db.execute("SELECT count(*) FROM entry").fetchone()[0]
+        if not entries:
             self._write(("about", _SCOPE, scope))
             return True
         if known.get(_SCOPE) != scope:

@@ -39,8 +39,8 @@ _LONGEST_LINE = 4 << 20  # the maximum number of characters in an answer; a work
 # ended, the reason states how it ended, and quotes the last lines of its output.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
-    r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
-    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
+    r"|Too many open files|Resource temporarily unavailable|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
+    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b|^its process was ended by signal 9\b"
 )
 LEAST_FREE = 32_000_000
 """If fewer bytes are free, a failure is blamed on a full disk, because a compiler may not report a full disk."""
@@ -170,7 +170,9 @@ class Worker:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left < 0:  # a process that prints without end must not outlast the timeout
+                    raise TimedOutError
                 line = self._answers.get(timeout=left)
             except queue.Empty:
                 raise TimedOutError from None

@@ -59,6 +59,7 @@ class Upload:
         self._offset = 0
         self._rules = registry.rules
         self._chunk: int | None = None  # size of a chunk in bytes; None to send the whole blob in one request
+        self._least = 0  # the smallest size of a chunk in bytes that the registry accepts
         self._largest = registry.largest  # size of chunks in bytes after a larger request failed; 0 before
         self._accepted = False  # whether the registry accepted a chunk of this upload
         self._failed = self._anew = False  # whether the last attempt failed, and whether to start from the beginning
@@ -116,7 +117,7 @@ class Upload:
         """Choose a smaller size for later chunks; return False if the chunks already have the smallest size."""
         tried = self._chunk or self._blob.size
         smaller = min(max(tried // 4, LEAST), CHUNK)
-        if smaller >= tried and self._chunk is not None:
+        if max(smaller, self._least) >= tried and self._chunk is not None:
             return False
         self._largest = smaller
         return True
@@ -158,6 +159,7 @@ class Upload:
         chunk = self._largest or self._registry.chunk or (self._rules.chunk if self._rules.upload == "chunks" else most)
         if not chunk:
             return None
+        self._least = least
         chunk = max(chunk, least)
         chunk = min(chunk, most) if most else chunk
         return None if self._blob.size <= chunk and not self._largest else chunk

@@ -22,6 +22,7 @@ from toolchain.oci.reference import Target
 from toolchain.oci.referrers import subject_of
 from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tag
+from toolchain.publish.packing import PACKINGS
 from toolchain.trust.verify import verify
 
 # This is the maximum of `_Everything.attached`. There is a limit, because anyone who may push can attach artifacts.
@@ -129,18 +130,24 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
                 continue
             place.fetch_below(artifact, content, layout)
             found.artifacts.setdefault(subject, []).append(artifact)
+            _require_few(place, found)
             if artifact.digest not in seen:
                 seen.add(artifact.digest)
                 waiting.append(artifact.digest)
         found.tagged += _cosign_layers(place, subject, layout, known)
-        if found.attached > _MOST_ARTIFACTS:
-            raise RegistryError(
-                "too-many-attached",
-                f"more than {_MOST_ARTIFACTS} artifacts are attached to {place.ref}",
-                why="a copy must contain all of them, and this is more than any image needs",
-                fix="delete the artifacts that do not belong to the image, and copy it again",
-            )
+        _require_few(place, found)
     return found
+
+
+def _require_few(place: Place, found: _Everything) -> None:
+    # This is checked after each artifact, because anybody who may push can attach artifacts.
+    if found.attached > _MOST_ARTIFACTS:
+        raise RegistryError(
+            "too-many-attached",
+            f"more than {_MOST_ARTIFACTS} artifacts are attached to {place.ref}",
+            why="a copy must contain all of them, and this is more than any image needs",
+            fix="delete the artifacts that do not belong to the image, and copy it again",
+        )
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
@@ -164,12 +171,17 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
     if ref.path is None:
         found.name = str(ref.at()).rpartition("/")[2]
         works = (labels_of(layout.read_json(layout.children(image)[0])).get(INPUT_DIGEST) for image in found.images)
-        named = {ref.tag or ("" if ref.digest else "latest"), *(input_tag(work) for work in works if work)} & known
+        made = {input_tag(work, how) for work in works if work for how in PACKINGS}
+        named = {ref.tag or ("" if ref.digest else "latest"), *made} & known
         named |= {tag_of("" if tag == "latest" else tag) for tag in named} & known
         by_tag = {tag: place.manifest(tag)[0] for tag in sorted(named)}
     else:
         title = str(dict(layout.read_json(top).get("annotations") or {}).get(TITLE) or "")
-        found.name = title or (ref.tag or "").partition(".")[0]
+        tag = ref.tag or ""
+        # The title is the name unless the image has another tag now.
+        found.name = (
+            title if title and (not tag or tag == title or tag.startswith(f"{title}.")) else tag.partition(".")[0]
+        )
         refs = {tag: there for tag, there in Layout(ref.path).refs().items() if tag.startswith(found.name)}
         tags = {tag.removeprefix(found.name): there for tag, there in refs.items()}
         by_tag = {tag.removeprefix("."): there for tag, there in tags.items() if not tag or tag.startswith(".")}
