@@ -25,7 +25,7 @@ from toolchain.engine.estimate import Pace, Rate
 _STEP = re.compile(r"^@step (\S.*)$")
 # The recipes set NINJA_STATUS='@ninja %f/%t %r %e@ ', which prints the numbers of finished, total and running steps,
 # and the seconds since ninja's start.
-_NINJA = re.compile(r"^@ninja (\d{1,9})/(\d{1,9}) +\d+ +(\d{1,9}(?:\.\d{1,9})?)@ ?(.*)$")
+_NINJA = re.compile(r"^@ninja (\d{1,9})/(\d{1,9}) +\d+ +(\d{1,9}(?:\.\d+)?)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d{1,9})/(\d{1,9})(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
