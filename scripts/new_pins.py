@@ -101,8 +101,8 @@ class Repository:
             if wanted.fullmatch(plain) and is_commit(commit) and (name != plain or plain not in found):
                 found[plain] = commit
         # `main` comes last, because it is newer than all releases.
-        order = sorted((name.endswith("main"), numbers(name), name) for name in found)
-        return {name: found[name] for name in sorted(name for main, n, name in order[-_LIMIT:] if main or n >= oldest)}
+        newest = sorted(found, key=lambda name: (name.endswith("main"), numbers(name)))[-_LIMIT:]
+        return {name: found[name] for name in sorted(newest) if name.endswith("main") or numbers(name) >= oldest}
 
     def fetch(self, commit: str) -> None:
         """Fetch a commit without its history and without the content of its files."""
@@ -115,7 +115,7 @@ class Repository:
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def carried(self, commit: str) -> str:
-        """Return the commit of the Triton submodule in an AOTriton commit; an empty string if there is none."""
+        """Return the commit of the Triton submodule in an AOTriton commit; empty if the commit has none."""
         words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 

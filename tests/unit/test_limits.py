@@ -43,7 +43,7 @@ def test_the_user_s_values_replace_them(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text", ["hour=1", "hours", "hours=", "hours=0", "hours=-1", "hours=inf", "hours=nan", "processes=1e19"]
+    "text", ["hour=1", "hours", "hours=", "hours=0", "hours=-1", "hours=inf", "hours=nan", "processes=1e19", "x"]
 )
 def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TOOLCHAIN_LIMITS", text)

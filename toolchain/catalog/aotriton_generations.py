@@ -89,7 +89,7 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
 
 
 def pack(gpu: str) -> str:
-    """Return the name of a GPU's image pack in the newest generation, or the GPU's name if it has none."""
+    """Return the name of a GPU's image pack in the newest generation, or the GPU's name if the GPU has no pack."""
     return _rows()[0][-1].pack(gpu)
 
 

@@ -71,7 +71,7 @@ def newest_on_one_llvm() -> str:
 
 
 def triton_at(llvm: str) -> str | None:
-    """Return the newest known Triton version, or else a Triton commit, that pins `llvm`; None if there is none."""
+    """Return the newest known Triton version, or else a Triton commit, that pins `llvm`; None if nothing pins it."""
     versions = [row.version for row in _plain() if row.llvm == llvm]
     commits = [row.commit for row in triton_releases() if row.llvm == llvm and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == llvm and row.triton]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,13 +149,14 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
 def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Original:
     facts = ImageFacts(record=record, dependencies=tuple(stages_below(cache, record.inputs)))
     parameters = asked_for(facts)
-    # Sources of lower stages may be patched too.
-    patches = {
-        row.name: digests
-        for made in (*facts.dependencies, record)
-        for row in made.sources
-        if (digests := tuple(one.digest for one in row.patches if one.name in _named(parameters, row.name)))
-    }
+    patches = _patches(
+        parameters,
+        (
+            (row.name, [(patch.name, patch.digest) for patch in row.patches])
+            for made in (*facts.dependencies, record)
+            for row in made.sources
+        ),
+    )
     return Original(name=record.image, parameters=parameters, patches=patches, expected=expected)
 
 
@@ -163,19 +164,34 @@ def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Ori
 def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str, Any]) -> Original:
     definition = statement["predicate"]["buildDefinition"]
     parameters = dict(definition["externalParameters"])
-    patches = {
-        name: digests
-        for name, given in (
-            (str(row["name"]), row["annotations"].get("patches", ())) for row in definition["resolvedDependencies"]
-        )
-        if (digests := tuple(str(one["digest"]) for one in given if one["name"] in _named(parameters, name)))
-    }
+    patches = _patches(
+        parameters,
+        (
+            (
+                str(row["name"]),
+                [(patch["name"], str(patch["digest"])) for patch in row["annotations"].get("patches", ())],
+            )
+            for row in definition["resolvedDependencies"]
+        ),
+    )
     return Original(name=ref, parameters=parameters, patches=patches, expected=expected)
 
 
-def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
-    """Return the file names of the user's patches for a source; the tool's own edits are not among them."""
-    return list((parameters.get("patches") or {}).get(source, ()))
+def _patches(
+    parameters: Mapping[str, Any], sources: Iterable[tuple[str, Sequence[tuple[str, str]]]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the digests of the user's patches by source; the tool's own edits are not among them.
+
+    Args:
+        parameters: the request, which lists the file names of the user's patches.
+        sources: the sources of all stages, each with the names and digests of its patches.
+    """
+    named = parameters.get("patches") or {}
+    return {
+        source: digests
+        for source, patches in sources
+        if (digests := tuple(digest for name, digest in patches if name in named.get(source, ())))
+    }
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:

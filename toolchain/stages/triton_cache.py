@@ -352,8 +352,8 @@ def _check_hits(
 ) -> Callable[[str], Mapping[str, Any]]:
     """Return a contract check that repeats the calls that compiled, for each GPU in a fresh container with the cache.
 
-    The check raises ContractError if Triton compiles a kernel again, if the calls launch fewer kernels than in
-    the campaign, or if the program that makes the calls fails.
+    The check raises ContractError if a call fails, launches fewer kernels than in the campaign, or makes Triton compile
+    a kernel again, and if the program that makes the calls fails.
     """
 
     def check(image: str) -> Mapping[str, Any]:
