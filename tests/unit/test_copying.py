@@ -11,11 +11,12 @@ import pytest
 
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.fake_registry import FakeRegistry, fake_registry
-from tests.places import verify
+from tests.places import referrers, verify
 from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.core.cache import Cache
 from toolchain.core.errors import DigestError
+from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
@@ -143,6 +144,27 @@ def test_an_image_without_a_tag_has_no_name(published: Published, tmp_path: Path
     layout.add(layout.put_json({"schemaVersion": 2, "manifests": []}, "application/vnd.oci.image.index.v1+json"))
     with refused("copy-without-tag"):
         copy_images(LayoutRef(bare), LayoutRef(tmp_path / "to"), tmp_path / "scratch")
+
+
+def test_an_attached_index_is_copied_whole(
+    published: Published, registries: tuple[FakeRegistry, FakeRegistry], tmp_path: Path
+) -> None:
+    layout = Layout(shutil.copytree(published.folder, tmp_path / "source"))
+    top = layout.resolve(published.name)
+    blob = layout.put_bytes(b"foreign", "text/plain")
+    inner = layout.put_artifact("application/x-test", [blob])
+    subject, manifests = top.plain.as_json(), [inner.as_json()]
+    value = {"artifactType": "application/x-test", "subject": subject, "manifests": manifests}
+    index = layout.put_json({"schemaVersion": 2, "mediaType": media.INDEX, **value}, media.INDEX)
+    layout.add(index)
+    first, second = (RegistryRef(registry.host, "ns") for registry in registries)
+    copy(LayoutRef(layout.root), first, tmp_path)
+    copy(first.image(published.name), second, tmp_path)
+    copy(second.image(published.name), LayoutRef(tmp_path / "down"), tmp_path)
+    down = LayoutRef(tmp_path / "down")
+    assert index.digest in {found.digest for found in referrers(down, top.digest)}
+    assert Layout(down.path).holds(blob.digest)
+    assert [registry.manifests[index.digest][0] for registry in registries] == [media.INDEX] * 2
 
 
 @pytest.mark.parametrize("api", [True, False])

@@ -135,6 +135,19 @@ def test_without_the_api(without_api: FakeRegistry, layout: Layout, subject: Des
     assert index["manifests"][0]["annotations"] == {"says": "a"}
 
 
+def test_a_listed_artifact_whose_manifest_was_deleted_is_sent_again(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
+    made, ref = [about(layout, subject, text) for text in "ab"], RegistryRef(without_api.host, "ns/thing")
+    with connection(without_api) as registry:
+        attach(layout, made, ref, registry=registry)
+        del without_api.manifests[made[0].digest]
+        without_api.seen.clear()
+        attach(layout, made, ref, registry=registry)
+        assert without_api.manifests[made[0].digest] == (media.MANIFEST, layout.read(made[0]))
+    assert [line.rpartition("/")[2] for line in without_api.seen if line.startswith("PUT ")] == [made[0].digest]
+
+
 def test_a_registry_that_takes_subjects_but_lists_none(layout: Layout, subject: Descriptor) -> None:
     with fake_registry(blind=True) as server, connection(server) as registry:
         made, ref = about(layout, subject, "a"), RegistryRef(server.host, "x")

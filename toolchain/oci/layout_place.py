@@ -85,7 +85,7 @@ class LayoutPlace(Place):
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
         artifacts = []
         for entry in self._layout.roots():
-            if entry.media_type in media.IMAGES and self._layout.has(entry.digest):
+            if entry.media_type in media.MANIFESTS and self._layout.has(entry.digest):
                 try:
                     value = self._layout.read_json(entry)
                 except (RegistryError, DigestError, DocumentError) as error:
@@ -100,7 +100,7 @@ class LayoutPlace(Place):
         there.blob(subject)
         pushed = 0
         for artifact in artifacts:
-            pushed += sum(self._copy(layout, item) for item in (*layout.children(artifact), artifact))
+            pushed += sum(self._copy(layout, item) for item in children_first(layout, artifact))
             there.add(artifact)
         return Attached("layout", pushed)
 

@@ -54,7 +54,7 @@ class Attached:
 
     Args:
         how: where the artifacts are listed: by the referrers API (`api`), in an index under a tag (`tag`), or in a
-            layout folder (`layout`); `none` if a registry listed all artifacts already.
+            layout folder (`layout`); `none` if a registry had and listed all artifacts already.
         pushed_bytes: the number of bytes that were sent or written.
     """
 
@@ -126,7 +126,7 @@ class Place(ABC):
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
         """Store artifacts from `layout` about the image with the digest `subject`, so that `referrers` lists them.
 
-        The image must already be in this place. Artifacts that are already listed are skipped.
+        The image must already be in this place. Artifacts that are already there and listed are skipped.
         """
 
     @abstractmethod

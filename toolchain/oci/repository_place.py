@@ -113,20 +113,16 @@ class RepositoryPlace(Place):
         registry, repository = self._registry, self.ref.repository
         before = registry.traffic.sent
         known = _digests(self._listed(subject))
-        missing = [artifact for artifact in artifacts if artifact.digest not in known]
+        # A list under a tag still names a manifest after the registry deleted it.
+        missing = [
+            artifact
+            for artifact in artifacts
+            if artifact.digest not in known or registry.manifest_digest(repository, artifact.digest) is None
+        ]
         if not missing:
             return Attached("none", 0)
         for artifact in missing:
-            for blob in layout.children(artifact):
-                registry.push_blob(repository, blob, layout.blob(blob.digest))
-            content = layout.read(artifact)
-            registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
-            if registry.get_manifest(repository, artifact.digest)[1] != content:
-                raise DigestError(
-                    "publish-changed",
-                    f"{registry.host} did not return the published artifact",
-                    fix="publish the image again",
-                )
+            self.put(layout, artifact, ())
         # The list is read, because some registries send the header OCI-Subject and list nothing.
         by_api = self._listed_by_api(subject, missing)
         if not by_api:
