@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence_fixtures import finished_base, finished_llvm
+from tests.evidence_fixtures import finished_base, finished_llvm, small_image
 from tests.fake_registry import FakeRegistry, fake_registry
-from tests.places import referrers, verify
+from tests.places import publish, referrers, verify
 from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_json
 from toolchain.core.errors import DigestError
 from toolchain.oci import descriptor as media
+from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
@@ -165,6 +167,18 @@ def test_an_attached_index_is_copied_whole(
     assert index.digest in {found.digest for found in referrers(down, top.digest)}
     assert Layout(down.path).holds(blob.digest)
     assert [registry.manifests[index.digest][0] for registry in registries] == [media.INDEX] * 2
+
+
+def test_the_joint_tag_of_two_architectures_is_copied(tmp_path: Path) -> None:
+    layout, works = Layout(tmp_path / "layout").ensure(), {arch: sha256_json(arch) for arch in ("amd64", "arm64")}
+    made = [small_image(layout, tmp_path / "work", label=label, arch=arch) for arch, label in works.items()]
+    index = write_index(layout, made, {})
+    tags = {"latest", *(digest[7:19] for digest in (*works.values(), sha256_json(works)))}
+    with fake_registry() as first, fake_registry() as second:
+        source = RegistryRef(first.host, "ns").image("thing")
+        publish(layout, index, source, sorted(tags))
+        copy(source, RegistryRef(second.host, "ns"), tmp_path)
+        assert set(tags_of(second)) == tags
 
 
 @pytest.mark.parametrize("api", [True, False])

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolchain.core import console
 from toolchain.core.deadline import LONGEST_CHECK, deadline
+from toolchain.core.digest import sha256_json
 from toolchain.core.errors import (
     ConfigError,
     DigestError,
@@ -88,6 +89,16 @@ def input_tag(input_digest: str, compression: str = "gzip") -> str:
     It consists of the first 12 digits and, unless the compression is gzip, `-` and the name of the compression.
     """
     return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
+
+
+def input_tags(digests: Mapping[str, str], compression: str = "gzip") -> tuple[str, ...]:
+    """Return the tags under which `publish` stores an index: a joint tag for several images, and a tag for each image.
+
+    Args:
+        digests: the input digests of the images, by architecture.
+    """
+    joint = (sha256_json(dict(digests)),) if len(digests) > 1 else ()
+    return tuple(input_tag(digest, compression) for digest in (*joint, *digests.values()))
 
 
 def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:

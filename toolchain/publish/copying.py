@@ -21,7 +21,7 @@ from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.oci.referrers import subject_of
 from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
-from toolchain.pipeline.reuse import input_tag
+from toolchain.pipeline.reuse import input_tags
 from toolchain.publish.packing import PACKINGS
 from toolchain.trust.verify import verify
 
@@ -170,8 +170,9 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
     files = {artifact.digest: artifact for artifact in found.artifacts.get(top.digest, ())}
     if ref.path is None:
         found.name = str(ref.at()).rpartition("/")[2]
-        works = (labels_of(layout.read_json(layout.children(image)[0])).get(INPUT_DIGEST) for image in found.images)
-        made = {input_tag(work, how) for work in works if work for how in PACKINGS}
+        configs = [layout.read_json(layout.children(image)[0]) for image in found.images]
+        works = {str(config.get("architecture")): labels_of(config).get(INPUT_DIGEST, "") for config in configs}
+        made = {tag for how in PACKINGS for tag in input_tags(works, how)}
         named = {ref.tag or ("" if ref.digest else "latest"), *made} & known
         named |= {tag_of("" if tag == "latest" else tag) for tag in named} & known
         by_tag = {tag: place.manifest(tag)[0] for tag in sorted(named)}

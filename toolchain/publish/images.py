@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.core.cache import Cache
-from toolchain.core.digest import sha256_json
 from toolchain.core.errors import ConfigError
 from toolchain.core.record import Record
 from toolchain.oci.files import tag_of
@@ -17,7 +16,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.pipeline.finished_images import Publication, note_publication, note_use
-from toolchain.pipeline.reuse import input_tag
+from toolchain.pipeline.reuse import input_tags
 from toolchain.publish.artifacts import DeliveredFiles, deliver_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
@@ -102,15 +101,13 @@ def deliver(
 
 
 def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
-    """Return the tags of an index: a tag that moves to each new image, and a tag for each input digest.
+    """Return the tags of an index: a tag that moves to each new image, and those of `input_tags`.
 
     With gzip, the moving tag is an empty string, which means `latest` in a registry. With zstd, it is `zstd`, because
-    some engines cannot read zstd layers. An index for several architectures also has a tag for their joint digest.
+    some engines cannot read zstd layers.
     """
-    digests = {record.arch: record.input_digest for record in images}
-    joint = (sha256_json(digests),) if len(digests) > 1 else ()
     moving = "" if compression == "gzip" else compression
-    return (moving, *(input_tag(digest, compression) for digest in (*joint, *digests.values())))
+    return (moving, *input_tags({record.arch: record.input_digest for record in images}, compression))
 
 
 def _deliver(
