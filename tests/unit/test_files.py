@@ -66,10 +66,11 @@ class Shop:
         file.write_bytes(content)
         Store(request.cache.store).add_file(file, sha256_bytes(content), name=WHEEL)
 
-    def publish(self, *, signed: bool = True) -> DeliveredFiles:
+    def publish(self, *, signed: bool = True, zstd: bool = False) -> DeliveredFiles:
         """As `publish --files` does after the image."""
         short = self.built.input_digest.removeprefix("sha256:")[:12]
-        refs = [self.stand.ref.image("triton-3.7.1", tag_of(name)) for name in ("", short)]
+        tags = ("zstd", f"{short}-zstd") if zstd else ("", short)
+        refs = [self.stand.ref.image("triton-3.7.1", tag_of(name)) for name in tags]
         signer = self.stand.signer if signed else None
         done = deliver_files(
             self.request.cache, [self.stand.image_facts], self.stand.index, self.place, refs, signer=signer
@@ -244,6 +245,11 @@ def test_wheels_of_an_image_that_was_taken(shop: Shop, tmp_path: Path, capsys: p
     # Who has it asks no one: a place that is not there does not matter.
     bring_wheels(shop.request, [shop.built], Reuse(place=LayoutRef(tmp_path / "none"), key=shop.stand.signer.public))
     assert capsys.readouterr().err.count("no wheels") == 0
+
+
+def test_wheels_beside_an_image_with_zstd_layers(shop: Shop, tmp_path: Path) -> None:
+    shop.publish(zstd=True)
+    assert other_machine(shop, tmp_path) == [WHEEL]
 
 
 def test_only_the_bytes_that_the_report_names_are_taken(shop: Shop, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
-from toolchain.pipeline.reuse import reference
+from toolchain.pipeline.reuse import input_tag, reference
 from toolchain.publish.attestations import AttachedEvidence, attach_to_files
+from toolchain.publish.packing import PACKINGS
 from toolchain.publish.plain_files import FORMS, write_archives
 from toolchain.request.model import Request
 from toolchain.sources.store import Store
@@ -132,9 +133,11 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
 
 def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:
     image = reference(where, planned)
-    ref = where.image(planned.image, tag_of(planned.tree_key))
-    with open_place(ref) as place:
-        manifest, content = place.manifest()
+    refs = [where.image(planned.image, tag_of(input_tag(str(planned.input_digest), how))) for how in PACKINGS]
+    with open_place(refs[0]) as place:
+        known = place.tags()
+        ref = next((ref for ref in refs if ref.tag in known), refs[0])
+        manifest, content = place.manifest(str(ref.tag))
         files = {file.blob.digest: file for file in read_files(parse_object(content, manifest.digest), manifest)}
         with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="files-") as folder:
             scratch = Layout(Path(folder)).ensure()
