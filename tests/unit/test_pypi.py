@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,6 +137,16 @@ def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
     assert other in caught.value.why
     assert sha256_file(index / name) in caught.value.why
     assert store.file(f"sha256:{other}") is None
+
+
+def test_a_link_to_http_of_an_index_with_https_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    link = f'<a href="http://127.0.0.1:1/{SDIST}">{SDIST}</a>'
+    answer = SimpleNamespace(status_code=200, text=link, url="https://index.example/simple/thing-x/")
+    client = SimpleNamespace(get=lambda *_, **__: contextlib.nullcontext(answer))
+    monkeypatch.setattr(pypi, "index_url", lambda: "https://index.example/simple")
+    monkeypatch.setattr(pypi, "session", lambda: contextlib.nullcontext(client))
+    with refused("insecure-url"):
+        fetch_pypi("thing-x", "1.0", SDIST, "0" * 64, Store(tmp_path / "store"), offline=False)
 
 
 def test_not_there(index: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True, signed_allowed: bool
     SourceError is also raised unless the scheme is https, or http with a loopback address.
 
     Args:
-        plain_allowed: whether http to a loopback address is accepted; False for the redirects of an https URL.
+        plain_allowed: whether http to a loopback address is accepted; False for redirects and links of an https URL.
         signed_allowed: whether the query may contain a signature; True for redirects, because nothing records them.
     """
     refuse_credentials(without_query(url) if signed_allowed else url)

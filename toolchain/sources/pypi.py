@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache as memoize
 from pathlib import Path
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.core.locks import held
@@ -196,7 +196,7 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
 
 
 def _address(project: str, filename: str) -> str:
-    """Return the URL of a file in the index."""
+    """Return the URL of a file in the index; if the index has an https URL, a link to http is refused."""
     page_url = f"{index_url()}/{_normal(project)}/"
     check_http_url(page_url)
     try:
@@ -217,7 +217,7 @@ def _address(project: str, filename: str) -> str:
         with contextlib.suppress(ValueError):  # skip invalid URLs
             address, _ = urldefrag(urljoin(base, html.unescape(link)))
             if unquote(address.rpartition("/")[2]) == filename:
-                return address
+                return check_http_url(address, plain_allowed=urlsplit(base).scheme == "http")
     raise SourceError(
         "not-in-index",
         f"the index has no {filename}",
