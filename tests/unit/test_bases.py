@@ -143,6 +143,16 @@ def test_an_architecture_without_an_image_is_refused() -> None:
         base_recipe("ubi9", "s390x")
 
 
+def test_an_image_that_is_named_by_a_tag_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / DATA
+    file.parent.mkdir(parents=True)
+    text = (root() / DATA).read_text(encoding="utf-8")
+    file.write_text(text.replace(base_recipe("ubi9").image, "registry.example/ubi9:9.6"))
+    monkeypatch.setattr(bases, "root", lambda: tmp_path)
+    with refused("base-without-image", "ubi9"):
+        base_recipe("ubi9")
+
+
 def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:
     plain = base_recipe("debian13")
     assert dataclasses.replace(plain, note="other", tested=False, tools={}).as_inputs() == plain.as_inputs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -13,6 +14,7 @@ from toolchain.data import read_toml, typed_row
 
 DATA = "containerfiles/base/bases.toml"
 _INSTALLER = "containerfiles/base/install.sh"
+_PINNED = re.compile(r"[^@]+@sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
             why=f"known bases: {', '.join(bases)}",
             fix="use a known base, or give a local image with --base oci:DIR",
         )
-    if recipe.kind == "containerfile" and not recipe.image:
+    if recipe.kind == "containerfile" and not _PINNED.fullmatch(recipe.image):
         raise UnsupportedError(
             "base-without-image",
             f"base {name} has no image pinned for {arch}",

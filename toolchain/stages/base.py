@@ -371,9 +371,8 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
     """Return the image that a recipe's Containerfile extends; pull it if it is not complete in the cache."""
     ref = parse(recipe.image)
-    assert ref.digest is not None  # noqa: S101 - each image in bases.toml has a digest
     layout = Layout(workspace.cache.images).ensure()
-    tag = f"start-{recipe.name}-{recipe.arch}.{ref.digest.removeprefix('sha256:')[:12]}"
+    tag = f"start-{recipe.name}-{recipe.arch}.{str(ref.digest).removeprefix('sha256:')[:12]}"
     manifest = layout.refs().get(tag)
     if manifest is None or not _whole(layout, manifest):
         workspace.step("pull")
