@@ -225,8 +225,7 @@ def test_what_another_worker_compiled_is_used_and_not_stored(tmp_path: Path) -> 
     start.fake.provide(rules)
 
     def run(count: int, scope: str, store: str = "") -> int:
-        stores, about = [KernelStore(tmp_path / store)] if store else [], {"triton": "0"}
-        shared = SharedResults(stores, naming_of(found), about=about) if store else None
+        shared = SharedResults([KernelStore(tmp_path / store)], naming_of(found)) if store else None
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             run_campaign(
                 rules[:count], LocalExecutor(start, workers=1, timeout=60), ledger, tmp_path / "out",

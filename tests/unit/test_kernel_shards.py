@@ -133,6 +133,7 @@ def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> Non
     for number in (1, 2):
         run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2), key=key)
     assert len(merge(Machine(tmp_path / "joined"), [store], key=PlainKey("ours", private=False)).done) == 10
+    run(Machine(tmp_path / "reader"), [folder(tmp_path / "unsigned")], (1, 2), key=PlainKey("ours", private=False))
     (mark, *_) = (tmp_path / "store" / "notes").glob("shard-*")
     unsigned = {name: value for name, value in json.loads(mark.read_bytes()).items() if name != "sig"}
     mark.write_text(json.dumps(unsigned))
@@ -163,6 +164,19 @@ def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Pat
     assert folder(tmp_path / "store").notes("shard-") == {}
     run(Machine(tmp_path / "machine"), [folder(tmp_path / "store")], (1, 2))
     assert len(folder(tmp_path / "store").notes("shard-")) == 1
+
+
+def test_a_shard_in_another_store_is_through_only_where_its_results_are_added(tmp_path: Path) -> None:
+    """Nothing is left to compile there. Results that were taken from a store are not added to another one."""
+    first, second = Machine(tmp_path / "first"), Machine(tmp_path / "second")
+    run(first, [folder(tmp_path / "store")], (1, 2))
+    run(second, [folder(tmp_path / "store")], (1, 2))
+    with refused("kernels-missing"):
+        run(second, [folder(tmp_path / "other")], (1, 2))
+    assert folder(tmp_path / "other").notes("shard-") == {}
+    run(first, [folder(tmp_path / "other")], (1, 2))
+    assert len(folder(tmp_path / "other").notes("shard-")) == 1
+    assert len(first.workers.tries) == len(list((tmp_path / "other" / "results").glob("*/*")))
 
 
 @pytest.mark.parametrize("words", [[], ["--shard", "1/2"]])

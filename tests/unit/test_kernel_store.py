@@ -35,10 +35,10 @@ class PlainKey:
 
     def __init__(self, word: str, *, private: bool = True) -> None:
         self.id = word
-        self.private = private
+        self.can_sign = private
 
     def sign(self, statement: bytes) -> bytes | None:
-        return self._signature(statement) if self.private else None
+        return self._signature(statement) if self.can_sign else None
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
         return signature == self._signature(statement)

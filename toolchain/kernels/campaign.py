@@ -168,6 +168,8 @@ def run_campaign(
         todo = {rule.id: rule for rule in wanted}
         run = _Run(wanted, todo, executor, ledger, out, worker_tree, reporting.on_count, board, shared)
         alike, earlier = ledger.begin(scope), run.earlier()
+        if alike and shared is not None:
+            shared.compiled_by(ledger.facts())
         run.to_the_end(earlier if alike else ())
         compiled_here = executor.about() or (shared.about if shared is not None else {})
         result = CampaignResult(
@@ -254,7 +256,7 @@ class _Run:
 
     def record(self, entry: Entry, label: str = "", *, reused: bool = False) -> None:
         del self.todo[entry.id]
-        self.ledger.record(entry, self.progress)
+        self.ledger.record(entry, self.progress, self.executor.about())
         self.board.count(entry, reused=reused)
         self.tell(f"{entry.kernel} {entry.target}{label}")
 

@@ -27,6 +27,7 @@ TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
+_FACTS = "facts"
 _LARGEST = 512 << 20  # the maximum size of a ledger in bytes
 _LARGEST_VALUE = 16 << 20
 # With this setting of SQLite, a committed entry is on disk even if the process is killed or the machine fails.
@@ -176,12 +177,19 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
-    def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
-        """Record an entry, and the progress if it is given. Both are on disk when this method returns.
+    def record(
+        self, entry: Entry, progress: tuple[int, int] | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record an entry, and the progress and facts if they are given. All are on disk when this method returns.
 
         ResourceError is raised if the file cannot be written.
+
+        Args:
+            facts: the facts that the workers reported, if they reported any.
         """
         rows = [] if progress is None else [_progress_row(*progress)]
+        if facts:
+            rows.append(("about", _FACTS, canonical(dict(facts)).decode()))
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
     def _write(self, *rows: tuple[str, str, str]) -> None:
@@ -220,6 +228,12 @@ class Ledger:
             self._write(("about", _SCOPE, _SEVERAL))
             return False
         return True
+
+    def facts(self) -> dict[str, Any]:
+        """Return the latest facts that `record` recorded about the workers; an empty dictionary if there are none."""
+        with _reading(self.path):
+            row = self._db.execute("SELECT value FROM about WHERE name = ?", (_FACTS,)).fetchone()
+        return {} if row is None else _object(self.path, row[0])
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))

@@ -47,6 +47,10 @@ class Key(Protocol):
     def id(self) -> str:
         """The id of the key. It is only a hint, because a signature is verified with the key itself."""
 
+    @property
+    def can_sign(self) -> bool:
+        """Whether the private half of the key is there."""
+
     def sign(self, statement: bytes) -> bytes | None:
         """Return a signature over a statement, or None if the private half of the key is missing."""
 

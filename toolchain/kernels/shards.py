@@ -69,13 +69,22 @@ class Shard:
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
         """Mark the shard as finished in the first store. The mark lists the kernels that do not compile.
 
-        Nothing is written for a whole campaign, or without a store. ToolchainError is raised if a result or the mark
-        could not be written to the store.
+        Nothing is written for a whole campaign, or without a store. ToolchainError is raised if the store lacks a
+        result, or if the mark cannot be written to it.
         """
         if self.part is None or shared is None:
             return
         if shared.failure is not None:
             raise shared.failure
+        done = {entry.id for entry in entries if entry.status == DONE}
+        # The store may lack results of an earlier run that are not added again, such as those from another store.
+        if lacking := shared.lacking([rule for rule in self.rules.rules if rule.id in done]):
+            raise KernelError(
+                "kernels-missing",
+                f"{len(lacking)} of {len(done)} compiled kernels are not in {shared.stores[0].root}",
+                why=f"another store had them in an earlier run, or other workers compiled them: {lacking[0].out}",
+                fix="remove the unfinished campaign (`toolchain cache prune --unfinished`), and run the command again",
+            )
         number, count = self.part
         mark = {
             **self.identity,

@@ -58,7 +58,6 @@ class SharedResults:
         key: the key that signs added results, and that must have signed taken results. With None, signatures are not
             checked.
         only: whether to compile nothing and take all results from the stores.
-        about: the facts that this machine's workers reported in an earlier run, if they were recorded.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class SharedResults:
         *,
         key: Key | None = None,
         only: bool = False,
-        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.counts = Counts()
         self.naming = naming
@@ -76,7 +74,7 @@ class SharedResults:
         self.failure: ToolchainError | None = None  # the error after which no more results are added
         self.failures: Mapping[str, Entry] = {}
         self.about: Mapping[str, Any] = {}
-        self._about_here: Mapping[str, Any] = about or {}
+        self._about_here: Mapping[str, Any] = {}
         self.stores = list(stores)
         self._writes: KernelStore | None = stores[0] if stores and not only else None
         self.key = key
@@ -210,12 +208,20 @@ class SharedResults:
         """
         if self._writes is None:
             return
-        left = {self.name(rule): rule for rule in rules if rule.id in entries}
-        for name, record in self._writes.fetch(left.keys()):
+        for rule in self.lacking([rule for rule in rules if rule.id in entries]):
+            self.add(rule, entries[rule.id], out)
+
+    def lacking(self, rules: Sequence[Rule]) -> list[Rule]:
+        """Return those of `rules` whose results have no usable record in the first store.
+
+        If the key cannot sign, records need no signature, because those that `add` makes have none either.
+        """
+        left = {self.name(rule): rule for rule in rules}
+        key = self.key if self.key is not None and self.key.can_sign else None
+        for name, record in self.stores[0].fetch(left.keys()):
             try:
-                read_record(record or b"", self._inputs_of(left[name]), self.key)
+                read_record(record or b"", self._inputs_of(left[name]), key)
                 del left[name]
             except (DamagedError, UnsignedError):
                 self._unusable.add(name)
-        for rule in left.values():
-            self.add(rule, entries[rule.id], out)
+        return list(left.values())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolchain.core.errors import ConfigError
 from toolchain.kernels.result_name import Naming
@@ -37,6 +36,10 @@ class ResultKey:
     def id(self) -> str:
         return self.public.id
 
+    @property
+    def can_sign(self) -> bool:
+        return self.signer is not None
+
     def sign(self, statement: bytes) -> bytes | None:
         """Return a signature over a statement; None if the private half is missing."""
         from toolchain.trust.dsse import pae  # noqa: PLC0415
@@ -67,19 +70,16 @@ def result_key(path: Path | None) -> ResultKey | None:
         return ResultKey(public, None)
 
 
-def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
+def shared_results(request: Request, naming: Naming) -> SharedResults | None:
     """Return access to the kernel stores of a request; None if the request names no store.
 
     Raise ConfigError if a named folder cannot be a kernel store, or if the key file contains no usable key.
-
-    Args:
-        about: the facts that this machine's workers reported in an earlier run; None if they were not recorded.
     """
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
     if not places:
         return None
     stores = [KernelStore(place) for place in places]
-    return SharedResults(stores, naming, key=result_key(request.kernel_key), only=bool(request.shards), about=about)
+    return SharedResults(stores, naming, key=result_key(request.kernel_key), only=bool(request.shards))
 
 
 def check_stores(request: Request) -> None:

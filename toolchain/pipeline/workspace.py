@@ -170,10 +170,10 @@ class BuildWorkspace:
 
         return memory_available()
 
-    def shared_results(self, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
+    def shared_results(self, naming: Naming) -> SharedResults | None:
         from toolchain.pipeline.kernel_store import shared_results  # noqa: PLC0415 - most builds share nothing
 
-        return shared_results(self.request, naming, about=about)
+        return shared_results(self.request, naming)
 
     def step(self, name: str) -> None:
         self.progress.step(name)

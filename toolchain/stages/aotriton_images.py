@@ -119,7 +119,7 @@ class KernelImages:
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules = cut(plan.rules, select=request.select, limit=request.limit)
         self.workspace.step("kernels")
-        shared = self._shared()
+        shared = self.workspace.shared_results(self.naming())
         shard = shard_of(rules, request.shard, shared)
         rules, clusters = shard.rules, plan.whole(shard.rules)
         result = self.compile(rules, shared)
@@ -168,11 +168,6 @@ class KernelImages:
         archives = packed(plan, clusters)
         check_images(self.build, clusters, archives, good)
         return packs, archives
-
-    def _shared(self) -> SharedResults | None:
-        about = self.build.with_name("about.json")
-        content = strict_json.read(about.read_bytes()) if about.is_file() else None
-        return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
         """Compile the rules that have no object yet, and return the result for all rules.

@@ -231,12 +231,8 @@ class Workspace(Protocol):
     def memory(self) -> int:
         """Return the bytes of memory that are available to new processes."""
 
-    def shared_results(self, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
-        """Return the kernel stores of the request; None if the request names none.
-
-        Args:
-            about: the facts that the workers of an earlier run reported; None if there are none.
-        """
+    def shared_results(self, naming: Naming) -> SharedResults | None:
+        """Return the kernel stores of the request; None if the request names none."""
 
     def step(self, name: str) -> None:
         """Report that a step begins."""
