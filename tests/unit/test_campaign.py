@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,35 @@ def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
     assert place.workers.alive == []
     assert executor.about() == {"triton": "0.0"}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernel-")]
+
+
+PRATTLES = """
+import sys
+while True:
+    print("x" * 65536, flush=True)
+    with open(sys.argv[1], "a") as stream:
+        stream.write(".")
+"""
+
+
+def test_a_process_that_prints_more_than_is_read_waits_and_can_be_stopped(tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
+    printed.touch()
+
+    @contextlib.contextmanager
+    def make(_files: str, _out: Path) -> Iterator[subprocess.Popen[str]]:
+        words = [sys.executable, "-c", PRATTLES, str(printed)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+            yield child
+
+    worker = worker_process.Worker(make, "", tmp_path / "worker")
+    count = -1
+    while count < printed.stat().st_size < 1000 or not count:
+        count = printed.stat().st_size
+        time.sleep(0.5)
+    worker.interrupt()
+    with pytest.raises(worker_process.StoppedError):
+        worker.answer(60)
+    worker.stop()
+    assert printed.stat().st_size < 1000
+    assert not [thread for thread in threading.enumerate() if thread.name == "kernel-pipe"]

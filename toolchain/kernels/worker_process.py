@@ -34,6 +34,7 @@ MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
 _LONGEST_LINE = 4 << 20  # the maximum number of characters in an answer; a worker may be hostile
+_MOST_LINES = 16  # the number of lines that are read ahead; a process that prints more must wait
 
 # If one of these patterns matches the reason for a failure, the machine is at fault and not the kernel. If a worker
 # ended, the reason states how it ended, and quotes the last lines of its output.
@@ -132,18 +133,25 @@ class Worker:
         self._since = 0.0
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
-        self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
+        self._answers: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._interrupted, self._ended = threading.Event(), threading.Event()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines that were not answers
         self._readers: list[threading.Thread] = []
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         self._process = self._stack.enter_context(make(files, folder))
         self.pid = self._process.pid
-        self._read(self._process.stdout, self._answers.put, at_end=lambda: self._answers.put(None))
+        self._read(self._process.stdout, self._put, at_end=lambda: self._put(None))
         self._read(self._process.stderr, self._note, at_end=lambda: None)
 
     def _note(self, line: str) -> None:
         self.tail.append(line.rstrip())
         LOG.debug("worker: %s", line.rstrip())
+
+    def _put(self, line: str | None) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(queue.Full):
+                self._answers.put(line, timeout=0.5)
+                return
 
     def _read(self, stream: Any, take: Callable[[str], Any], *, at_end: Callable[[], None]) -> None:
         if stream is None:
@@ -169,6 +177,8 @@ class Worker:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            if self._interrupted.is_set():
+                raise StoppedError
             try:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left < 0:  # a process that prints without end must not outlast the timeout
@@ -178,8 +188,6 @@ class Worker:
                 raise TimedOutError from None
             if line is None:
                 raise self._died()
-            if isinstance(line, StoppedError):
-                raise line
             with contextlib.suppress(ValueError):
                 value = strict_json.read(line)
                 if isinstance(value, dict):
@@ -260,7 +268,10 @@ class Worker:
 
     def interrupt(self) -> None:
         """Make the current or a later call of `answer` raise StoppedError."""
-        self._answers.put(StoppedError())
+        self._interrupted.set()
+        # This wakes a thread that waits for a line. No thread waits if the queue is full.
+        with contextlib.suppress(queue.Full):
+            self._answers.put_nowait("")
 
     def stop(self, *, patience: float = 0.0) -> None:
         """Close the process's input, and kill the process if it is still running after `patience` seconds.
@@ -272,6 +283,7 @@ class Worker:
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
+        self._ended.set()
         # On a busy disk, a killed process may take long to end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
