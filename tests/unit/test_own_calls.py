@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str
     with refused(what) as raised:
         of_user(OWN.replace(old, new), tmp_path, "gfx942")
     assert raised.value.fix
+
+
+def test_a_gpu_whose_number_of_compute_units_is_unknown_is_refused_before_calls_are_made() -> None:
+    own = json.dumps({"function": "softmax", "dtype": "bf16", "rows": 16, "columns": 4096})
+    table = with_calls(calls_of("aiter"), f"[{own}]", ())
+    assert [call_.rows[0]["units"] for call_ in listed(table, ["gfx942", "gfx1151"])] == [40, 304]
+    with refused("gpu-without-calls"):
+        listed(table, ["gfx90a"])
 
 
 def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> None:

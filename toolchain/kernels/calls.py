@@ -114,11 +114,18 @@ def calls_of(wheel: str) -> WheelCalls:
 def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
     """Return the calls for `gpus`, grouped by GPU; if `gpus` is empty, for all GPUs of the table.
 
-    UnsupportedError is raised if a GPU is unknown or has no calls.
+    UnsupportedError is raised if a GPU is unknown, has no calls, or lacks its arguments in the table.
     """
     calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
         check_gpu(gpu)
+        if table.of_gpu and gpu not in table.of_gpu:
+            raise UnsupportedError(
+                "gpu-without-calls",
+                f"no calls of {table.wheel} are possible for {gpu}",
+                why=f"the arguments that depend on the GPU are known for {', '.join(table.of_gpu)}",
+                fix=f"name one of these GPUs, or add yours to `of_gpu` in {_FILE.name}",
+            )
         axes = [
             {name: values for name, values in row.items() if name != "gpus"}
             for row in table.call if gpu in row.get("gpus", table.gpus)
