@@ -107,6 +107,19 @@ def test_what_does_not_belong_in_a_result_is_refused(result: tuple[Path, Call, O
         unpack(path, tmp_path / "new")
 
 
+def test_a_result_with_too_many_bytes_is_refused(
+    result: tuple[Path, Call, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _, _ = result
+    with tarfile.open(path) as tar:
+        size = sum(member.size for member in tar)
+    monkeypatch.setattr("toolchain.kernels.cache_entries._LARGEST_SUM", size)
+    unpack(path, tmp_path / "whole")
+    monkeypatch.setattr("toolchain.kernels.cache_entries._LARGEST_SUM", size - 1)
+    with refused("cache-entry-damaged"):
+        unpack(path, tmp_path / "new")
+
+
 def with_member(tar: bytes, member: tarfile.TarInfo) -> bytes:
     out = io.BytesIO(tar)
     with tarfile.open(fileobj=out, mode="a") as stream:

@@ -33,6 +33,7 @@ BYTES = "cache.triton.image/cache-size-bytes"
 SUMMARY = "cache.triton.image/summary"
 NO_KEY = "unknown-triton-key"
 _LARGEST = 64 << 20  # the maximum size of one file in bytes
+_LARGEST_SUM = 1 << 30  # the maximum size of all files in a worker's tar, in bytes
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -131,19 +132,21 @@ def unpack(path: Path, made: Path) -> None:
         made: the cache. Containers could write to it, so it may contain links that lead out of it.
 
     Raises:
-        KernelError: the tar or its JSON file is damaged, the tar contains a file that is too large or does not belong
-            to its kernels, a link leads out of the cache, or a file cannot be written.
+        KernelError: the tar or its JSON file is damaged, the tar contains files that are too large or do not belong to
+            its kernels, a link leads out of the cache, or a file cannot be written.
     """
     kernels, _ = packed_kernels(path)
     folders = {entry_folder(hash_) for _, hash_ in kernels}
     notes = {f"{LAUNCHES}/{hash_}.json" for _, hash_ in kernels}
+    left = _LARGEST_SUM
     try:
         with open_regular(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 folder, _, name = member.name.partition("/")
                 ours = folder in folders and name and "/" not in name and not name.startswith(".")
                 odd = member.issparse() or not member.isreg()
-                if odd or member.size > _LARGEST or not (ours or member.name in notes):
+                left -= member.size
+                if odd or member.size > _LARGEST or left < 0 or not (ours or member.name in notes):
                     raise ValueError(f"{member.name!r} is too large, or not a file of its kernels")
                 target, content = made / folder / name, tar.extractfile(member)
                 assert content is not None  # noqa: S101 - a regular file has content
