@@ -150,6 +150,18 @@ def test_through_a_registry_whose_tag_moves_last(place: Place, monkeypatch: pyte
         assert registry.manifests == {}
 
 
+def test_a_base_from_a_bundle_is_passed_on_and_nothing_says_who_made_it(place: Place) -> None:
+    first = json.loads((place.export(), place.content("record"))[1])
+    place.import_bundle()
+    there = Cache(place.root / "other")
+    place.request = dataclasses.replace(place.request, cache=there)
+    shutil.copytree(place.root / 'cache "one"' / "store", there.root / "store", dirs_exist_ok=True)
+    place.out = LayoutRef(place.root / "second")
+    place.export()
+    assert json.loads(place.content("record")) == first
+    assert not first["tool"]
+
+
 def test_a_base_that_is_not_built_or_was_taken_from_elsewhere(place: Place) -> None:
     (path,) = place.request.cache.records.glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"taken_from": {"ref": "registry.test/x", "key": "k"}}))

@@ -221,7 +221,9 @@ class _Packer:
     def base(self, base: LockedBase, row: PlanRow) -> None:
         """Add the image, the record and the package list of a `LockedBase`; for a user's base, add only the image.
 
-        SourceError is raised if the image was not built here, unless it is a user's base.
+        SourceError is raised if the image was downloaded by `--reuse-from`, because a bundle does not contain the
+        signature that was verified then. A base from another bundle may be passed on: no record in a bundle says who
+        made the image.
         """
         cache = self.request.cache
         if base.state == "image":
@@ -236,7 +238,7 @@ class _Packer:
             raise SourceError(
                 "base-not-made-here",
                 f"{base} was not built on this machine",
-                why=f"it was downloaded from {taken.ref}, but a bundle may only contain what its exporter built",
+                why=f"it was downloaded from {taken.ref}, and a bundle does not contain the signature of that image",
                 fix="export the bundle where it was built, or build it here in another cache (--cache DIR)",
             )
         self.content("record", base.owner, "record.json", canonical(record.without_claims().as_json()))
