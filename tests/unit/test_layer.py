@@ -291,6 +291,17 @@ def test_normalise_tar_refuses_a_member_of_an_unknown_type(tmp_path: Path) -> No
         normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
 
 
+@pytest.mark.parametrize(("major", "minor"), [(8**7, 1), (1, 8**7), (1, -1)])
+def test_normalise_tar_refuses_a_device_that_no_header_can_hold(tmp_path: Path, major: int, minor: int) -> None:
+    device = entry("null", tarfile.CHRTYPE)
+    device.devmajor, device.devminor = major, minor
+    with tarfile.open(tmp_path / "in.tar", "w", format=tarfile.GNU_FORMAT) as out:
+        out.addfile(device)
+    with refused("tar-member-unknown"):
+        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
+    assert not (tmp_path / "out.tar").exists()
+
+
 def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 2000)
     with pytest.raises(SourceError):

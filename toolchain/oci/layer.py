@@ -254,7 +254,7 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
     Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, the member of the root folder itself, and all
     extended attributes except file capabilities are removed. Ids, modes, links and device nodes are kept, but the owner
     of the folders in `_APTS_OWN` becomes root. SourceError is raised if the tar is damaged or has a member of unknown
-    type, and HostileInputError if a name or a hard link leads out of the tar.
+    type or an impossible device, and HostileInputError if a name or a hard link leads out of the tar.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -274,6 +274,14 @@ def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile) -
         raise SourceError(
             "tar-member-unknown", f"{info.name} in a tar has the unknown type {info.type!r}", fix="create the tar again"
         )
+    device = (info.devmajor, info.devminor) if kind in {tar.CHARACTER, tar.BLOCK_DEVICE} else (0, 0)
+    if not 0 <= min(device) <= max(device) < tar.DEVICES:
+        raise SourceError(
+            "tar-member-unknown",
+            f"{info.name} in a tar is the device {device[0]}:{device[1]}",
+            why=f"the numbers of a device in a layer are below {tar.DEVICES}",
+            fix="create the tar again",
+        )
     capability = info.pax_headers.get(f"SCHILY.xattr.{tar.CAPABILITY}")
     member = tar.Member(
         name=name,
@@ -284,7 +292,7 @@ def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile) -
         gid=0 if name in _APTS_OWN else info.gid,
         size=info.size if kind == tar.REGULAR else 0,
         link=_inside(info.linkname) if kind == tar.HARDLINK else _raw(info.linkname) if kind == tar.SYMLINK else b"",
-        device=(info.devmajor, info.devminor) if kind in {tar.CHARACTER, tar.BLOCK_DEVICE} else (0, 0),
+        device=device,
         xattrs={tar.CAPABILITY: _raw(capability)} if capability is not None else {},
     )
     sink.write(member.header())

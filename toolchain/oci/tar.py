@@ -16,6 +16,7 @@ from toolchain.core.errors import BuildError
 BLOCK = 512
 REGULAR, HARDLINK, SYMLINK, CHARACTER, BLOCK_DEVICE, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"
 CAPABILITY = "security.capability"
+DEVICES = 8**7  # the numbers of a device are smaller; Linux has numbers below 2**20
 
 
 class Sink(Protocol):
@@ -26,7 +27,10 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A member of a tar. Names are bytes without a leading slash, and only a regular file has a `size`."""
+    """A member of a tar.
+
+    Names are bytes without a leading slash, only a regular file has a `size`, and `device` has numbers below `DEVICES`.
+    """
 
     name: bytes
     kind: bytes
