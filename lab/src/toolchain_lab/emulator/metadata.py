@@ -12,6 +12,7 @@ from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
+_MOST_THREADS = 1024  # the limit of all GPUs for a workgroup
 _LARGEST = 1 << 20  # bytes; the limit for the LDS of a workgroup, and for the scratch memory of a lane
 _AGAIN = "compile the kernel again with this version of the tool"
 # These are the sizes of the GPUs' LDS in bytes. A kernel is assumed to use all of the LDS unless a JSON file gives the
@@ -240,7 +241,15 @@ def _scratch(content: Mapping[str, Any]) -> int:
 
 def check_metadata(code: CodeObject, metadata: Metadata) -> None:
     """Raise NotEmulatedError if the metadata does not match the object, or requires something that is not emulated."""
-    threads = metadata.waves * (32 if code.descriptor.wave32 else 64)
+    lanes = 32 if code.descriptor.wave32 else 64
+    if code.workgroup_size not in range(lanes, _MOST_THREADS + 1, lanes):
+        raise NotEmulatedError(
+            "kernel-not-emulated",
+            f"the emulator does not support {code.kernel}",
+            why=f"a workgroup has {code.workgroup_size} threads instead of whole waves of {lanes} threads",
+            fix="report it with the code object",
+        )
+    threads = metadata.waves * lanes
     for name, ours, theirs in (
         ("the kernel", metadata.kernel, code.kernel),
         ("the GPU", metadata.gpu, code.gpu),
