@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ from toolchain_lab.emulator.errors import (
 )
 from toolchain_lab.emulator.given import parse_argument
 from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
-from toolchain_lab.emulator.memory import Lds
-from toolchain_lab.emulator.metadata import check_metadata, metadata_of
+from toolchain_lab.emulator.memory import Lds, Memory
+from toolchain_lab.emulator.metadata import check_metadata, described, metadata_of
 from toolchain_lab.emulator.placement import UPPER
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
@@ -61,6 +62,13 @@ def test_a_global_load_gathers_and_a_store_scatters() -> None:
     run(wave, "global_load_dword v1, v0, s[4:5]", "v_lshlrev_b32_e32 v2, 2, v1", "global_store_dword v2, v1, s[6:7]")
     assert get(wave, "v1") == list(range(63, -1, -1))
     assert np.frombuffer(wave.group.memory.content(1), np.uint32).tolist() == list(range(64))
+
+
+def test_an_access_that_crosses_the_end_of_a_buffer_has_a_distance_of_bytes() -> None:
+    memory = Memory([np.zeros(10, np.uint8)], random=np.random.default_rng(0), names=["out"])
+    for offset, distance in ((8, 2), (10, 0), (13, 3)):
+        with refused("outside-buffers", f" {distance} bytes"):
+            memory.place(memory.addresses[0] + offset, 4, pc=0)
 
 
 def test_only_active_lanes_access_memory() -> None:
@@ -549,7 +557,7 @@ def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: py
 
 
 def test_a_number_that_does_not_fit_its_argument() -> None:
-    for kind, number in (("fp32", 1e300), ("i32", 1 << 40)):
+    for kind, number in (("fp32", 1e300), ("i32", 1 << 40), ("i32", math.nan)):
         with refused("argument-invalid"):
             argument_block([Parameter("n", kind)], {"n": number}, 16)
 
@@ -585,6 +593,14 @@ def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
     for lds in (1 << 50, -1):
         with refused("memory-too-large"):
             check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))
+
+
+@pytest.mark.parametrize("threads", [0, 32, 100, 1 << 40])
+def test_a_workgroup_that_is_not_of_whole_waves_is_not_blamed_on_a_json(threads: int) -> None:
+    """There need not be a JSON file; a kernel of HIP has none."""
+    code = replace(code_object("gfx942"), workgroup_size=threads)
+    with refused("kernel-not-emulated", threads):
+        described(code, None)
 
 
 def test_every_error_has_an_exit_code_of_the_tool() -> None:

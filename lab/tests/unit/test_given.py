@@ -44,9 +44,12 @@ def test_damaged_arrays(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(damaged)
     np.save(tmp_path / "fields.npy", np.zeros(4, [("a", "<f4"), ("b", "<f4")]))
     np.save(tmp_path / "raw.npy", np.zeros(4, "V2"))
+    np.save(tmp_path / "words.npy", np.zeros(4, "U3"))
     for name in (*bad, "fields.npy", "raw.npy"):
         with pytest.raises(LaunchError):
             read_expected(Parameter("out", "*fp32"), str(tmp_path / name), np.zeros(4, np.float32))
+    with refused("argument-invalid", np.dtype("U3")):
+        read_expected(Parameter("out", "*fp32"), str(tmp_path / "words.npy"), np.zeros(4, np.float32))
 
 
 @pytest.mark.parametrize(

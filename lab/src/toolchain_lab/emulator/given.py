@@ -180,13 +180,13 @@ def read_expected(parameter: Parameter, path: str, buffer: Array) -> Array:
             the buffer.
     """
     expected = _load(parameter, path, option="--expect")
-    if expected.size != buffer.size or expected.dtype.kind not in "biufV":
+    if expected.size != buffer.size:
         why = f"the buffer has {buffer.size} numbers, and the file has {expected.size}"
         raise _wrong(parameter, path, why, option="--expect")
     # `--out` writes bf16 numbers and 8-bit floats as integers, and numpy saves arrays with a type from the package
     # ml_dtypes as untyped bytes.
     raw = expected.dtype.kind == "V" or (parameter.element in _AS_BITS and expected.dtype.kind in "iu")
-    if raw and expected.dtype.itemsize != buffer.dtype.itemsize:
+    if expected.dtype.kind not in "biufV" or (raw and expected.dtype.itemsize != buffer.dtype.itemsize):
         why = f"the file contains elements of type {expected.dtype}"
         raise _wrong(parameter, path, why, option="--expect")
     return decoded(parameter.element, np.ascontiguousarray(expected).view(buffer.dtype)) if raw else expected

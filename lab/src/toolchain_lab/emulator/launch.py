@@ -159,7 +159,7 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
         value = values[parameter.name]
         try:
             block += _packed(parameter, value)
-        except (struct.error, OverflowError) as error:
+        except (struct.error, OverflowError, ValueError) as error:
             raise LaunchError(
                 "argument-invalid",
                 f"argument {parameter.name} cannot be {value}",

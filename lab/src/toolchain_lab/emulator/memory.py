@@ -261,7 +261,8 @@ class Memory:
         if number < 0 or place - self._ends[number] > _NEAR:
             return f"address {place & QUAD:#x}"
         name = self._names[number] if number < len(self._names) else "the argument block"
-        return f"{name} ends {place - self._ends[number]} bytes below the address"
+        distance = place - self._ends[number]  # negative if only the end of the access is outside
+        return f"{name} ends {abs(distance)} bytes {'above' if distance < 0 else 'below'} the address"
 
     def place(self, address: int, size: int, pc: int) -> int:
         """Return the offset in `views` for the address of a scalar load."""
