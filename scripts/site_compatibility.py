@@ -209,9 +209,10 @@ def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
 
 def _others() -> str:
     rows = []
+    released = {one.commit for one in aotriton_releases()}  # these have a table of their own
     names = {"llvm": "LLVM", "kernels": "FlashAttention kernels by Triton", "aotriton": "AOTriton"}
     for one in tried():
-        if one.what in names and one.as_ in {"debian13", "glibc 2.31"}:
+        if one.what in names and one.as_ in {"debian13", "glibc 2.31"} and one.of not in released:
             rows.append(
                 [
                     f"{names[one.what]} {one.of[:12]}" + (f" on LLVM {one.llvm}" if one.llvm else ""),

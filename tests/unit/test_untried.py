@@ -34,6 +34,12 @@ def planned(*words: str) -> tuple[str, dict[str, bool]]:
 
 
 TRITON = ("--source", f"triton=https://github.com/triton-lang/triton@{NEAR_22}", "--allow-binary", "libdevice")
+OF_11 = ("--aotriton", "0.11b", "--drop-binary", "libdevice")
+NEAR_21 = "91822318570f76e8952b9a49934df97e8871492e"
+BY_OTHER = (
+    *("--source", f"triton=https://github.com/triton-lang/triton@{NEAR_21}"),
+    *("--source", "llvm=distro:llvm-toolchain-21"),
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,31 @@ TRITON = ("--source", f"triton=https://github.com/triton-lang/triton@{NEAR_22}",
         ),
         (("triton", *LLVM, *TRITON), [], {"llvm": True, "triton": True}),
         (("triton", "--triton", "3.6.0"), ["Triton v3.6.0 on LLVM f6ded0be897e"], {"llvm": False, "triton": False}),
+        (
+            ("aotriton", *OF_11, *BY_OTHER, "--gpu", "gfx942", "--rocm", "6"),
+            [],
+            {"llvm": True, "triton": True, "aotriton": True},
+        ),
+        (
+            ("aotriton", *OF_11, *BY_OTHER, "--gpu", "gfx942,gfx950", "--rocm", "6"),
+            ["AOTriton 972223c501ff by Triton 91822318570f for gfx942, gfx950"],
+            {"llvm": True, "triton": True, "aotriton": False},
+        ),
+        (
+            ("aotriton", *OF_11, *BY_OTHER, "--gpu", "gfx942", "--rocm", "7"),
+            ["AOTriton 972223c501ff"],
+            {"llvm": True, "triton": True, "aotriton": False},
+        ),
+        (
+            ("aotriton", *OF_11, "--gpu", "gfx942", "--rocm", "6"),
+            ["AOTriton 972223c501ff by Triton b59fb1f66f02"],
+            {"llvm": False, "triton": False, "aotriton": False},
+        ),
+        (
+            ("aotriton", "--aotriton", "0.10b", "--drop-binary", "libdevice", "--gpu", "gfx942", "--rocm", "6"),
+            ["AOTriton 6fca155f4dee"],
+            {"llvm": False, "triton": False, "aotriton": False},
+        ),
     ],
 )
 def test_plan_says_what_nobody_has_built(words: Sequence[str], untried: list[str], stages: dict[str, bool]) -> None:

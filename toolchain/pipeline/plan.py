@@ -296,7 +296,10 @@ def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> s
         shown = f"Triton {_short(version)} on LLVM {_short(on)} for {where}"
         return "" if was_tried("wheel", version, where, llvm=on) else shown
     if planned.name == "aotriton":
-        return "" if was_tried("aotriton", version, where) else f"AOTriton {_short(version)} for {where}"
+        by = next((source for below in rows for source in below.planned.sources if source.name == "triton"), None)
+        on, gpus, rocm = _version(by) if by is not None else "", planned.details.gpus, planned.details.rocms
+        shown = f"AOTriton {_short(version)} by Triton {_short(on)} for {', '.join(gpus)} and {where}"
+        return "" if was_tried("aotriton", version, where, triton=on, gpus=gpus, rocm=rocm) else shown
     return None
 
 
