@@ -38,6 +38,9 @@ def test_files_are_read_from_every_kind_of_layer(tmp_path: Path, how: Any) -> No
     assert read_member(layout.blob(layer.digest), layer.media_type, "no/such") is None
     assert glance(layout.blob(layer.digest), layer.media_type, "usr/lib64/thing/share/text") == b"words\n"
     assert glance(layout.blob(layer.digest), layer.media_type, "no/such") is None
+    (tmp_path / "damaged").write_bytes(b"no layer")
+    with pytest.raises(UntrustedError):
+        glance(tmp_path / "damaged", layer.media_type, "no/such")
 
 
 def tar(path: Path, *members: tuple[str, bytes], extra: tuple[tarfile.TarInfo, ...] = ()) -> Path:
