@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -81,6 +82,21 @@ def test_folders_that_their_owner_may_not_read_are_removed(tmp_path: Path) -> No
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     return Storage(Cache(tmp_path / "cache"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: only root can give files to other users")
+def test_every_call_uses_the_same_buildah(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is found by PATH outside of the system's folders, too."""
+    program = tmp_path / "bin" / "buildah"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    storage._driver = "vfs"
+    for pipes in (None, tmp_path):
+        words = storage.command("images", pipes=pipes)
+        inside = words[words.index("--root") - 1]
+        assert [os.fspath(program), inside, False] in json.loads(words[4])["binds"]
 
 
 @pytest.mark.parametrize(

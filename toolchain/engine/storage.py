@@ -137,17 +137,18 @@ class Storage:
             show: the folders and files of this machine that buildah sees in addition to its storage.
             limits: the limits for buildah and its containers; None for no limits.
         """
-        process.which("buildah", fix=INSTALL)
+        program, shown = view.program("buildah", fix=INSTALL)
         namespace.enter()
         for folder in (self.root, self.runroot, self.cache.mounts):
             view.own(folder)
-        argv = ["buildah", "--root", view.STORAGE, "--runroot", view.RUNROOT]
+        argv = [program, "--root", view.STORAGE, "--runroot", view.RUNROOT]
         argv += ["--storage-driver", driver or self.driver, *(os.fspath(word) for word in words)]
         mounts = [
             Mount(self.root, view.STORAGE, read_only=False),
             Mount(self.runroot, view.RUNROOT, read_only=False),
             Mount(self.cache.mounts, view.WORK, read_only=False),
             *([Mount(pipes, relay.PIPES)] if pipes is not None else []),
+            *shown,
             *show,
         ]
         whole = argv if pipes is None else relay.outside(argv)

@@ -95,7 +95,8 @@ def command(
     """Return the command line that runs `argv` with `engine.launcher` in its own namespaces.
 
     Args:
-        argv: a program of this machine and its arguments, with paths inside the namespaces.
+        argv: a program and its arguments, with paths inside the namespaces. See `program` for a program that may be
+            outside of the system's folders.
         settings: the folder for buildah's settings, which are written there if they are missing.
         show: the folders and files of this machine to mount, with their paths inside the namespaces.
         network: whether the program keeps this machine's network.
@@ -105,10 +106,6 @@ def command(
     shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
     etc = [Path("/etc") / name for name in (*_ETC, *(_NETWORK if network else ()))]
     shown += [Mount(path, os.fspath(path)) for path in etc if path.exists()]
-    program = Path(process.which(argv[0])).resolve()
-    if program.parts[1] not in launcher.SYSTEM:
-        shown.append(Mount(program, f"/programs/{program.name}"))
-        argv = [f"/programs/{program.name}", *argv[1:]]
     spec: launcher.Spec = {
         "ids": ids(),
         "binds": [(os.fspath(mount.source.absolute()), mount.target, not mount.read_only) for mount in shown],
@@ -120,6 +117,19 @@ def command(
         "unknown_calls": load("syscalls")["by-number"]["unknown"],
     }
     return process.python("-S", os.fspath(PROGRAM), json.dumps(spec), *argv)
+
+
+def program(name: str, *, fix: str = "") -> tuple[str, list[Mount]]:
+    """Return the path of a program inside the namespaces, and the mounts that show the program there.
+
+    A program in the system's folders needs no mount. An EngineError that advises `fix` is raised if the program is
+    missing.
+    """
+    path = Path(process.which(name, fix=fix)).resolve()
+    if path.parts[1] in launcher.SYSTEM:
+        return os.fspath(path), []
+    inside = f"/programs/{path.name}"
+    return inside, [Mount(path, inside)]
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
