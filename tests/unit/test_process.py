@@ -41,6 +41,10 @@ def test_what_a_listener_raises_is_raised() -> None:
 
     with pytest.raises(KeyError, match="one"):
         process.run(["sh", "-c", "echo one; head -c 1000000 /dev/zero | tr '\\0' '\\n'; sleep 60"], on_line=listen)
+    begun = time.monotonic()
+    with pytest.raises(KeyError, match="one"):  # docker's client passes this signal on and stays
+        process.run(["sh", "-c", "trap '' TERM; echo one; sleep 60"], on_line=listen)
+    assert time.monotonic() - begun < 50
 
 
 def test_lines_of_both_streams_are_kept(tmp_path: Path) -> None:

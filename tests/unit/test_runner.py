@@ -110,7 +110,17 @@ def test_the_log_has_each_line_when_it_comes(programs: Path, tmp_path: Path) -> 
     log, seen = tmp_path / "log", list[str]()
     runner = DockerRunner(settings=tmp_path / "settings")
     runner.run("image", ["true"], log=log, on_line=lambda _: seen.append(log.read_text()))
-    assert seen == ["first\n", "first\nsecond\n"]
+    assert [text.splitlines()[1:] for text in seen] == [["first"], ["first", "second"]]
+
+
+def test_a_line_without_an_end_is_read_in_pieces(programs: Path, tmp_path: Path) -> None:
+    """A hostile container would else fill the memory."""
+    install(programs, "docker", 'case "$2" in run) x=1234567890; for _ in 1 2 3 4; do x=$x$x$x$x$x$x$x$x$x$x; done; '
+            'printf %s "$x"; printf %s "$x" ;; esac')  # fmt: skip
+    pieces: list[str] = []
+    DockerRunner(settings=tmp_path / "settings").run("image", ["true"], on_line=pieces.append)
+    assert len("".join(pieces)) == 200_000
+    assert len(pieces) > 1
 
 
 def test_numbers_of_users_outside_a_namespace() -> None:

@@ -274,10 +274,9 @@ class _Streams(Lines):
                     try:
                         self.take(line, keep=keep, on_line=on_line)
                     except Exception as error:  # noqa: BLE001 - run() raises it
-                        # The pipe must still be read, or the program would block.
+                        # The pipe must still be read while the program ends, or the program would block.
                         self.failed = error
-                        with contextlib.suppress(ProcessLookupError):
-                            os.killpg(self._child.pid, signal.SIGTERM)
+                        threading.Thread(target=kill_group, args=(self._child,), daemon=True).start()
 
 
 @contextlib.contextmanager

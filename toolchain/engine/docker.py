@@ -1,4 +1,4 @@
-"""Run commands and workers in docker containers through python-on-whales; `docker_probe` checks the daemon first."""
+"""Run commands and workers in docker containers; `docker_probe` checks the daemon first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
@@ -22,7 +21,7 @@ from python_on_whales.exceptions import DockerException, NoSuchImage
 from toolchain.core import process, strict_json
 from toolchain.core.environment import clean_environment, inherited
 from toolchain.core.errors import EngineError
-from toolchain.core.process import CommandError, Lines, Result, RunOptions
+from toolchain.core.process import CommandError, Result, RunOptions
 from toolchain.core.recipe import Mount, plain_files
 from toolchain.engine import container_limits, view
 from toolchain.engine.attended import attended
@@ -197,35 +196,31 @@ class DockerRunner:
     ) -> Result:
         """Run a command in a fresh container, as `Buildah.run` does; raise an EngineError if docker cannot run it.
 
-        `on_stderr` is ignored. The limit `hours` applies only if there is no `timeout`.
+        The limit `hours` applies only if there is no `timeout`.
         """
         process.which(PROGRAM)
-        options = self._options(mounts, how.get("env"), network=network)
-        log, timeout = how.get("log"), how.get("timeout")
-        with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(process.opened_log(log)) if log is not None else None
-            lines = Lines(sink)
-
-            def take(stream: str, content: str) -> None:
-                for line in content.splitlines(keepends=True):
-                    lines.take(line, keep=how.get("capture", False) and stream == "stdout", on_line=how.get("on_line"))
-
-            name = self._name()
-            limits = self._limits(mounts, log=log, timed=timeout is None)
-            with self._watched(name, limits) as watch:
-                code = self._stream(name, image, argv, options, lines, take=take, timeout=timeout)
+        check, name = how.get("check", True), self._name()
+        words = [*self._words(), "container", "run", "--name", name]
+        words += self._options(mounts, how.get("env"), network=network)
+        limits = self._limits(mounts, log=how.get("log"), timed=how.get("timeout") is None)
+        how["env"], how["check"] = None, False  # `env` is among the options; the exit code is checked after the limits
+        with self._watched(name, limits) as watch:
+            try:
+                result = process.run([*words, image, *_SHELL, *argv], **how)
+            finally:
+                self._remove(name)
         if watch.reached:
             raise container_limits.limit_error(watch.reached, f"{argv[0]} in a container of {image}")
-        if code == _ENGINE_FAILED:
+        if result.returncode == _ENGINE_FAILED:
             raise EngineError(
                 "docker-failed",
                 "docker could not run a container",
-                why="\n".join(lines.tail),
+                why="\n".join(result.tail),
                 fix="read the log of docker's daemon",
             )
-        if how.get("check", True) and code != 0:
-            raise CommandError([PROGRAM, "run", image, *argv], code, tuple(lines.tail))
-        return Result(code, "".join(lines.whole), tuple(lines.tail))
+        if check and result.returncode != 0:
+            raise CommandError([PROGRAM, "run", image, *argv], result.returncode, result.tail)
+        return result
 
     @contextlib.contextmanager
     def worker(
@@ -237,11 +232,9 @@ class DockerRunner:
         not end with the client, so this function removes the container after the block.
         """
         name = self._name()
-        options = self._options(mounts, env)
+        words = [*self._words(), "container", "create", "--interactive", "--name", name, *self._options(mounts, env)]
         with self._errors("create"):
-            self._client.container.create(
-                image, [*_SHELL, *argv], name=name, interactive=True, pull="never", remove=True, **options
-            )
+            process.run([*words, image, *_SHELL, *argv])
         try:
             words = [*self._words(), "container", "start", "--attach", "--interactive", name]
             limits = self._limits(mounts, timed=False)
@@ -258,62 +251,35 @@ class DockerRunner:
 
     def _options(
         self, mounts: Sequence[Mount], env: Mapping[str, str] | None, *, network: bool = False
-    ) -> dict[str, Any]:
+    ) -> Iterator[str]:
+        """Yield the options of `docker container run` and `docker container create` for a container."""
         profile, limits = self._profile(plain=plain_files(mounts)), container_limits.ulimits()
-        return {
-            "entrypoint": "/bin/sh",
-            "envs": dict(env or {}),
-            # Results must not depend on the machine's host name.
-            "hostname": "toolchain",
-            "labels": {_LABEL: f"{_machine()}/{process_identity(os.getpid())}"},
-            "mounts": [_mount(mount) for mount in mounts],
-            "networks": ["host" if network else "none"],
-            "cap_drop": list(DROPPED),
-            "pids_limit": limits["nproc"],
-            "ulimit": [f"fsize={limits['fsize']}"],
-            # The daemon stores the output of containers on its disk. With this log driver, it stores at most 100 MB for
-            # each container.
-            "log_driver": "local",
-            # Without `label=disable`, SELinux would deny containers access to the user's folders.
-            "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
-            **({"user": self.user} if self.user else {}),
-        }
+        yield from ("--pull=never", "--rm", "--entrypoint", "/bin/sh")
+        # Results must not depend on the machine's host name.
+        yield from ("--hostname", "toolchain")
+        yield from ("--label", f"{_LABEL}={_machine()}/{process_identity(os.getpid())}")
+        yield from ("--network", "host" if network else "none")
+        yield from ("--pids-limit", str(limits["nproc"]), "--ulimit", f"fsize={limits['fsize']}")
+        # The daemon stores the output of containers on its disk. With this log driver, it stores at most 100 MB for
+        # each container.
+        yield from ("--log-driver", "local")
+        # Without `label=disable`, SELinux would deny containers access to the user's folders.
+        for option in ("label=disable", "no-new-privileges", f"seccomp={profile}"):
+            yield from ("--security-opt", option)
+        for name in DROPPED:
+            yield from ("--cap-drop", name)
+        for variable in (env or {}).items():
+            yield from ("--env", "=".join(variable))
+        for mount in mounts:
+            yield from ("--mount", ",".join(_mount(mount)))
+        if self.user:
+            yield from ("--user", self.user)
 
     def _profile(self, *, plain: bool) -> Path:
         if self._settings is None:
             self._settings = Path(tempfile.mkdtemp(prefix="toolchain-"))
             weakref.finalize(self, shutil.rmtree, self._settings, ignore_errors=True)
         return view.profile(self._settings, plain=plain)
-
-    def _stream(
-        self,
-        name: str,
-        image: str,
-        argv: Sequence[str],
-        options: Mapping[str, Any],
-        lines: Lines,
-        *,
-        take: Callable[[str, str], None],
-        timeout: float | None,
-    ) -> int:
-        timer = threading.Timer(timeout, self._kill, [name]) if timeout is not None else None
-        try:
-            if timer is not None:
-                timer.start()
-            output = self._client.container.run(
-                image, [*_SHELL, *argv], name=name, pull="never", remove=True, stream=True, **options
-            )
-            for stream, content in output:
-                take(str(stream), content.decode(errors="replace"))
-        except DockerException as error:
-            if not lines.tail:
-                lines.tail.extend(_error_output(error).splitlines())
-            return int(error.return_code)
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._remove(name)
-        return 0
 
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
         """Return the limits for a container.
@@ -356,11 +322,11 @@ class DockerRunner:
         process.which(PROGRAM)
         try:
             yield
-        except DockerException as error:
+        except (DockerException, CommandError) as error:
             raise EngineError(
                 "docker-failed",
                 f"docker {what} failed",
-                why=_error_output(error),
+                why=error.why if isinstance(error, CommandError) else _error_output(error),
                 fix="check that its daemon is running: docker info",
             ) from error
 
