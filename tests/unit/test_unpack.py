@@ -121,8 +121,12 @@ def test_without_the_programs(
     monkeypatch.setattr(process, "find", lambda _name: None)
     packed = tmp_path / "a.tar.x"
     packed.write_bytes(squeeze(write(tmp_path / "a.tar", GOOD).read_bytes()))
-    unpack_tar(packed, tmp_path / "d")
+    told: list[int] = []
+    monkeypatch.setattr(unpack, "_TOLD_EVERY", 1)
+    with reporting_to(lambda _, done, __: told.append(done)):
+        unpack_tar(packed, tmp_path / "d")
     assert (tmp_path / "d/llvm/a.txt").read_bytes() == b"hello"
+    assert 0 < told[-1] <= packed.stat().st_size
 
 
 HOSTILE: dict[str, list[Entry]] = {

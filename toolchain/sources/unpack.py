@@ -34,7 +34,7 @@ _WINDOW = 1 << 16  # bytes; the buffer is small, because tarfile copies the rest
 _TOLD_EVERY = 64  # number of members after which the progress is reported
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
+_DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[IO[bytes]], Any] | None], ...] = (
     # A row has the magic bytes, the command, and the Python function, if any, to use if the program is missing.
     (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
     (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
@@ -105,7 +105,7 @@ class _Unpacker:
     def run(self) -> None:
         tar_headers.require()
         count = total = 0
-        with self.archive.open("rb", buffering=0) as packed, decompressed(self.archive, packed) as stream:
+        with self.archive.open("rb", buffering=0) as packed, decompressed(packed) as stream:
             size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
@@ -300,10 +300,10 @@ class _Unpacker:
 
 
 @contextlib.contextmanager
-def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
+def decompressed(packed: IO[bytes]) -> Iterator[IO[bytes]]:
     """Yield a stream of the decompressed content of an archive; an archive without compression is yielded as it is.
 
-    `packed` is the open file of the archive. Its first bytes decide the format.
+    `packed` is the open file of the archive. Its first bytes decide the format, and its position shows the progress.
     """
     magic = packed.read(6)
     packed.seek(0)
@@ -316,5 +316,5 @@ def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
         with output(argv, stdin=packed) as stream:
             yield stream
     else:
-        with fallback(archive) as stream:
+        with fallback(packed) as stream:
             yield stream

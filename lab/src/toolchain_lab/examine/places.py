@@ -182,7 +182,7 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
     elif _TAR.fullmatch(name):
         # The file is read without a buffer, because a decompressor may get it as its standard input, and would
         # start at the offset to which the buffer has read.
-        with open_regular(path) as regular, decompressed(path, cast("Any", regular).raw) as stream:
+        with open_regular(path) as regular, decompressed(cast("Any", regular).raw) as stream:
             packed = os.fstat(regular.fileno()).st_size
             yield from _tar_files(_Budgeted(stream, UnpackBudget(packed), name), name, notes)
     else:
