@@ -186,10 +186,7 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
 
 
 def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Parse the values of `--mirror` into pairs of a URL prefix and its replacement.
-
-    ConfigError or SourceError is raised if a value is invalid.
-    """
+    """Parse the values of `--mirror` as `parse_mirrors` does."""
     from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - many commands use no network
 
     return parse_mirrors(values)

@@ -135,7 +135,10 @@ Mirrors = tuple[tuple[str, str], ...]
 
 
 def parse_mirrors(values: Sequence[str]) -> Mirrors:
-    """Parse the `URL=URL` values of `--mirror` into pairs of a URL prefix and its replacement."""
+    """Parse the `URL=URL` values of `--mirror` into pairs; raise ConfigError if a value is invalid.
+
+    A pair is a URL prefix and its replacement.
+    """
     pairs: list[tuple[str, str]] = []
     for value in values:
         match = _MIRROR.fullmatch(value)
@@ -147,9 +150,12 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
                 why="it needs two URLs with = between them",
                 fix=fix,
             )
-        for url in match.groups():
-            refuse_credentials(url)
-        old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
+        try:
+            for url in match.groups():
+                refuse_credentials(url)
+            old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
+        except SourceError as error:
+            raise ConfigError("mirror-invalid", f"--mirror: {error.what}", why=error.why, fix=error.fix) from error
         if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
             raise ConfigError("option-twice", f"--mirror names {old} more than once", fix="remove all but one of them")
         # The rest of a URL follows the prefix directly, so both must end in the same way.
