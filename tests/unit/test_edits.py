@@ -86,6 +86,14 @@ def test_a_link_is_not_written_through(tree: Path, tmp_path: Path) -> None:
     assert (tmp_path / "outside").read_text() == TEXT
 
 
+def test_a_linked_folder_is_not_written_through(tree: Path, tmp_path: Path) -> None:
+    (tree / "lib").rename(tmp_path / "outside")
+    (tree / "lib").symlink_to(tmp_path / "outside")
+    with refused("edit-tree-mismatch"):
+        apply_edits(read_edits(edit_file(tmp_path / "e.toml", row(1, 1, "1\n"))), tree)
+    assert (tmp_path / "outside" / "code.cpp").read_text() == TEXT
+
+
 @pytest.mark.parametrize(
     "rows",
     [

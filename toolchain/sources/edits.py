@@ -7,6 +7,7 @@ of the tree.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache as memoize
@@ -77,16 +78,18 @@ class EditFile:
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:
         """Return the path, the expected digest and the actual digest (see `_digest`) of each file that differs."""
         wanted = {edit.file: edit.sha256 for edit in self.edits}
-        here = {file: _digest(tree / file) for file in wanted}
+        here = {file: _digest(tree, file) for file in wanted}
         return [(file, digest, here[file]) for file, digest in wanted.items() if here[file] != f"sha256:{digest}"]
 
 
-def _digest(path: Path) -> str:
-    """Return the digest of a regular file, or an empty string for a missing file, a link or a folder.
+def _digest(tree: Path, file: str) -> str:
+    """Return the digest of a regular file in a tree, or an empty string for a missing file, a link or a folder.
 
-    A link gets no digest, because writing through a link would change another file.
+    A file whose path contains a link gets no digest, because writing through a link would change another file.
     """
-    return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
+    path = tree / file
+    linked = Path(os.path.realpath(path)) != Path(os.path.realpath(tree), file)
+    return sha256_file(path) if path.is_file() and not linked else ""
 
 
 @memoize
