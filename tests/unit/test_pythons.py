@@ -174,6 +174,13 @@ def test_a_tree_s_range_is_asked_before_anything_is_built(request_: Request, tmp
     request = replace(request_, sources={**request_.sources, **specs({"triton": str(tree)})})
     with refused("python-not-supported", "3.11"):
         plan(request, "triton")
+    # A patch may change the range, and is applied only after a fetch.
+    patch = tmp_path / "a.patch"
+    patch.write_text("--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-x\n+y\n")
+    assert plan(replace(request, patches={"triton": (patch,)}), "triton")[-1].planned.details.pythons == (
+        "3.11",
+        "3.13",
+    )
 
 
 def test_the_bases_own_python_is_among_them(request_: Request) -> None:
