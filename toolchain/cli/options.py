@@ -40,7 +40,7 @@ IDENTITY = Option(
 ISSUER = Option(name="issuer", never_empty=True, help="OIDC issuer of --identity, a URL.")
 SOURCE_REPO = Option(
     name="source-repo", panel="Trust", kind="names", metavar="OWNER/NAME|URL", never_empty=True,
-    help="Every source must come from one of these repositories. Repeatable.",
+    help="Every source of the image itself must come from one of these repositories. Repeatable.",
 )  # fmt: skip
 POLICY = Option(
     name="policy", never_empty=True,

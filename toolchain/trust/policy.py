@@ -287,7 +287,8 @@ def met(demands: Policy, *names: str) -> dict[str, str]:
         (demands.no_kernel_store, "no kernel from a kernel store"),
     )
     checks = {
-        "source-repo": demands.source_repos and f"every source comes from {' or '.join(demands.source_repos)}",
+        "source-repo": demands.source_repos
+        and f"every source of the image itself comes from {' or '.join(demands.source_repos)}",
         "age": demands.max_age is not None and f"built within {demands.max_age:g} days",
         "policy": "; ".join(text for required, text in policies if required),
     }
