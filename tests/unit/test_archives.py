@@ -22,6 +22,7 @@ from toolchain.oci.layout import Layout
 from toolchain.pipeline.records import write_record
 from toolchain.publish.plain_files import check_folder, write_archives
 from toolchain.request.model import Request
+from toolchain.sources.commit_archives import commit_archives
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
@@ -194,6 +195,17 @@ def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, t
 def test_a_checkout_has_no_commit_in_its_name(request_: Request, tmp_path: Path) -> None:
     paths = write_archives(request_.cache, [aotriton(request_, kind="local")], tmp_path)
     assert paths[2].name == "aotriton-tree30ae96716b3e-images-amd-gfx942.tar.gz"
+
+
+def test_an_archive_of_a_known_commit_has_the_commit_in_its_name(request_: Request, tmp_path: Path) -> None:
+    known, one = commit_archives()[0], aotriton(request_, kind="archive")
+    one = replace(
+        one,
+        sources=(replace(one.sources[0], digest=known.digest),),
+        facts={**one.facts, "sha1": known.sha256[:40]},
+    )
+    paths = write_archives(request_.cache, [one], tmp_path)
+    assert paths[2].name == f"aotriton-{known.commit[:12]}-images-amd-gfx942.tar.gz"
 
 
 def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Request, tmp_path: Path) -> None:

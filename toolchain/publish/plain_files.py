@@ -184,7 +184,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     the commit is unknown, for `tree` and the first 12 digits of the source's digest.
     """
     facts = record.facts
-    short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
+    short = _commit(record)[:12] or f"tree{str(facts['sha1'])[:12]}"
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
     base = next((label_of(stage.inputs) for stage in stages_below(cache, record.inputs) if stage.stage == "base"), "")
     machine, gpus = machine_of(_platform(cache, record)).kernel, short_list(facts["gpus"])
@@ -218,9 +218,11 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     return written
 
 
-def _at_commit(record: Record) -> bool:
+def _commit(record: Record) -> str:
+    """Return the commit of an image's AOTriton, or an empty string if it is unknown."""
     source = next(row for row in record.sources if row.name == "aotriton")
-    return source.kind == "git" or bool(commit_of(str(source.digest)))
+    # If the source is not a repository, this fact is a digest.
+    return str(record.facts["sha1"]) if source.kind == "git" else commit_of(str(source.digest))
 
 
 def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
