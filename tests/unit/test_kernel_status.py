@@ -153,6 +153,15 @@ def test_a_status_file_that_lacks_a_value_is_not_used(tmp_path: Path) -> None:
     for key in status:
         (tmp_path / STATUS).write_text(json.dumps({name: value for name, value in status.items() if name != key}))
         assert read(tmp_path)["state"] == "unknown"
+    wrong = {
+        "state": "x",
+        "began": "x",
+        "memory": {},
+        **{name: [{}] for name in ("by_kernel", "slowest", "bad", "workers")},
+    }
+    for key, value in wrong.items():
+        (tmp_path / STATUS).write_text(json.dumps({**status, key: value}))
+        assert read(tmp_path)["state"] == "unknown", key
 
 
 def test_looking_changes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:

@@ -25,14 +25,32 @@ from toolchain.kernels.rules import Rule
 STATUS = "status.json"
 FORMAT = 1
 _NUMBER = int | float | None
+# These are the types of the values in the file, and of the values in its rows.
 _TYPES: Mapping[str, Any] = {
-    **dict.fromkeys(("pid", "asked", "done", "reused", "failed", "timed_out"), int),
+    **dict.fromkeys(("format", "pid", "asked", "done", "reused", "failed", "timed_out"), int),
     **dict.fromkeys(("state", "process", "command", "began", "updated"), str),
     **dict.fromkeys(("rate", "left_seconds"), _NUMBER),
     **dict.fromkeys(("by_kernel", "slowest", "bad", "workers"), list),
     "memory": dict,
 }
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "by_kernel": {
+        **dict.fromkeys(("kernel", "gpu"), str),
+        **dict.fromkeys(("asked", "done", "reused", "failed", "timed_out"), int),
+        "mean_seconds": _NUMBER,
+    },
+    "slowest": {**dict.fromkeys(("out", "kernel", "gpu"), str), "seconds": int | float},
+    "bad": dict.fromkeys(("out", "status", "reason"), str),
+    "workers": {
+        **dict.fromkeys(("pid", "memory", "compiled"), int),
+        **dict.fromkeys(("kernel", "gpu", "out"), str),
+        "seconds": int | float,
+    },
+}
+_MEMORY = dict.fromkeys(("coordinator", "workers", "together", "share"), int)
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
+_STATES = frozenset((RUNNING, ENDED, FAILURES, STOPPED, KILLED))
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 SHOWN = 5  # the maximum number of slowest kernels, and of bad kernels, in the file
 _EVERY = 2.0  # seconds between two writes of the file
 _WINDOW = 600.0
@@ -247,11 +265,19 @@ def _nothing(standing: Standing) -> dict[str, Any]:
 def _status_in(path: Path) -> dict[str, Any] | None:
     try:
         value = strict_json.read(path.read_bytes())
+        if not _fits(value, _TYPES) or value["format"] != FORMAT or value["state"] not in _STATES:
+            return None
+        for name in ("began", "updated"):
+            time.strptime(value[name], _TIME)
     except (OSError, ValueError):
         return None
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        return None
-    return value if all(key in value and isinstance(value[key], kind) for key, kind in _TYPES.items()) else None
+    rows = all(_fits(row, kinds) for name, kinds in _ROWS.items() for row in value[name])
+    return value if rows and _fits(value["memory"], _MEMORY) else None
+
+
+def _fits(value: Any, kinds: Mapping[str, Any]) -> bool:
+    """Return whether a JSON value is an object that has at least the given keys, with values of the given types."""
+    return isinstance(value, dict) and all(name in value and isinstance(value[name], kinds[name]) for name in kinds)
 
 
 def _identity(pid: int) -> str:
@@ -265,4 +291,4 @@ def _identity(pid: int) -> str:
 
 
 def _text(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    return time.strftime(_TIME, time.gmtime(seconds))
