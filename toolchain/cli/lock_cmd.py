@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,16 +41,23 @@ def lock(
         why = "the lock file records whether its base is locked"
         what = "--check and --open-base exclude each other"
         raise ConfigError("options-exclude", what, why=why, fix="omit --open-base")
-    from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - `--help` does not need it
+    from toolchain.pipeline.locking import check_file, check_output, fetch_all, make  # noqa: PLC0415 - not for `--help`
     from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
     from toolchain.pipeline.plan import resolved_plan  # noqa: PLC0415
+    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415
 
     rows = plan_stages(request, stage) if check else resolved_plan(request, stage, ask=True)
     planned = [row.planned for row in rows]
     if check:
         made = check_file(request, planned, stage, output)
     else:
-        made = make(request, planned, stage, output, open_base=open_base)
+        check_output(output)
+        fetch_all(request, planned)
+        # The fetched trees may add edits and sources to the plan.
+        request = replace(request, patches=with_edits(request, stage))
+        now = [row.planned for row in plan_stages(request, stage)]
+        fetch_all(request, [each for each in now if each not in planned])
+        made = make(request, now, stage, output, open_base=open_base)
     if not made.complete:
         unlocked = ", ".join(str(base) for base in made.bases if base.state not in {"resolved", "image"})
         console.note(f"incomplete: the packages of {unlocked} are not locked")

@@ -76,21 +76,23 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
             console.note(f"{source.name}: not in the store, so its tree digest is left out ({error.what})")
 
 
-def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
-    """Fetch the missing sources, write the lock of a plan to `path`, and return the lock.
-
-    Raise ConfigError if the file cannot be written, and SourceError if a source has no digest in the plan, because the
-    digest was unknown before the fetch.
-    """
+def check_output(path: Path) -> None:
+    """Raise ConfigError if no lock can be written to `path`, so that a mistake is reported before any fetch."""
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # checked before any fetch
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
             "output-unwritable",
             f"cannot write {path}",
             why="it is a folder, or its folder does not exist or is not writable",
             fix="name another file: -o FILE",
         )
-    fetch_all(request, planned)
+
+
+def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
+    """Write the lock of a plan whose sources were fetched to `path`, and return the lock.
+
+    Raise SourceError if a source has no digest in the plan, because the digest was unknown before the fetch.
+    """
     lock = _made(resolve(request, planned, target, open_base=open_base))
     loose = [source.ref for source in lock.sources if not source.digest]
     if loose:
