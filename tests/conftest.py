@@ -1,4 +1,4 @@
-"""Which tests may run at once: what builds shares the cache and all cores, so one process runs it in turn."""
+"""Which tests may run at once: three parts, each of which one process runs in turn."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from collections.abc import Iterator
 
 import pytest
 
-# A test with one of these waits for, or works on, what the quickstart builds in the user's cache.
-_BUILDING = {"quickstart", "base", "base_layout"}
+# A test with one of these fixtures works on the images that ./quickstart builds.
+_OF_QUICKSTART = {"quickstart", "base", "base_layout"}
+# A test with one of these fixtures builds the real LLVMSupport.
+_OF_SUPPORT = {"made", "part", "real"}
+_PARTS = ("quickstart", "recipes", "rest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part`, for two processes beside each other."""
-    parser.addoption("--part", choices=("building", "rest"), help="only the tests that build, or only the others")
+    """Add `--part`, so that several processes can share the tests."""
+    parser.addoption("--part", choices=_PARTS, help="run only the tests of this part")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the other part out."""
+    """Deselect the tests of the other parts, and run those of the real LLVMSupport last.
+
+    From an empty cache ./quickstart compiles LLVMSupport meanwhile, and they find its objects in the compiler cache.
+    """
     part = config.getoption("--part")
     if part is None:
         return
-    left = [item for item in items if builds(item) != (part == "building")]
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if builds(item) == (part == "building")]
+    config.hook.pytest_deselected(items=[item for item in items if part_of(item) != part])
+    items[:] = [item for item in items if part_of(item) == part]
+    if part == "recipes":
+        items.sort(key=lambda item: bool(_OF_SUPPORT & set(getattr(item, "fixturenames", ()))))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,8 +41,9 @@ def no_flush_to_disk() -> Iterator[None]:
         yield
 
 
-def builds(item: pytest.Item) -> bool:
-    """Whether a test works with containers on the cache that all share."""
-    fixtures = set(getattr(item, "fixturenames", ()))
+def part_of(item: pytest.Item) -> str:
+    """Return the part of a test: it uses the images of ./quickstart, builds others in the user's cache, or does neither."""
+    if set(getattr(item, "fixturenames", ())) & _OF_QUICKSTART:
+        return "quickstart"
     shares = item.get_closest_marker("engine") is not None and item.get_closest_marker("beside") is None
-    return shares or bool(fixtures & _BUILDING)
+    return "recipes" if shares else "rest"

@@ -73,7 +73,8 @@ def test_the_workflow_runs_all_nightly_tests_on_schedule_alone(tmp_path: Path, e
     runs = [
         "--durations=10 lab/tests",
         "--durations=10 tests/unit",
-        "--part building --durations=10 tests/integration",
+        "--part quickstart --durations=10 tests/integration",
+        "--part recipes --durations=10 tests/integration",
         "--part rest --durations=10 tests/integration",
     ]
     assert asked == [f"-m {marks} {run}" for run in runs]
