@@ -1,4 +1,4 @@
-"""Which tests may run at once: three parts, each of which one process runs in turn."""
+"""Divide the tests into the three parts of `--part`, which can run at the same time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def no_flush_to_disk() -> Iterator[None]:
 
 
 def part_of(item: pytest.Item) -> str:
-    """Return the part of a test: it uses the images of ./quickstart, builds others in the user's cache, or does neither."""
+    """Return the part of a test: it uses images of ./quickstart, builds others in the user's cache, or does neither."""
     if set(getattr(item, "fixturenames", ())) & _OF_QUICKSTART:
         return "quickstart"
     shares = item.get_closest_marker("engine") is not None and item.get_closest_marker("beside") is None

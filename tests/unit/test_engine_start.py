@@ -86,7 +86,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: only root can give files to other users")
 def test_every_call_uses_the_same_buildah(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is found by PATH outside of the system's folders, too."""
+    """This includes a program that PATH names outside of the system's folders."""
     program = tmp_path / "bin" / "buildah"
     program.parent.mkdir()
     program.write_text("")

@@ -167,7 +167,7 @@ def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Pat
 
 
 def test_a_shard_in_another_store_is_through_only_where_its_results_are_added(tmp_path: Path) -> None:
-    """Nothing is left to compile there. Results that were taken from a store are not added to another one."""
+    """The shard has nothing to compile, and results from one store are not added to another store."""
     first, second = Machine(tmp_path / "first"), Machine(tmp_path / "second")
     run(first, [folder(tmp_path / "store")], (1, 2))
     run(second, [folder(tmp_path / "store")], (1, 2))

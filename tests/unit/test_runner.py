@@ -114,7 +114,7 @@ def test_the_log_has_each_line_when_it_comes(programs: Path, tmp_path: Path) -> 
 
 
 def test_a_line_without_an_end_is_read_in_pieces(programs: Path, tmp_path: Path) -> None:
-    """A hostile container would else fill the memory."""
+    """Without a limit, a hostile container could fill the memory."""
     install(programs, "docker", 'case "$2" in run) x=1234567890; for _ in 1 2 3 4; do x=$x$x$x$x$x$x$x$x$x$x; done; '
             'printf %s "$x"; printf %s "$x" ;; esac')  # fmt: skip
     pieces: list[str] = []

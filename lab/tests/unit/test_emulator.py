@@ -597,7 +597,7 @@ def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
 
 @pytest.mark.parametrize("threads", [0, 32, 100, 1 << 40])
 def test_a_workgroup_that_is_not_of_whole_waves_is_not_blamed_on_a_json(threads: int) -> None:
-    """There need not be a JSON file; a kernel of HIP has none."""
+    """The JSON file is optional, and a HIP kernel has no JSON file."""
     code = replace(code_object("gfx942"), workgroup_size=threads)
     with refused("kernel-not-emulated", threads):
         described(code, None)
