@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer
+from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
 from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.core.record import LOCAL_BUILDER
+from toolchain.oci import descriptor as media
 from toolchain.oci.places import open_place
 from toolchain.publish.attestations import attach_statement
 from toolchain.trust.keyless import Identity
@@ -56,6 +58,25 @@ def test_two_operators_count(stand: Stand) -> None:
     check(stand, *rows, needed=2, code=UntrustedError.code)
     say(stand, two, BOB)
     assert "alice, bob" in check(stand, *rows, needed=2)["checks"]["rebuilders"]
+
+
+@pytest.mark.parametrize("kind", ["manifest", "config"])
+def test_an_index_that_hides_an_image_behind_another_type_is_refused(stand: Stand, kind: str) -> None:
+    """Nobody signs the index for a rebuild, and some programs choose an entry of an index only by its platform."""
+    signer, layout = ed25519_signer(), stand.layout
+    say(stand, signer)
+    rows = ((ALICE, signer, "alice"),)
+    other = small_image(layout, stand.work, files={"usr/lib64/thing/bin/tool": b"another program"})
+    if kind == "config":
+        value = layout.read_json(other)
+        value["config"]["mediaType"] = media.EMPTY
+        other = replace(layout.put_json(value, media.MANIFEST), platform=other.platform)
+    listed = [replace(other, media_type="application/x") if kind == "manifest" else other, stand.manifest]
+    index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [each.as_json() for each in listed]}
+    check(stand, *rows, needed=1)
+    layout.tag(layout.put_json(index, media.INDEX), "thing")
+    told = check(stand, *rows, needed=1, code=UntrustedError.code)
+    assert told["id"] == "rebuilders-too-few"
 
 
 def summary(stand: Stand) -> tuple[str, list[str]]:

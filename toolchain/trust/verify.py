@@ -142,7 +142,7 @@ def verify(
                     key, files, top, evidence, demands=demands, now=now, checks=verdict.checks
                 )
             return verdict
-        images = _images(layout, top)
+        images = _images(layout, top, only=rebuilders is not None)
         if floor := _one_floor(layout, images):
             verdict.checks["floor"] = floor
         for image in images:
@@ -202,12 +202,37 @@ def _signed_files(
     return chosen
 
 
-def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
+def _images(layout: Layout, top: Descriptor, *, only: bool) -> list[Descriptor]:
+    """Return the images in an index, or the image itself; raise UntrustedError if there are none.
+
+    Args:
+        only: whether to raise UntrustedError too if the index lists anything except images and indexes.
+    """
+    if only:
+        _require_only_images(layout, top)
     if images := layout.images_below(top):
         return images
     raise UntrustedError(
         "index-without-image", "digests: the index contains no image", why=top.artifact_type or top.media_type
     )
+
+
+def _require_only_images(layout: Layout, top: Descriptor) -> None:
+    """Raise UntrustedError if an index lists anything except images and indexes.
+
+    Rebuilders do not sign the index, so another publisher may have added the entry. Some programs choose an entry only
+    by its platform, and so would use it as an image although nobody rebuilt it.
+    """
+    for item in layout.walk(top):
+        for child in layout.children(item) if item.media_type in media.INDEXES else ():
+            if child.media_type not in media.MANIFESTS or (
+                child.media_type in media.IMAGES and layout.is_artifact(child)
+            ):
+                raise UntrustedError(
+                    "rebuilders-too-few",
+                    f"rebuilders: the index lists {child.digest}, which is not an image, so nobody can have rebuilt it",
+                    fix="name one of the images in the index by its digest",
+                )
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
