@@ -29,6 +29,7 @@ from toolchain.trust.contents import of_provenance, of_records
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.invocation import request_command
 from toolchain.trust.keys import PublicKey, load_public, load_signer, new_key
+from toolchain.trust.statements import opened
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
 
@@ -79,6 +80,13 @@ def test_signing_and_checking(make: Any) -> None:
 def test_what_is_no_envelope(content: bytes) -> None:
     with pytest.raises(UntrustedError):
         dsse.read(content)
+
+
+def test_the_statement_of_an_sbom_of_100000_files_is_read() -> None:
+    statement = attest.statement([], "x", {"files": "x" * 75_000_000})
+    envelope = dsse.sign(statement, ed25519_signer())
+    for back in (dsse.read(envelope.as_bytes()), dsse.from_bundle(canonical({"dsseEnvelope": envelope.as_json()}))):
+        assert opened(back) == statement
 
 
 def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,15 @@ def keys_of(media_type: str) -> Keys:
     return CONFIG_KEYS if media_type in _CONFIGS else MANIFEST_KEYS
 
 
-def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
-    """Parse bytes as a JSON object; for `keys`, see `strict_json.read`.
+def parse_object(
+    content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS, limit: int = strict_json.LIMIT
+) -> dict[str, Any]:
+    """Parse bytes as a JSON object; for `keys` and `limit`, see `strict_json.read`.
 
     RegistryError is raised if the content is not a JSON object, and DocumentError if `strict_json` refuses it.
     """
     try:
-        value = strict_json.read(content, name, keys=keys)
+        value = strict_json.read(content, name, keys=keys, limit=limit)
     except DocumentError:
         raise
     except ValueError as error:

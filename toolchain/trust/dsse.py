@@ -11,10 +11,12 @@ from toolchain.core.digest import canonical
 from toolchain.core.errors import DocumentError, UntrustedError
 from toolchain.core.strict_json import Keys
 from toolchain.oci import descriptor as media
+from toolchain.trust import sbom
 from toolchain.trust.keys import PublicKey, Signer
 
 MEDIA_TYPE = media.DSSE
 MOST_SIGNATURES = 16
+LARGEST = sbom.LARGEST * 4 // 3 + (1 << 20)  # bytes; base64 makes the payload a third larger
 _MALFORMED = "it is not JSON, or a field is missing or has another form"
 IN_TOTO = "application/vnd.in-toto+json"
 _ENVELOPE: Keys = {"payload": None, "payloadType": None, "signatures": dict.fromkeys(("keyid", "sig", "cert"))}
@@ -69,7 +71,7 @@ def from_bundle(content: bytes) -> Envelope:
     malformed, and for an envelope that `read` refuses.
     """
     try:
-        value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
+        value = strict_json.read(content, "the bundle", keys=BUNDLE, limit=LARGEST)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:
         raise UntrustedError(
             "not-a-sigstore-bundle", "an attachment is not a Sigstore bundle with an envelope", why=_reason(error)
@@ -83,7 +85,7 @@ def read(content: bytes) -> Envelope:
     UntrustedError is raised if the envelope is malformed, has no signature, or has more than `MOST_SIGNATURES`.
     """
     try:
-        value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
+        value = strict_json.read(content, "the envelope", keys=_ENVELOPE, limit=LARGEST)
     except ValueError as error:
         raise UntrustedError(
             "envelope-malformed", "an attachment is not a signed envelope", why=_reason(error)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, DocumentError, ToolchainError, UnreachableError, UntrustedError
-from toolchain.trust.dsse import BUNDLE, Envelope
+from toolchain.trust.dsse import BUNDLE, LARGEST, Envelope
 
 if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
@@ -74,7 +74,7 @@ class Identity:
 
         verifier = self._verifier
         try:
-            strict_json.read(content, "the bundle", keys=BUNDLE)
+            strict_json.read(content, "the bundle", keys=BUNDLE, limit=LARGEST)
             kind, payload = verifier.verify_dsse(
                 Bundle.from_json(content), Demand(identity=self.name, issuer=self.issuer)
             )

@@ -15,6 +15,9 @@ IMAGE, BINARY = "SPDXRef-Image", "SPDXRef-Binary-"
 LAYER = "files are those of the layer with diff_id "
 # In CycloneDX documents, these properties contain the diff id of the image's layer, and the name of a prebuilt input.
 DIFF_ID, ALLOWED = "toolchain:diff-id", "toolchain:allow-binary"
+# This is the limit in bytes for a document. An SBOM needs 750 bytes for a file, and the limit of `strict_json` for the
+# number of values allows 150,000 files.
+LARGEST = 160 << 20
 _CHECKSUM: Keys = dict.fromkeys(("algorithm", "checksumValue"))
 _COMPONENT: Keys = {
     **dict.fromkeys(("type", "name", "bom-ref", "components")),

@@ -204,7 +204,7 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
     The signatures of the envelope are not verified.
     """
     try:
-        value = strict_json.read(envelope.payload, "the statement", keys=attest.KEYS)
+        value = strict_json.read(envelope.payload, "the statement", keys=attest.KEYS, limit=sbom.LARGEST)
         if value["_type"] != attest.STATEMENT or not isinstance(value["predicate"], dict):
             raise ValueError(value["_type"])
         return {**value, "predicateType": str(value["predicateType"]), "subject": list(value["subject"])}

@@ -27,7 +27,7 @@ from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
 from toolchain.trust.rebuilt import Rebuilders
-from toolchain.trust.sbom import FORMATS, KEYS, SPDX, Format, Listing
+from toolchain.trust.sbom import FORMATS, KEYS, LARGEST, SPDX, Format, Listing
 from toolchain.trust.statements import ENVELOPES, Evidence, about, gather, named_subjects, opened, passing, signed_by
 
 LOG = logging.getLogger(__name__)
@@ -295,7 +295,7 @@ class _Image:
         for attached in self._found:
             try:
                 if attached.media_type == format_.media_type:
-                    yield parse_object(attached.content, "the SBOM", keys=KEYS)
+                    yield parse_object(attached.content, "the SBOM", keys=KEYS, limit=LARGEST)
                 elif attached.media_type in ENVELOPES:
                     statement = opened(attached.envelope())
                     if statement["predicateType"] == format_.predicate:
