@@ -177,6 +177,19 @@ def test_what_others_listed_stays(without_api: FakeRegistry, layout: Layout, sub
     assert after["annotations"] == {"kept": "too"}
 
 
+def test_a_deleted_manifest_in_the_list_is_dropped_if_the_registry_refuses_it(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
+    """docker-registry accepts an index only if it has all manifests that the index lists."""
+    made, ref = [about(layout, subject, text) for text in "abc"], RegistryRef(without_api.host, "ns/thing")
+    with connection(without_api) as registry:
+        attach(layout, made[:2], ref, registry=registry)
+        del without_api.manifests[made[0].digest]
+        without_api.statuses[f"^PUT .*/manifests/{fallback_tag(subject.digest)}$"] = [400] * 3
+        attach(layout, made[2:], ref, registry=registry)
+        assert digests(referrers(ref, subject.digest, registry=registry)) == digests(tuple(made[1:]))
+
+
 def test_an_image_under_that_tag_is_not_written_over(
     without_api: FakeRegistry, layout: Layout, subject: Descriptor
 ) -> None:

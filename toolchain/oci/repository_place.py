@@ -162,7 +162,7 @@ class RepositoryPlace(Place):
         return index
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
-        tag, written = fallback_tag(subject), False
+        tag, written, dropping = fallback_tag(subject), False, False
 
         def read() -> dict[str, Any] | None:
             if written and self._registry.manifest_digest(self.ref.repository, tag) == subject:
@@ -182,9 +182,27 @@ class RepositoryPlace(Place):
             if not missing:
                 return None
             written = True
+            if dropping:
+                entries = self._without_deleted(entries)
             return {**(index or {}), "schemaVersion": 2, "mediaType": media.INDEX, "manifests": entries + missing}
 
-        add_to_all([SharedTag(self._registry, self.ref.repository, tag, media.INDEX, read, with_them)])
+        shared = SharedTag(self._registry, self.ref.repository, tag, media.INDEX, read, with_them)
+        try:
+            add_to_all([shared])
+        except RegistryError:
+            # Some registries refuse an index that lists a manifest which they deleted. Such an entry is dropped.
+            entries = (self._read_tag(subject) or {}).get("manifests", [])
+            if self._without_deleted(entries) == entries:
+                raise
+            dropping = True
+            add_to_all([shared])
+
+    def _without_deleted(self, entries: Sequence[Any]) -> list[Any]:
+        """Return the entries of an index except those whose manifests the registry does not have."""
+        registry, repository = self._registry, self.ref.repository
+        listed = dict.fromkeys(entry.digest for entry in readable(entries))
+        deleted = {digest for digest in listed if registry.manifest_digest(repository, digest) is None}
+        return [entry for entry in entries if not deleted & _digests([entry])]
 
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
         before = self._registry.traffic.sent
