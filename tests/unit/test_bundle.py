@@ -6,7 +6,9 @@ import dataclasses
 import json
 import shlex
 import shutil
+import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +21,7 @@ from tests.request_fixtures import specs
 from toolchain.bundle.export import TYPE, export
 from toolchain.bundle.importer import import_bundle
 from toolchain.cli.app import app
+from toolchain.cli.streams import Terminated
 from toolchain.core.cache import Cache
 from toolchain.core.errors import RegistryError
 from toolchain.oci.layout import Layout
@@ -148,6 +151,25 @@ def test_through_a_registry_whose_tag_moves_last(place: Place, monkeypatch: pyte
             export(place.request, "triton", ref)
         assert registry.blobs
         assert registry.manifests == {}
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Terminated(signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"])
+def test_an_import_that_is_stopped_keeps_what_it_received(
+    place: Place, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    place.export()
+
+    def stopped(*_: object, **__: object) -> NoReturn:
+        raise stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr("toolchain.bundle.importer.unpack_tar", stopped)
+        with pytest.raises(type(stop)):
+            place.import_bundle()
+    (folder,) = Cache(place.root / "other").work.glob("bundle-import-*")
+    assert len(list((folder / "blobs" / "sha256").iterdir())) > 3
+    place.import_bundle()
+    assert not folder.exists()
 
 
 def test_a_base_from_a_bundle_is_passed_on_and_nothing_says_who_made_it(place: Place) -> None:

@@ -102,9 +102,9 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
                 taken = taker.take(lock)
                 if not lock_path.exists():
                     lockfile.write(lock, lock_path, option="--lock-file")
-            except (UnreachableError, RegistryError, KeyboardInterrupt):
+            except (UnreachableError, RegistryError):
                 raise  # keep the folder, so that the next import continues with its blobs
-            except BaseException:
+            except Exception:  # Ctrl-C and SIGTERM, which are no instances of Exception, keep the folder too
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             shutil.rmtree(folder, ignore_errors=True)
