@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -60,6 +62,21 @@ def test_file(store: Store) -> None:
     assert store.file(DIGEST) == store.file(DIGEST, verify=True) == there
     assert not list(store.partial.iterdir())
     assert store.add_file(put(store, name="y"), DIGEST) == there
+
+
+def test_a_file_of_another_file_system_is_copied(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, rename = tmp_path / "file", os.rename
+    path.write_bytes(b"content")
+
+    def within(source: Path, target: Path) -> None:
+        if Path(source) == path:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", within)
+    monkeypatch.setattr(os, "replace", within)
+    assert store.add_file(path, sha256_bytes(b"content"), name="name").read_bytes() == b"content"
+    assert not path.exists()
 
 
 def test_wrong_file(store: Store) -> None:

@@ -47,7 +47,7 @@ class Store:
         than a regular file.
 
         Args:
-            path: the file, which must be on the same file system as the store (e.g. in `partial`).
+            path: the file, which is copied if it is on another file system than the store.
             name: the name in the store; the default is the current name.
         """
         if not _is_plain(path):
@@ -75,7 +75,7 @@ class Store:
             shutil.rmtree(home, ignore_errors=True)
             staging.mkdir(parents=True)
             target = staging / name
-            path.replace(target)
+            shutil.move(path, target)
             target.chmod(0o644)
             _flush(target)
             staging.rename(home)
