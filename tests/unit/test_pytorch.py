@@ -90,6 +90,13 @@ def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytor
         read_pytorch(tmp_path / "nothing")
 
 
+@pytest.mark.timeout(60)
+def test_a_list_without_an_end_is_refused_in_seconds(tmp_path: Path) -> None:
+    endless = "set(__AOTRITON_SHA256_LIST\n" + f'    "{"0" * 64}"  # {"a comment " * 20}\n' * 20
+    with refused("pytorch-without-aotriton"):
+        read_pytorch(tree_of(tmp_path, endless + "(\n"))
+
+
 def test_a_pytorch_that_compiles_aotriton_itself_is_told_from_a_file_of_another_kind(tmp_path: Path) -> None:
     commit = "0123456789" * 4
     text = f"ExternalProject_Add(aotriton\n  GIT_REPOSITORY https://host.example/aotriton\n  GIT_TAG {commit})\n"

@@ -30,7 +30,8 @@ _FIRST_WITH_VERSION = (0, 8)  # older headers define no version
 _LARGEST = 1 << 20
 _COMMENT = re.compile(r"#[^\n]*")
 _JOIN = re.compile(r"\blist\s*\(\s*JOIN\s[^()]*__AOTRITON_SHA256_LIST\s*\)")
-_SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
+# The inner group is atomic. Otherwise, a search that fails would divide the comments in all ways, which may take hours.
+_SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?>[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
 _VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # Releases, ROCm versions, glibc floors and packs must match this, because they become parts of file names.
