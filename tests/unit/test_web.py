@@ -76,6 +76,13 @@ def test_a_host_that_refuses_is_told_without_names_of_our_classes(caplog: pytest
     assert "Bounded" not in said
 
 
+def test_a_socks_proxy_is_no_fault_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "socks5h://127.0.0.1:1")
+    with Registry("registry.test", attempts=0) as registry, pytest.raises(UnreachableError) as caught:
+        registry.get_manifest("ns/thing", "latest")
+    assert caught.value.id == "registry-unreachable"
+
+
 def test_a_missing_file_of_certificate_authorities_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
     with session(0, 0.0) as client, pytest.raises(ConfigError) as caught:

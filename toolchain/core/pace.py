@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from requests.adapters import HTTPAdapter
+from requests.exceptions import InvalidProxyURL, InvalidSchema
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.poolmanager import PoolManager, ProxyManager
@@ -178,7 +179,10 @@ class Adapter(HTTPAdapter):
             ) from None
 
     def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:
-        manager: ProxyManager = super().proxy_manager_for(proxy, **more)
+        try:
+            manager: ProxyManager = super().proxy_manager_for(proxy, **more)
+        except InvalidSchema:  # requests raises the same exception for a redirect to an unknown scheme
+            raise InvalidProxyURL("the proxy is a SOCKS proxy, which this tool does not support") from None
         if type(manager) is ProxyManager:
             _time(manager)
         return manager
