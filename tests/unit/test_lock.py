@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lock_fixtures import ODD, A, B, base, lock, source, wheel
 from tests.refusals import refused
+from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError
 from toolchain.pipeline import lockfile
 from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedPatch
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import parse_source_spec
 
 # The file
 
@@ -36,6 +40,16 @@ def test_what_is_written_is_read(value: Lock) -> None:
     again = lockfile.parse(content, "x")
     assert dataclasses.asdict(again) == dataclasses.asdict(value)
     assert lockfile.render(again) == content
+
+
+@pytest.mark.parametrize(
+    "text", [f"file:///srv/my repositories/llvm@{'a' * 40}", f"https://host.example/a\u00a0b.tar.gz#sha256={'b' * 64}"]
+)
+def test_what_a_source_may_be_a_lock_can_hold(text: str) -> None:
+    spec = parse_source_spec(text)
+    located = locate("llvm", spec, cache=Cache(Path("/nowhere")))
+    row = source(kind=spec.kind, ref=located.ref, repository=located.repository, digest=located.digest)
+    assert lockfile.parse(lockfile.render(lock(sources=(row,))), "x").sources[0].spec == spec
 
 
 def test_the_same_lock_has_the_same_bytes_whatever_the_order() -> None:

@@ -24,14 +24,14 @@ from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_
 
 SCHEMA = 2
 DEFAULT = "toolchain.lock"
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@[^\x00-\x1f\x7f]+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 # These are the forms of a source's `ref`, by kind. They are checked, because parts of some refs appear in file names.
 _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
-    "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
+    "archive": re.compile(r"[^\x00-\x20\x7f]+#sha256=[0-9a-f]{64}"),
     "distro": re.compile(rf"distro:{PACKAGE.pattern}(={VERSION.pattern})?"),
     "pypi": re.compile(rf"pypi:{PROJECT.pattern}(=={VERSION.pattern})?"),
     "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
