@@ -18,6 +18,7 @@ from toolchain.cli.build_options import make_request, with_request
 from toolchain.cli.config_file import read_config
 from toolchain.cli.parsing import Command
 from toolchain.core.errors import ConfigError
+from toolchain.oci.reference import LayoutRef, parse
 from toolchain.pipeline import lockfile, locking, records
 from toolchain.pipeline.lockfile import Lock
 from toolchain.request import model as request_module
@@ -176,6 +177,22 @@ def test_paths_are_relative_to_the_file(here: Path) -> None:
     assert Path(found["key"]).resolve() == here / "other" / "k.pem"
     assert Path(found["dest"].removeprefix("oci:")).resolve() == here / "other" / "out"
     assert found["dest"].endswith("/"), "a folder with a colon in its name is written so"
+
+
+def test_a_home_folder_is_never_a_folder_called_tilde(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = here / "home"
+    (home / "sub").mkdir(parents=True)
+    (home / "a.patch").touch()
+    monkeypatch.setenv("HOME", str(home))
+    (here / "t.toml").write_text('cache = "~/c"\ndest = "oci:~/out/"\npatch = ["llvm=~/a.patch"]\n')
+    found = read_file(Path("t.toml"))
+    assert (found["cache"], found["dest"]) == (f"{home}/c", f"oci:{home}/out/")
+    for given in (found["patch"], ["llvm=~/a.patch"]):
+        assert make_request(patch=given, cache=str(here / "c")).patches["llvm"] == (home / "a.patch",)
+    assert parse("oci:~/out") == LayoutRef(home / "out")
+    for words, env in ((["--cache=~/sub"], {}), ([], {"TOOLCHAIN_CACHE": "~/sub"})):
+        done = CliRunner().invoke(app, ["cache", "ls", *words, "--json"], env=env)
+        assert json.loads(done.stdout)["cache"] == f"{home}/sub", done.output
 
 
 # The file's own errors

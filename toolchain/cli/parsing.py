@@ -74,7 +74,8 @@ class Command(TyperCommand):
 def read_lightly(command: Any, ctx: Any) -> None:
     """Let a command's parameters bypass Typer's converters for values that need no conversion.
 
-    Typer converts values with pydantic, and importing pydantic is slow. An empty path or argument is refused.
+    Typer converts values with pydantic, and importing pydantic is slow. An empty path or argument is refused. `~` at
+    the beginning of a path stands for the user's home folder.
     """
     kinds = {
         name: _kind(one.annotation)
@@ -97,7 +98,10 @@ def _reader(parameter: Any, kind: Any) -> Any:
             return process(ctx, value or False if getattr(parameter, "is_flag", False) else value)
         if value is None or texts or (kind in {str, int, bool, float} and type(value) is kind):
             return value
-        return Path(value) if kind is Path and type(value) is str else process(ctx, value)
+        if kind is Path and type(value) is str:
+            # The shell expands `~` neither in `--cache=~/x` nor in the environment of a CI job.
+            return Path(os.path.expanduser(value))  # noqa: PTH111 - `Path.expanduser` fails if the user is unknown
+        return process(ctx, value)
 
     return read
 

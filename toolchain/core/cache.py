@@ -190,7 +190,7 @@ def default_cache() -> Path:
     Raise a ConfigError if neither environment variable is set and the user has no home folder.
     """
     if named := os.environ.get("TOOLCHAIN_CACHE"):
-        return Path(named).absolute()
+        return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111 - `Path.expanduser` may fail
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named) / "toolchain"
     try:

@@ -178,4 +178,5 @@ def _layout(text: str) -> LayoutRef:
         place, tag = head, tail
     if not place or "\0" in place:
         raise _no_reference(text, "it does not name a folder", "use oci:DIR or oci:DIR:TAG")
-    return LayoutRef(Path(place), tag, digest)
+    # The shell does not expand `~` in `oci:~/x`.
+    return LayoutRef(Path(os.path.expanduser(place)), tag, digest)  # noqa: PTH111 - `Path.expanduser` may fail

@@ -147,7 +147,10 @@ class Option:
         return [word for text in texts for word in (self.flag, text)]
 
     def below(self, folder: Path, text: str) -> str:
-        """Return `text`, an option's value from a file in `folder`, with a relative path in it joined to `folder`."""
+        """Return `text`, an option's value from a file in `folder`, with a relative path in it joined to `folder`.
+
+        `~` at the beginning of the path stands for the user's home folder.
+        """
         before, rest = "", text
         if self.place == "pair":
             name, sign, rest = text.partition("=")
@@ -156,8 +159,10 @@ class Option:
             before, rest = "oci:", text.removeprefix("oci:")
         elif self.place != "path":
             return text
-        if not rest or rest.startswith(("/", "~")) or (self.is_path is not None and not self.is_path(rest)):
+        if not rest or rest.startswith("/") or (self.is_path is not None and not self.is_path(rest)):
             return text
+        if rest.startswith("~"):
+            return before + os.path.expanduser(rest)  # noqa: PTH111 - as below
         # Unlike `Path`, `os.path.join` keeps a trailing slash.
         return text if folder == Path() else before + os.path.join(folder, rest)  # noqa: PTH118
 

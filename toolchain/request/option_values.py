@@ -159,7 +159,7 @@ def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     """
     by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):
-        path = Path(file)
+        path = Path(os.path.expanduser(file))  # noqa: PTH111 - `Path.expanduser` fails if the user is unknown
         if not path.is_file():
             raise ConfigError("patch-missing", f"--patch {name}={file} is not a file", fix="check the path")
         by_source[name] = (*by_source.get(name, ()), path.absolute())
