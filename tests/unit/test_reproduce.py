@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,18 +17,21 @@ from tests.evidence_fixtures import Stand, ed25519_signer, finished_base, finish
 from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.cli.app import app
+from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import DigestError, SourceError
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.variation import Variation
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.fetching import fetch_for
 from toolchain.pipeline.original import _of_provenance
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.reproduce import _take, clean_cache, content_digest, expected_of, reproduce
 from toolchain.request.model import Request
 from toolchain.stages.stage import Built
+from toolchain.stages.triton_origin import triton_source
 
 DIGEST = "sha256:" + "ab" * 32
 OTHER = "sha256:" + "cd" * 32
@@ -161,6 +165,31 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
     store = {"TOOLCHAIN_KERNEL_STORE": str(tmp_path / "store")}
     CliRunner().invoke(app, ["reproduce", "llvm-triton", *home], env=store)
     assert seen.pop()[0].kernel_store is None, "a rebuild would take kernels instead of compiling them"
+
+
+def test_a_checkout_that_only_pinned_an_llvm_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout, seen = tmp_path / "my triton", list[Request]()
+    (checkout / "cmake").mkdir(parents=True)
+    (checkout / "setup.py").touch()
+    (checkout / "cmake" / "llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5\n")
+    request = make_request(target="llvm", triton=str(checkout), base="debian13", cache=str(tmp_path / "cache"))
+    finished_base(request.cache, tmp_path / "base")
+    llvm = finished_llvm(request, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
+    fetch_for(request, triton_source(request))
+    shutil.rmtree(checkout)
+
+    def noting(request: Request, *_: object) -> None:
+        seen.append(request)
+        raise SourceError("test-error", "seen", fix="-")
+
+    monkeypatch.setattr("toolchain.cli.reproduce_cmd.reproduce", noting)
+    words = ["reproduce", llvm.planned.image, "--cache", str(request.cache.root), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert json.loads(done.stdout)["id"] == "test-error", done.output
+    assert [plan(each, "llvm")[-1].planned.input_digest for each in seen] == [llvm.input_digest]
+    shutil.rmtree(request.cache.store / "trees")
+    with refused("not-stored"):
+        plan(seen.pop(), "llvm")
 
 
 def test_who_made_a_published_image_must_be_known(tmp_path: Path) -> None:

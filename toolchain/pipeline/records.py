@@ -14,11 +14,13 @@ from toolchain.catalog.stages import STAGES, involves
 from toolchain.core import console, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
+from toolchain.core.errors import ToolchainError
 from toolchain.core.record import LOCAL_BUILDER, Record, RecordError
 from toolchain.oci.layout import Layout
 from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request
 from toolchain.sources.edits import shipped
+from toolchain.sources.spec import SourceSpec
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned
 
@@ -95,16 +97,33 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """Return the sources that the request names for a stage and for the stages below it, without local paths."""
+    """Return the sources that the request names for a stage and for the stages below it, without local paths.
+
+    A source of the stage itself is its `ref`, and any other source has the form of `--source`.
+    """
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
     # The Triton that uses an LLVM decides which libraries of LLVM are built.
     wanted |= {"triton"} if "llvm" in wanted else set()
     return {
-        name: own.get(name) or (f"local:{spec.path.name}" if spec.path is not None else str(spec))
+        name: own.get(name) or _elsewhere(name, spec, request)
         for name, spec in request.sources.items()
         if name in wanted
     }
+
+
+def _elsewhere(name: str, spec: SourceSpec, request: Request) -> str:
+    """Return the value of `--source` for a source, with its copy in the store instead of a local path.
+
+    A stage need not have fetched the source: for LLVM, only the pin in a checkout of Triton is read.
+    """
+    if spec.path is None:
+        return str(spec)
+    try:
+        source = request.locate(name, spec)
+    except (ToolchainError, OSError):  # the user may have removed the checkout during a build of hours
+        return f"local:{spec.path.name}"
+    return f"stored:{source.where}@{source.digest}" if source.kind == "local" else source.ref
 
 
 def _names(files: Sequence[Path]) -> list[str]:

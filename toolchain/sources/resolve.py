@@ -92,7 +92,7 @@ def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
         raise SourceError(
             "not-stored",
             f"the source {name} is not in the store: {spec.version}",
-            fix="import the bundle that contains it: toolchain bundle import REF",
+            fix=f"import the bundle that contains it: toolchain bundle import REF; or give --source {name}=PATH",
         )
     return Source(
         name=name, kind="local", where=spec.where, version="", digest=spec.version, path=path, locked=False,
