@@ -84,6 +84,13 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
     assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
 
 
+def test_a_cache_whose_images_were_all_taken_has_no_store_yet(cache: Cache) -> None:
+    cache.store.rmdir()
+    with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST) as fresh:
+        fresh.make()
+        assert fresh.store.is_dir()
+
+
 def test_a_build_under_other_conditions_does_not_go_on(cache: Cache) -> None:
     dependencies = plan(Request(cache=cache), "base")
 

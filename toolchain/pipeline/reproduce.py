@@ -13,6 +13,7 @@ from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import DigestError, SourceError, UnsupportedError
+from toolchain.core.filesystem import make_private
 from toolchain.core.locks import held
 from toolchain.core.record import Record
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
@@ -198,7 +199,9 @@ def clean_cache(
         if root.is_dir():
             console.note(f"continuing the interrupted reproduction ({root}); delete that folder to start over")
         root.mkdir(parents=True, exist_ok=True)
-        # The store of sources is shared, because its entries are checked against their digests.
+        # The store of sources is shared, because its entries are checked against their digests. It is missing if all
+        # images here were taken from a publisher.
+        make_private(cache.store)
         if not fresh.store.is_symlink():
             fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():
