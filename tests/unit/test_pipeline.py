@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import platform
@@ -82,10 +83,10 @@ def planned(name: str, **more: Any) -> Planned:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Built]]:
     """Build some stages as the one goal there is."""
 
-    def build(*stages: Stage) -> list[Built]:
+    def build(*stages: Stage, offline: bool = False) -> list[Built]:
         for module in (planning, pipeline):
             monkeypatch.setattr(module, "stages_of", lambda target, request: stages)
-        return pipeline.build(Request(cache=Cache(tmp_path / "cache")), "all")
+        return pipeline.build(Request(cache=Cache(tmp_path / "cache"), offline=offline), "all")
 
     return build
 
@@ -180,6 +181,26 @@ def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
     with pytest.raises(DigestError, match="digest"):
         run(dependencies, above)
     assert above.built == []
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_source_that_cannot_come_ends_the_stage_below(
+    run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    """A mirror may answer when the stage needs it, but --offline forbids to ask."""
+    monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("test-error", "it is not in the store")))
+    source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
+
+    def hours(workspace: Workspace) -> None:
+        for _ in range(10):
+            workspace.on_line("a package")
+            time.sleep(0.1)
+
+    above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
+    stages = (Fake("base", lambda: planned("base"), hours), above)
+    with refused("test-error") if offline else contextlib.nullcontext():
+        run(*stages, offline=offline)
+    assert bool(above.built) is not offline
 
 
 def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]]) -> None:

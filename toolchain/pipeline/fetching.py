@@ -18,6 +18,7 @@ from toolchain.core.errors import (
     PinError,
     SourceError,
     ToolchainError,
+    UnreachableError,
 )
 from toolchain.core.locks import in_use, kept
 from toolchain.request.model import Request
@@ -106,7 +107,9 @@ class Prefetch:
 
     def _fetch_all(self) -> None:
         for source in self._sources:
-            final = _FINAL_LOCAL if source.kind == "local" else _FINAL
+            # With --offline, a source that is not in the store cannot be fetched later either.
+            fetched = (*_FINAL, UnreachableError) if self._request.offline else _FINAL
+            final = _FINAL_LOCAL if source.kind == "local" else fetched
             try:
                 fetch_for(self._request, source, patched=True)
                 if source.name == "llvm" and "triton" in self._done:
