@@ -299,6 +299,10 @@ def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> 
         (folder / "layout" / "blob").write_text("x")
     left.append(cache.work / "pack-0123456789ab")
     left[-1].write_text("x")
+    left += [cache.store / "trees" / f".git-{'a' * 40}.partial", cache.store / "files" / f".{'a' * 64}.partial"]
+    for folder in left[-2:]:
+        folder.mkdir(parents=True)
+        (folder / "half").write_text("x")
     stays = [
         cache.work / name for name in ("llvm-1", "bundle-import-0123abcd", "evidence-of-mine", "campaign-12345678")
     ]

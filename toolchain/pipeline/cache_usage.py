@@ -29,6 +29,7 @@ from toolchain.pipeline.records import (
     unread_records,
     used_mark,
 )
+from toolchain.sources.store import INCOMPLETE
 
 DAY = 86400.0
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -248,10 +249,11 @@ def _entry(
 ) -> Item:
     """Return the entry for a file or folder. If `used` is None, the last use is the result of `_touched`.
 
-    `used` is set to 0 if an interrupted removal left the path, or if the entry is unfinished and has the name of a
-    temporary file, which no invocation continues. `notes` are files that describe the entry and are removed before it.
+    `used` is set to 0 if an interrupted removal left the path, if it is an incomplete entry of the store, or if the
+    entry is unfinished and has the name of a temporary file, which no invocation continues. `notes` are files that
+    describe the entry and are removed before it.
     """
-    if path.name.endswith(DELETED) or (unfinished and SCRATCH.fullmatch(path.name)):
+    if path.name.endswith((DELETED, INCOMPLETE)) or (unfinished and SCRATCH.fullmatch(path.name)):
         used = 0.0
     elif used is None:
         used = _touched(path)

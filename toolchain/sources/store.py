@@ -19,6 +19,8 @@ from toolchain.core.filesystem import make_private
 from toolchain.core.locks import held
 from toolchain.sources.tree import TreeInfo, make_writable, normalise, scan_tree
 
+INCOMPLETE = ".partial"
+"""The suffix of files and trees that are not complete; no invocation continues them."""
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
 # This process has read or written every file of these trees, so it need not verify them again.
@@ -70,7 +72,7 @@ class Store:
             if (there := self.file(digest, verify=True)) is not None:
                 path.unlink()
                 return there
-            staging = home.with_name(f".{home.name}.partial")
+            staging = home.with_name(f".{home.name}{INCOMPLETE}")
             shutil.rmtree(staging, ignore_errors=True)
             shutil.rmtree(home, ignore_errors=True)
             staging.mkdir(parents=True)
@@ -136,7 +138,7 @@ class Store:
                     mark_used(path.with_name(f"{key}.json"))
                     return path
                 console.warn(f"the tree {key} in the store was changed or damaged; unpacking it again")
-            partial = path.with_name(f".{key}.partial")
+            partial = path.with_name(f".{key}{INCOMPLETE}")
             _discard(partial)
             partial.mkdir(parents=True)
             try:
