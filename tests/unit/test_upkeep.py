@@ -233,24 +233,27 @@ def test_an_image_that_was_made_again_is_not_as_old_as_the_first(cache: Cache) -
 
 
 def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
-    """Its sources, to reproduce it, and its wheels, which `--archive` writes."""
+    """Its sources and patches, to reproduce it, and its wheels, which `--archive` writes."""
     store = Store(cache.store)
     store.partial.mkdir(parents=True)
-    (store.partial / "x.whl").write_bytes(b"wheel")
-    home = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel")).parent
+    files = {"x.whl": b"wheel", "x.patch": b"patch"}
+    for name, content in files.items():
+        (store.partial / name).write_bytes(content)
+    homes = [store.add_file(store.partial / name, sha256_bytes(content)).parent for name, content in files.items()]
     tree = store.tree(sha256_bytes(b"source"), lambda folder: (folder / "text").touch())
     value = json.loads(cache.record(OTHER).read_text())
-    value["inputs"] = {"sources": [{"name": "llvm", "digest": sha256_bytes(b"source"), "patches": []}]}
+    value["inputs"] = {
+        "sources": [{"name": "llvm", "digest": sha256_bytes(b"source"), "patches": [sha256_bytes(b"patch")]}]
+    }
     value["facts"] = {"wheels": [{"file": "x.whl", "digest": sha256_bytes(b"wheel")}]}
     cache.record(OTHER).write_text(json.dumps(value))
-    for path in (home, tree.with_name(f"{tree.name}.json")):
+    for path in (*homes, tree.with_name(f"{tree.name}.json")):
         age(path, 90)
     assert pruned(cache) == []
     assert any(item.name.startswith("llvm sha256-") for item in survey(cache))
     age(cache.record(OTHER), 60)
     assert {kind(cache, item) for item in pruned(cache)} == {"image", "source"}
-    assert not home.exists()
-    assert not tree.exists()
+    assert not any(path.exists() for path in (*homes, tree))
 
 
 def test_what_a_bundle_brought_is_used_when_it_is_asked_for(cache: Cache, tmp_path: Path) -> None:

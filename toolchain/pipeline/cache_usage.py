@@ -193,15 +193,17 @@ def _last_use(record: Path) -> float:
 def _sources(cache: Cache) -> Iterator[Item]:
     """Yield the entries of the store: files, unpacked trees and partial downloads.
 
-    The last use of a finished image is also a use of the sources that the image was built from and of the wheels that
-    its stage built.
+    The last use of a finished image is also a use of the sources and patches that the image was built from and of the
+    wheels that its stage built.
     """
     if cache.store.is_symlink():  # the cache of a reproduction links to the store of another cache
         return
     images: dict[str, tuple[float, str]] = {}
     for path, record in finished(cache):
         with contextlib.suppress(*_MALFORMED):
-            rows = [(str(row["digest"]), str(row["name"])) for row in record.inputs.get("sources", ())]
+            sources = record.inputs.get("sources", ())
+            rows = [(str(row["digest"]), str(row["name"])) for row in sources]
+            rows += [(str(patch), str(row["name"])) for row in sources for patch in row.get("patches", ())]
             rows += [(str(row["digest"]), str(row["file"])) for row in record.rows("wheels")]
             for digest, name in rows:
                 images[digest] = max((_last_use(path), name), images.get(digest, (0.0, "")))
