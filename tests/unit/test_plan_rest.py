@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.other_user import NOBODY
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
+from toolchain.pipeline.unfinished import unfinished
+from toolchain.stages.stage import Planned
 
 LLVM = ("llvm", "--source", "llvm=distro:llvm-toolchain-22", "--arch", "amd64")
 STEPS = "@step configure\n@ninja 171/1309 2 9.1@ a\n@step compile\n@ninja 1/4279 2 0.1@ b\n@ninja 800/4279 2 99.0@ c\n"
@@ -49,6 +54,25 @@ def test_the_rest_of_a_killed_build_is_estimated(cache: Cache, logs: list[str], 
     done, total = steps
     assert (after["steps_done"], after["steps"]) == steps
     assert after["minutes"] == pytest.approx([minutes * (1 - done / total) for minutes in whole], abs=0.1)
+
+
+def test_a_tree_that_its_user_cannot_look_up_is_not_counted() -> None:
+    """The folder of trees belongs to a subordinate id, and a plan enters no user namespace."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        cache, stage = Cache(Path(folder)), Planned(name="llvm", image="x", inputs={})
+        (cache.mounts / "buildah-cache" / f"toolchain-llvm-tree-{stage.tree_key}").mkdir(parents=True)
+        cache.logs.mkdir()
+        (cache.logs / f"llvm-{stage.tree_key}-20261120T000000.log").write_text(STEPS)
+        assert unfinished(cache, stage) is not None
+        cache.mounts.chmod(0)
+        user = os.geteuid()
+        try:
+            os.seteuid(user or NOBODY)
+            assert unfinished(cache, stage) is None
+        finally:
+            os.seteuid(user)
+            cache.mounts.chmod(0o700)
 
 
 def test_an_offline_plan_names_each_missing_source(cache: Cache) -> None:

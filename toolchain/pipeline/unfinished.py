@@ -33,7 +33,8 @@ class Unfinished:
 def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     """Return the progress of a stage's unfinished build.
 
-    Return None if there is no log or no tree of such a build, or if none or all of the steps are finished.
+    Return None if there is no log or no tree of such a build, if the tree cannot be looked up, or if none or all of the
+    steps are finished.
     Each run of ninja counts only the remaining steps, so the largest total in the logs is that of the whole build.
     """
     key = planned.tree_key
@@ -42,7 +43,11 @@ def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
         return None
     from toolchain.engine.storage import cache_mounts  # noqa: PLC0415 - most stages have no log
 
-    if not cache_mounts(cache, f"toolchain-{planned.name}-tree-{key}"):
+    try:
+        trees = cache_mounts(cache, f"toolchain-{planned.name}-tree-{key}")
+    except PermissionError:  # outside of the namespace of builds, an ordinary user may not enter the folder of trees
+        trees = []
+    if not trees:
         return None
     total, left = 0, 0
     for log in logs:
