@@ -83,6 +83,24 @@ class ElfTables:
                 return self._cut(offset + address - start, size)
         raise ValueError("its code is in no segment")
 
+    def code_range(self, name: str) -> tuple[int, int]:
+        """Return the address and the size of a kernel's instructions.
+
+        An assembler states no size for a symbol without `.size`, as in AITER's objects. The instructions then extend to
+        the next symbol, or to the end of the segment.
+
+        Raises:
+            KeyError: there is no such symbol.
+            ValueError: the symbol has no size, and is in no segment.
+        """
+        start, size = self.symbols[name]
+        if size:
+            return start, size
+        ends = [row[3] + row[5] for row in self._segments if row[0] == _LOAD and row[3] <= start < row[3] + row[5]]
+        if not ends:
+            raise ValueError("its code is in no segment")
+        return start, min([*ends, *(place for place, _ in self.symbols.values() if place > start)]) - start
+
     def notes(self) -> Iterator[bytes]:
         left = len(self._view)
         for kind, _, offset, _, _, size, _, _ in self._segments:

@@ -33,7 +33,7 @@ table:
   s_waitcnt lgkmcnt(0)
   v_mov_b32_e32 v0, {register}
   s_endpgm
-.size {kernel}, .-{kernel}
+{size}
 .section .rodata,"a",@progbits
 .p2align 6
 .amdhsa_kernel {kernel}
@@ -63,15 +63,23 @@ amdhsa.target: amdgcn-amd-amdhsa--gfx942
 
 
 def assemble(
-    folder: Path, *, pad: int = 0, names: str = "", number: int = 1, register: str = "s6", kernarg: int = 8
+    folder: Path,
+    *,
+    pad: int = 0,
+    names: str = "",
+    number: int = 1,
+    register: str = "s6",
+    kernarg: int = 8,
+    size: str = ".size k, .-k",
 ) -> None:
     from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - takes a second
 
     llvm.init_targets()
 
     text = ASSEMBLY.format(
-        pad=f".zero {pad}" if pad else "", names=names, number=number, register=register, kernarg=kernarg, kernel="k"
-    )
+        pad=f".zero {pad}" if pad else "", names=names, number=number, register=register, kernarg=kernarg, kernel="k",
+        size=size,
+    )  # fmt: skip
     place = folder / "gfx942"
     place.mkdir(parents=True)
     (place / "k.o").write_bytes(amd.assemble_amdgcn(text, "gfx942", ""))
@@ -101,6 +109,14 @@ def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
 def test_addresses_do_not_count(tmp_path: Path, change: dict[str, int | str], status: str) -> None:
     assemble(tmp_path / "a")
     assemble(tmp_path / "b", **change)  # type: ignore[arg-type]
+    assert compared(tmp_path)[0] == {status: 1}
+
+
+@pytest.mark.parametrize(("register", "status"), [("s6", "same_instructions"), ("s7", "changed")])
+def test_code_without_a_stated_size_is_compared(tmp_path: Path, register: str, status: str) -> None:
+    """AITER's objects state no size for their kernels."""
+    assemble(tmp_path / "a", size="")
+    assemble(tmp_path / "b", size="", pad=512, register=register)
     assert compared(tmp_path)[0] == {status: 1}
 
 

@@ -123,7 +123,7 @@ def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
     names = set[str]()
     for row in metadata["amdhsa.kernels"]:
         name = str(row[".name"])
-        place, size = elf.symbols[name]
+        place, size = elf.code_range(name)
         left -= size
         if name in names or left < 0:
             raise ValueError("its kernels overlap")  # a malicious file could otherwise list a large kernel many times

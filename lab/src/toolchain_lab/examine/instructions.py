@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
+from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.bridge import disassembler
 from toolchain_lab.emulator.disassembly import Disassembler, disassemble
 from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
 from toolchain_lab.examine.kernels import kernels_in
-from toolchain_lab.metered import metered
 
 # To compute the address of data, code reads the program counter, and adds the low and the high half of an offset to it.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
@@ -72,20 +70,14 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
     Raises:
         NotEmulatedError: the disassembler is too old for the GPU, or cannot decode the code object.
         LookupError: the code object does not contain the kernel.
-        ValueError: the tables in the code object overlap, or are too large; see `metered`.
+        ValueError: the tables in the code object are damaged or too large.
     """
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - it is needed only if kernels differ
-
     with tempfile.TemporaryDirectory(prefix="toolchain-instructions-") as scratch:
         path = Path(scratch, "kernel.hsaco")
         path.write_bytes(content)
         lines = disassemble(path, gpu, tool)
-    table: Any = ELFFile(metered(io.BytesIO(content))).get_section_by_name(".dynsym")
-    symbol = (table.get_symbol_by_name(kernel) or [None])[0] if table is not None else None
-    if symbol is None:
-        raise LookupError(kernel)
-    start, end = symbol["st_value"], symbol["st_value"] + symbol["st_size"]
-    texts = [line.text for line in lines if start <= line.address < end]
+    start, size = ElfTables(content).code_range(kernel)
+    texts = [line.text for line in lines if start <= line.address < start + size]
     for at, text in enumerate(texts):
         if match := _HERE.fullmatch(text):
             for register, name in ((int(match[1]), "low"), (int(match[1]) + 1, "high")):
