@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.kernels.launches import FORMAT, Launches
 from toolchain_lab.cli.diff_cmd import conditions_of
+from toolchain_lab.cli.emulate_cmd import _arguments
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.given import compare_with, read_expected
-from toolchain_lab.emulator.launch import Parameter
+from toolchain_lab.emulator.launch import Parameter, argument_block
+from toolchain_lab.emulator.metadata import Metadata
 from toolchain_lab.examine.recompile import rule_of
 from toolchain_lab.numbers.case import NotCheckedError
 
@@ -70,6 +73,14 @@ def test_a_kernel_s_json_chooses_no_path(key: str, value: str, error: str, tmp_p
     (tmp_path / "k.json").write_text(json.dumps(metadata | {key: value}))
     with refused(error):
         rule_of(tmp_path / "k.hsaco", tmp_path)
+
+
+def test_arguments_with_the_same_name_keep_their_places() -> None:
+    """In AITER's objects, each of several paddings is an argument `pad`."""
+    kinds = [("x", "b64"), ("pad", "b64"), ("n", "b32"), ("pad", "b32"), ("m", "b32")]
+    metadata = Metadata("k", "gfx942", tuple(Parameter(*one) for one in kinds), waves=1, lds=0)
+    ordered, values = _arguments(metadata, {"x": "1", "pad": "2", "n": "3", "m": "4"}, 0)
+    assert argument_block(ordered, values, 28) == struct.pack("<QQIII", 1, 2, 3, 2, 4)
 
 
 def test_gates_that_name_nothing() -> None:

@@ -126,7 +126,8 @@ def emulate(
         metadata = described(objects[0], code, signature)
         if not metadata.lds_known:
             console.note(f"{metadata.lds} bytes of LDS are assumed, because there is no JSON file of {code.kernel}")
-        parameters, values = _arguments(metadata, _pairs("--arg", arg or []), seed)
+        ordered, values = _arguments(metadata, _pairs("--arg", arg or []), seed)
+        parameters = {parameter.name: parameter for parameter in ordered}
         expected = _pairs("--expect", expect or [])
         if odd := sorted(name for name in expected if getattr(values.get(name), "size", 0) == 0):
             raise ConfigError(
@@ -140,7 +141,7 @@ def emulate(
             _write(out, {})  # a folder that cannot be written is refused before the run
         program = Program.of(code, tool, exact=not fast)
         launch = Launch(
-            parameters=list(parameters.values()),
+            parameters=ordered,
             values=values,
             grid=place(grid, "--grid"),
             waves=metadata.waves,
@@ -257,8 +258,11 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple[dict[str, Parameter], dict[str, Any]]:
-    """Return the parameters and the values of the arguments, by name."""
+def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple[list[Parameter], dict[str, Any]]:
+    """Return the parameters in order, and the values of the arguments by name.
+
+    Parameters with the same name get the same value. In AITER's kernels, all padding is called `pad`.
+    """
     from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - it imports numpy
 
     known = {parameter.name: parameter for parameter in metadata.parameters}
@@ -280,7 +284,9 @@ def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple
     values: dict[str, Any] = {}
     for name, text in texts.items():
         known[name], values[name] = parse_argument(known[name], text, seed=seed)
-    return known, values
+    # A value may determine the element type of its pointer.
+    ordered = [known[one.name] if one.pointer and known[one.name].pointer else one for one in metadata.parameters]
+    return ordered, values
 
 
 def _write(folder: Path, buffers: Mapping[str, Any]) -> None:

@@ -251,7 +251,8 @@ def run(
     random = np.random.default_rng(seed)
     code = program.code
     size = code.descriptor.kernarg
-    names = [p.name for p in launch.parameters if p.pointer and isinstance(launch.values.get(p.name), np.ndarray)]
+    given = [p.name for p in launch.parameters if p.pointer and isinstance(launch.values.get(p.name), np.ndarray)]
+    names = list(dict.fromkeys(given))
     arrays = [np.ascontiguousarray(launch.values[name]) for name in names]
     writable = [True] * len(arrays) + [False]
     held = [*arrays, np.zeros(size + 64, np.uint8)]
