@@ -77,9 +77,9 @@ def disassembler(given: Path | None = None) -> Disassembler:
     return find_disassembler(run_program, given)
 
 
-def load(path: Path, kernel: str | None = None) -> CodeObject:
+def load(path: Path, kernel: str | None = None, *, first: bool = False) -> CodeObject:
     """Read a code object for any GPU in the tool's catalog; see `codeobject.load`."""
-    return codeobject.load(path, gpu_of_flag, kernel, opened=_opened)
+    return codeobject.load(path, gpu_of_flag, kernel, first=first, opened=_opened)
 
 
 @contextlib.contextmanager

@@ -127,3 +127,29 @@ def test_without_a_disassembler_it_says_so(tmp_path: Path, monkeypatch: pytest.M
     counts, note = compared(tmp_path)
     assert counts == {"changed": 1}
     assert "llvm-objdump" in note
+
+
+SECOND = """
+.text
+.type second,@function
+.globl second
+second:
+  s_endpgm
+.section .rodata,"a",@progbits
+.p2align 6
+.amdhsa_kernel second
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 8
+  .amdhsa_accum_offset 8
+.end_amdhsa_kernel
+"""
+
+
+def test_the_instructions_of_an_object_with_several_kernels_are_listed(tmp_path: Path) -> None:
+    assemble(tmp_path, names=SECOND)
+    path = str(tmp_path / "gfx942" / "k.hsaco")
+    done = CliRunner().invoke(app, ["emulate", path, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["instructions"]["s_endpgm"] == 2
+    done = CliRunner().invoke(app, ["emulate", path, "--grid", "1"])
+    assert (done.exit_code, "[several-kernels]" in done.output) == (23, True), done.output

@@ -312,7 +312,7 @@ def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: b
     counts: Counter[str] = Counter()
     rows, refused = [], []
     for shown, path in objects:
-        program = Program.of(load(path), tool)
+        program = Program.of(load(path, first=True), tool)  # its lines are those of all kernels in the file
         unknown = program.unknown()
         refused += unknown
         own = Counter(name for line in program.lines for name in names(line))

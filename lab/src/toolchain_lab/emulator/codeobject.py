@@ -107,6 +107,7 @@ def load(
     gpu_of_flag: Callable[[int], str | None],
     kernel: str | None = None,
     *,
+    first: bool = False,
     opened: Callable[[Path], AbstractContextManager[BinaryIO]] = lambda path: path.open("rb"),
 ) -> CodeObject:
     """Read a code object, and return one of its kernels.
@@ -115,11 +116,13 @@ def load(
         gpu_of_flag: a function that returns LLVM's name for the GPU with an EF_AMDGPU_MACH value, or None if the value
             is unknown.
         kernel: the kernel's name; it can be omitted if the object contains only one kernel.
+        first: whether to return the first kernel if `kernel` is omitted and the object contains several.
         opened: a function that returns a context manager for the open file. Reading from the file may raise ValueError.
 
     Raises:
         CodeObjectError: the file cannot be read, is not a complete AMDGPU code object, or does not contain the kernel.
-        NotEmulatedError: the object is for an unknown GPU, or it contains several kernels and `kernel` is None.
+        NotEmulatedError: the object is for an unknown GPU, or it contains several kernels and neither `kernel` nor
+            `first` is given.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no code object
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
@@ -144,7 +147,8 @@ def load(
             image = _image(elf)
             symbols = {str(symbol.name): int(symbol["st_value"]) for symbol in _symbols(elf)}
             metadata = _metadata(elf)
-            name = _choose(path, sorted(name[:-3] for name in symbols if name.endswith(".kd")), kernel)
+            names = sorted(name[:-3] for name in symbols if name.endswith(".kd"))
+            name = _choose(path, names[:1] if first and kernel is None else names, kernel)
             (about,) = [row for row in metadata["amdhsa.kernels"] if row[".name"] == name]
             place = symbols[f"{name}.kd"]
             descriptor, entry = _descriptor(image, place)
