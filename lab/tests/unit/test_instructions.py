@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from toolchain.cli.app import app
+from toolchain_lab import bridge
 from toolchain_lab.emulator.disassembly import VARIABLE
+from toolchain_lab.emulator.errors import CodeObjectError
 
 ASSEMBLY = """
 .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
@@ -153,3 +155,19 @@ def test_the_instructions_of_an_object_with_several_kernels_are_listed(tmp_path:
     assert json.loads(done.stdout)["instructions"]["s_endpgm"] == 2
     done = CliRunner().invoke(app, ["emulate", path, "--grid", "1"])
     assert (done.exit_code, "[several-kernels]" in done.output) == (23, True), done.output
+
+
+def test_the_text_of_a_python_exception_is_no_reason(tmp_path: Path) -> None:
+    assemble(tmp_path)
+    path = tmp_path / "gfx942" / "k.hsaco"
+    content = path.read_bytes()
+    size = b".max_flat_workgroup_size"
+    assert size + b"\xcd\x01\x00" in content
+    path.write_bytes(content.replace(size + b"\xcd\x01\x00", size + b"\xa2ab"))  # text instead of a number
+    with pytest.raises(CodeObjectError) as caught:
+        bridge.load(path)
+    assert caught.value.why != str(caught.value.__cause__)
+    path.write_bytes(content.replace(b".name\xa1k", b".name\xa1z"))
+    with pytest.raises(CodeObjectError) as caught:
+        bridge.load(path)
+    assert "expected 1" not in caught.value.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -149,7 +150,9 @@ def load(
             metadata = _metadata(elf)
             names = sorted(name[:-3] for name in symbols if name.endswith(".kd"))
             name = _choose(path, names[:1] if first and kernel is None else names, kernel)
-            (about,) = [row for row in metadata["amdhsa.kernels"] if row[".name"] == name]
+            about = next((row for row in metadata["amdhsa.kernels"] if row[".name"] == name), None)
+            if about is None:
+                raise ValueError(f"its metadata does not describe the kernel {name}")
             place = symbols[f"{name}.kd"]
             descriptor, entry = _descriptor(image, place)
             return CodeObject(
@@ -160,10 +163,15 @@ def load(
                 image=image,
                 descriptor=descriptor,
                 arguments=tuple(
-                    Argument(int(row[".offset"]), int(row[".size"]), str(row[".value_kind"]), str(row.get(".name", "")))
+                    Argument(
+                        operator.index(row[".offset"]),
+                        operator.index(row[".size"]),
+                        str(row[".value_kind"]),
+                        str(row.get(".name", "")),
+                    )
                     for row in about[".args"]
                 ),
-                workgroup_size=int(about[".max_flat_workgroup_size"]),
+                workgroup_size=operator.index(about[".max_flat_workgroup_size"]),
             )
     except OSError as error:
         raise CodeObjectError(
@@ -199,7 +207,7 @@ def _symbols(elf: Any) -> Iterable[Any]:
 
 def _image(elf: Any) -> bytes:
     segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
-    size = max(int(segment["p_vaddr"]) + int(segment["p_memsz"]) for segment in segments)
+    size = max((int(segment["p_vaddr"]) + int(segment["p_memsz"]) for segment in segments), default=0)
     if size > _LARGEST_IMAGE:
         raise ValueError(f"its segments take {size} bytes, and the limit is {_LARGEST_IMAGE}")
     image = bytearray(size)
