@@ -171,3 +171,8 @@ def test_the_text_of_a_python_exception_is_no_reason(tmp_path: Path) -> None:
     with pytest.raises(CodeObjectError) as caught:
         bridge.load(path)
     assert "expected 1" not in caught.value.why
+
+
+def test_the_size_of_the_arguments_may_be_only_in_the_metadata(tmp_path: Path) -> None:
+    assemble(tmp_path, kernarg=48)
+    assert bridge.load(tmp_path / "gfx942" / "k.hsaco").descriptor.kernarg == 48

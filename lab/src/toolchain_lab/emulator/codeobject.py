@@ -6,7 +6,7 @@ import operator
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -155,13 +155,15 @@ def load(
                 raise ValueError(f"its metadata does not describe the kernel {name}")
             place = symbols[f"{name}.kd"]
             descriptor, entry = _descriptor(image, place)
+            # An assembler leaves the size out of the descriptor unless the source states it, as in AITER's objects.
+            kernarg = max(descriptor.kernarg, operator.index(about.get(".kernarg_segment_size", 0)))
             return CodeObject(
                 path=path,
                 gpu=gpu,
                 kernel=name,
                 entry=place + entry,
                 image=image,
-                descriptor=descriptor,
+                descriptor=replace(descriptor, kernarg=kernarg),
                 arguments=tuple(
                     Argument(
                         operator.index(row[".offset"]),
