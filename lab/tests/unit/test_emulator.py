@@ -34,6 +34,7 @@ from toolchain_lab.emulator.errors import (
 )
 from toolchain_lab.emulator.given import parse_argument
 from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
+from toolchain_lab.emulator.launch import run as launch_run
 from toolchain_lab.emulator.memory import Lds, Memory
 from toolchain_lab.emulator.metadata import check_metadata, described, metadata_of
 from toolchain_lab.emulator.placement import UPPER
@@ -593,6 +594,21 @@ def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
     for lds in (1 << 50, -1):
         with refused("memory-too-large"):
             check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 1 << 40), (0, -1), (1 << 40, 8), (-8, 8), (60, 8)])
+def test_an_argument_outside_of_the_argument_block_is_refused(offset: int, size: int) -> None:
+    code = code_object("gfx942", arguments=(codeobject.Argument(offset, size, "hidden_none"),))
+    with refused("arguments-unfit"):
+        described(code, None)
+    with refused("memory-too-large"):
+        described(replace(code, descriptor=replace(code.descriptor, kernarg=0xFFFFFFFF)), None)
+
+
+def test_a_hidden_argument_may_be_smaller_than_its_value() -> None:
+    code = code_object("gfx942", arguments=(codeobject.Argument(0, 1, "hidden_block_count_x"),))
+    launch = Launch([], {}, (70_000, 1, 1), 1, 0, only=[(0, 0, 0)])
+    assert launch_run(Program(code, [Line(0, "s_endpgm", (0,))]), launch).instructions == 1
 
 
 @pytest.mark.parametrize("threads", [0, 32, 100, 1 << 40])

@@ -221,7 +221,7 @@ def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.rand
             value = known.get(argument.kind.removeprefix(HIDDEN))
             size = argument.size
             filled[argument.offset : argument.offset + size] = (
-                random.bytes(size) if value is None else value.to_bytes(size, "little")
+                random.bytes(size) if value is None else value.to_bytes(max(size, 8), "little")[:size]
             )
     return bytes(filled)
 

@@ -13,7 +13,8 @@ from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _MOST_THREADS = 1024  # the limit of all GPUs for a workgroup
-_LARGEST = 1 << 20  # bytes; the limit for the LDS of a workgroup, and for the scratch memory of a lane
+# bytes; the limit for the LDS of a workgroup, for the scratch memory of a lane, and for the arguments
+_LARGEST = 1 << 20
 _AGAIN = "compile the kernel again with this version of the tool"
 # These are the sizes of the GPUs' LDS in bytes. A kernel is assumed to use all of the LDS unless a JSON file gives the
 # size that the kernel uses.
@@ -262,12 +263,19 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
                 why=f"{name}: {ours} in the JSON file, {theirs} in the object",
                 fix="keep the two files of a kernel together",
             )
-    lds, lane = max(metadata.lds, code.descriptor.lds), code.descriptor.scratch
-    if metadata.lds < 0 or max(lds, lane) > _LARGEST:
+    lds, lane, block = max(metadata.lds, code.descriptor.lds), code.descriptor.scratch, code.descriptor.kernarg
+    if metadata.lds < 0 or max(lds, lane, block) > _LARGEST:
         raise NotEmulatedError(
             "memory-too-large",
             f"{code.path.name} needs more memory than any GPU has",
-            why=f"{lds} bytes of LDS, {lane} bytes of scratch memory for each lane",
+            why=f"{lds} bytes of LDS, {lane} bytes of scratch memory for each lane, {block} bytes of arguments",
+            fix=_AGAIN,
+        )
+    if any(not 0 <= a.offset <= a.offset + a.size <= block for a in code.arguments):
+        raise NotEmulatedError(
+            "arguments-unfit",
+            f"{code.path.name} has arguments outside of its argument block",
+            why=f"the block has {block} bytes",
             fix=_AGAIN,
         )
     if metadata.scratch:
