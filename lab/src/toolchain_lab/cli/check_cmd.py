@@ -93,18 +93,19 @@ def kernels_check(
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.Report((), collected.available, disassembler.label)
 
-        # A check reuses earlier results only if they were made with the same rounding and the same disassembler.
+        # Earlier results are reused only if they were made with the same rounding, disassembler and launch data.
         decoder_label = f"{disassembler.label}, --fast" if fast else disassembler.label
+        conditions = {} if results is None else journal.conditions(collected.objects, decoder_label)
 
         def take(row: Checked, done: int, total: int) -> None:
             nonlocal report
             report = replace(report, rows=(*report.rows, row))
             if results is not None and known.get(row.name) is not row:
-                journal.append(results, row, decoder_label)
+                journal.append(results, row, conditions[row.name])
             if not json_:
                 _tell(row, done, total)
 
-        known = {} if results is None else journal.read(results, decoder_label)
+        known = {} if results is None else journal.read(results, conditions)
         try:
             report = campaign.run(
                 collected.objects,
