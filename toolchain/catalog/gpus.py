@@ -22,6 +22,7 @@ class Gpu:
 
 
 _GPUS = {row["name"]: Gpu(**{**row, "market": tuple(row["market"])}) for row in load("gpus")["gpu"]}
+_UNSUPPORTED: dict[str, int] = load("gpus")["unsupported"]
 
 
 def _key(name: str) -> str:
@@ -70,8 +71,13 @@ def machine_flag(gpu: str) -> int:
 
 
 def gpu_of_flag(mach: int) -> str | None:
-    """Return LLVM's name for the GPU whose code objects have this machine flag; None if the flag is unknown."""
+    """Return LLVM's name for the known GPU whose code objects have this machine flag; None for any other flag."""
     return next((gpu.name for gpu in _GPUS.values() if gpu.mach == mach), None)
+
+
+def any_gpu_of_flag(mach: int) -> str | None:
+    """Return the name that `gpu_of_flag` returns, or the name of an unsupported GPU with this machine flag, or None."""
+    return gpu_of_flag(mach) or next((name for name, flag in _UNSUPPORTED.items() if flag == mach), None)
 
 
 def short_list(gpus: Sequence[str]) -> str:
@@ -99,7 +105,7 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
             why="kernels are always compiled for the default features of a GPU",
             fix=f"use {word.split(':', 1)[0].lower()}",
         )
-    if _key(word) in load("gpus")["unsupported"]:
+    if _key(word) in map(_key, _UNSUPPORTED):
         return UnsupportedError(
             "gpu-without-kernels",
             f"no kernels are built for {word}",

@@ -12,6 +12,7 @@ from toolchain.cli.app import app
 from toolchain_lab import bridge
 from toolchain_lab.emulator.disassembly import VARIABLE
 from toolchain_lab.emulator.errors import CodeObjectError
+from toolchain_lab.examine.facts import read_object
 
 ASSEMBLY = """
 .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
@@ -176,3 +177,13 @@ def test_the_text_of_a_python_exception_is_no_reason(tmp_path: Path) -> None:
 def test_the_size_of_the_arguments_may_be_only_in_the_metadata(tmp_path: Path) -> None:
     assemble(tmp_path, kernarg=48)
     assert bridge.load(tmp_path / "gfx942" / "k.hsaco").descriptor.kernarg == 48
+
+
+@pytest.mark.parametrize(("flag", "gpu"), [(0x30, "gfx908"), (0x36, "gfx1030"), (0x5F, "gfx9-4-generic")])
+def test_code_for_a_gpu_without_kernels_is_not_called_damaged(tmp_path: Path, flag: int, gpu: str) -> None:
+    """hipBLASLt and rocBLAS contain code objects for more GPUs than AOTriton."""
+    assemble(tmp_path)
+    content = bytearray((tmp_path / "gfx942" / "k.hsaco").read_bytes())
+    content[48] = flag
+    (facts,) = read_object(bytes(content), "k.hsaco")
+    assert (facts.gpu, facts.name, facts.occupancy) == (gpu, "k", None)

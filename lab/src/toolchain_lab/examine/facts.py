@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolchain.catalog.gpus import gpu_of_flag
+from toolchain.catalog.gpus import any_gpu_of_flag
 from toolchain.core.errors import KernelError
 from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.emulator.codeobject import metadata_in
@@ -114,7 +114,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
 
 
 def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
-    gpu = gpu_of_flag(elf.mach)
+    gpu = any_gpu_of_flag(elf.mach)
     if gpu is None:
         raise ValueError(f"its GPU is unknown: EF_AMDGPU_MACH {elf.mach:#x}")
     metadata = next((value for note in elf.notes() if (value := metadata_in(note)) is not None), None)
