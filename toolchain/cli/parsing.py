@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from toolchain.core import console
 from toolchain.core.errors import ConfigError
+from toolchain.core.home import expanded
 
 if TYPE_CHECKING:
     from toolchain.cli.config_file import ConfigFile
@@ -99,8 +100,7 @@ def _reader(parameter: Any, kind: Any) -> Any:
         if value is None or texts or (kind in {str, int, bool, float} and type(value) is kind):
             return value
         if kind is Path and type(value) is str:
-            # The shell expands `~` neither in `--cache=~/x` nor in the environment of a CI job.
-            return Path(os.path.expanduser(value))  # noqa: PTH111 - `Path.expanduser` fails if the user is unknown
+            return Path(expanded(value))
         return process(ctx, value)
 
     return read

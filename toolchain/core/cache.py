@@ -10,6 +10,7 @@ from pathlib import Path
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import make_private, read_regular
+from toolchain.core.home import expanded
 
 # This content of CACHEDIR.TAG begins with the signature that https://bford.info/cachedir/ specifies.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
@@ -190,7 +191,7 @@ def default_cache() -> Path:
     Raise a ConfigError if neither environment variable is set and the user has no home folder.
     """
     if named := os.environ.get("TOOLCHAIN_CACHE"):
-        return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111 - `Path.expanduser` may fail
+        return Path(expanded(named)).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named) / "toolchain"
     try:

@@ -11,6 +11,7 @@ from typing import ClassVar, TypeAlias
 from urllib.parse import urlsplit
 
 from toolchain.core.errors import ConfigError
+from toolchain.core.home import expanded
 
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
@@ -178,5 +179,4 @@ def _layout(text: str) -> LayoutRef:
         place, tag = head, tail
     if not place or "\0" in place:
         raise _no_reference(text, "it does not name a folder", "use oci:DIR or oci:DIR:TAG")
-    # The shell does not expand `~` in `oci:~/x`.
-    return LayoutRef(Path(os.path.expanduser(place)), tag, digest)  # noqa: PTH111 - `Path.expanduser` may fail
+    return LayoutRef(Path(expanded(place)), tag, digest)

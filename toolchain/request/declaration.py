@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from toolchain.core.errors import UnsupportedError, did_you_mean
+from toolchain.core.home import expanded
 
 Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "path"]
 Keep = Literal["never", "changed", "always"]
@@ -162,7 +163,7 @@ class Option:
         if not rest or rest.startswith("/") or (self.is_path is not None and not self.is_path(rest)):
             return text
         if rest.startswith("~"):
-            return before + os.path.expanduser(rest)  # noqa: PTH111 - as below
+            return before + expanded(rest)
         # Unlike `Path`, `os.path.join` keeps a trailing slash.
         return text if folder == Path() else before + os.path.join(folder, rest)  # noqa: PTH118
 

@@ -18,6 +18,7 @@ from toolchain.catalog.stages import source_names
 from toolchain.core import strict_json, toml_text
 from toolchain.core.errors import ConfigError, ToolchainError, did_you_mean
 from toolchain.core.filesystem import read_regular
+from toolchain.core.home import expanded
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
@@ -159,7 +160,7 @@ def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     """
     by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):
-        path = Path(os.path.expanduser(file))  # noqa: PTH111 - `Path.expanduser` fails if the user is unknown
+        path = Path(expanded(file))
         if not path.is_file():
             raise ConfigError("patch-missing", f"--patch {name}={file} is not a file", fix="check the path")
         by_source[name] = (*by_source.get(name, ()), path.absolute())
