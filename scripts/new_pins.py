@@ -115,7 +115,7 @@ class Repository:
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def carried(self, commit: str) -> str:
-        """Return the commit of the Triton submodule in an AOTriton commit; empty if the commit has none."""
+        """Return the commit of the Triton submodule in an AOTriton commit; empty if that commit has no submodule."""
         words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 

@@ -165,18 +165,20 @@ def refuse(error: Exception) -> Callable[..., None]:
     return fetch
 
 
+def printing(workspace: Workspace, *, tenths: int) -> None:
+    """Print a line in each tenth of a second, as a long build does."""
+    for _ in range(tenths):
+        workspace.on_line("a package")
+        time.sleep(0.1)
+
+
 def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "fetch_for", refuse(DigestError("test-error", "llvm.tar has the wrong digest")))
     source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
 
-    def hours(workspace: Workspace) -> None:
-        for _ in range(200):
-            workspace.on_line("a package")
-            time.sleep(0.1)
-
-    dependencies = Fake("base", lambda: planned("base"), hours)
+    dependencies = Fake("base", lambda: planned("base"), partial(printing, tenths=200))
     above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
     with pytest.raises(DigestError, match="digest"):
         run(dependencies, above)
@@ -191,13 +193,8 @@ def test_a_source_that_cannot_come_ends_the_stage_below(
     monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("test-error", "it is not in the store")))
     source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
 
-    def hours(workspace: Workspace) -> None:
-        for _ in range(10):
-            workspace.on_line("a package")
-            time.sleep(0.1)
-
     above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
-    stages = (Fake("base", lambda: planned("base"), hours), above)
+    stages = (Fake("base", lambda: planned("base"), partial(printing, tenths=10)), above)
     with refused("test-error") if offline else contextlib.nullcontext():
         run(*stages, offline=offline)
     assert bool(above.built) is not offline

@@ -22,7 +22,7 @@ from toolchain.core.errors import (
 )
 from toolchain.core.locks import in_use, kept
 from toolchain.request.model import Request
-from toolchain.sources.edits import shipped
+from toolchain.sources.edits import users_own
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import FetchedSource, Source
@@ -54,8 +54,8 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
     even if the user edits a patch during the build. A request without patches, or with only the edit files that the
     tool ships, is yielded unchanged.
     """
-    own = {edits.path for edits in shipped()}
-    if own.issuperset(path for paths in request.patches.values() for path in paths):
+    given = users_own(path for paths in request.patches.values() for path in paths)
+    if not given:
         yield request
         return
     with contextlib.ExitStack() as stack:
@@ -65,7 +65,7 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
         stack.enter_context(kept(top))
 
         def copied(path: Path) -> Path:
-            if path in own:
+            if path not in given:
                 return path
             copy = Path(tempfile.mkdtemp(dir=top)) / path.name
             copy_tree(path.resolve(), copy)

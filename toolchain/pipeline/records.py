@@ -19,7 +19,7 @@ from toolchain.core.record import LOCAL_BUILDER, Record, RecordError
 from toolchain.oci.layout import Layout
 from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request
-from toolchain.sources.edits import shipped
+from toolchain.sources.edits import users_own
 from toolchain.sources.spec import SourceSpec
 from toolchain.stages.inputs import recorded_source
 from toolchain.stages.stage import Built, Planned
@@ -128,8 +128,7 @@ def _elsewhere(name: str, spec: SourceSpec, request: Request) -> str:
 
 def _names(files: Sequence[Path]) -> list[str]:
     """Return the file names of the user's own patches; the tool's own edits are not among them."""
-    own = {edits.path for edits in shipped()}
-    return [path.name for path in files if path not in own]
+    return [path.name for path in users_own(files)]
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:

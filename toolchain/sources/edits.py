@@ -8,7 +8,7 @@ of the tree.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache as memoize
 from itertools import pairwise
@@ -96,6 +96,12 @@ def _digest(tree: Path, file: str) -> str:
 def shipped() -> tuple[EditFile, ...]:
     """Return the edit files in data/edits, sorted by name."""
     return tuple(read_edits(path) for path in sorted((FOLDER / "edits").glob(f"*{SUFFIX}")))
+
+
+def users_own(patches: Iterable[Path]) -> list[Path]:
+    """Return those of the patches of a request that the user gave; the others are the tool's own edits."""
+    of_tool = {edits.path for edits in shipped()}
+    return [path for path in patches if path not in of_tool]
 
 
 def read_edits(path: Path) -> EditFile:

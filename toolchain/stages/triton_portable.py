@@ -20,7 +20,7 @@ from toolchain.core.errors import UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import COMPILER_CACHE, Mount, digests
 from toolchain.request.model import Request
-from toolchain.sources.edits import shipped
+from toolchain.sources.edits import users_own
 from toolchain.stages.codegen_library import where
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton import TritonDetails
@@ -49,8 +49,7 @@ class TritonPortableStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[TritonDetails]:
         details = TritonDetails.of(request, dependencies, tuple(dependencies["python"].details.systems))
         # A user's patch may change setup.py, so a tree with such a patch is checked after a fetch.
-        of_tool = {edits.path for edits in shipped()}
-        if details.tree is not None and of_tool.issuperset(request.patches.get("triton", ())):
+        if details.tree is not None and not users_own(request.patches.get("triton", ())):
             check_pythons(details.pythons, details.tree, details.source.ref)
         cross = request.arch[0] != this_machine()
         details = replace(
