@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -56,10 +57,20 @@ def kill(child: subprocess.Popen[bytes]) -> None:
     child.wait(30)
 
 
-def scheduler(port: int, *words: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """A scheduler in a process of its own, on loopback."""
+@contextlib.contextmanager
+def scheduler(port: int, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a scheduler that accepts connections on loopback, in a process of its own."""
     where = ("--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
-    return process("-m", "distributed.cli.dask_scheduler", *where, *words, stderr=subprocess.DEVNULL)
+    with process("-m", "distributed.cli.dask_scheduler", *where, *words, stderr=subprocess.DEVNULL) as child:
+        # A busy machine needs longer to import Dask than a client waits for a connection.
+        until(lambda: accepts(port), "scheduler")
+        yield child
+
+
+def accepts(port: int) -> bool:
+    """Return whether a process accepts connections at a port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Machine:

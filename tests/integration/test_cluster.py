@@ -151,7 +151,7 @@ def test_a_campaign_whose_scheduler_is_lost_ends_and_continues(tmp_path: Path) -
     worker.provide(rules)
     with scheduler(port) as first, worker.worker(port), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "LARGEST", 1)
-        with dask.config.set({"distributed.comm.timeouts.connect": "10s"}):
+        with dask.config.set({"distributed.comm.timeouts.connect": "20s"}):
             campaign, waiting = InBackground(desk, rules, address(port)), worker.workers.folder / "waiting"
             until(lambda: campaign.error is not None or waiting.exists(), "kernel under way")
             assert campaign.error is None
