@@ -36,7 +36,7 @@ class Engine:
             env={"TMPDIR": os.fspath(scratch)},
             check=check,
             capture=True,
-            timeout=1200 if network else 300,
+            timeout=3600 if network else 1200,
         )
 
     def image(self, name: str, tree: Path) -> str:

@@ -106,7 +106,7 @@ def _write_source(root: Path, mirror: Mirror) -> None:
 
 
 def _run(*words: str | Path, cwd: Path | None = None) -> None:
-    subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, check=True, timeout=300)
+    subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, check=True, timeout=1200)
 
 
 def npm_modules() -> Path:
@@ -137,7 +137,7 @@ class Island:
         """Run a program in it, with an empty home."""
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "TMPDIR": str(self.home)}
         inside = ["nsenter", f"--target={self.pid}", "--net", *map(str, words)]
-        return subprocess.run(inside, capture_output=True, text=True, env=env, timeout=120, check=False)
+        return subprocess.run(inside, capture_output=True, text=True, env=env, timeout=600, check=False)
 
 
 @contextlib.contextmanager

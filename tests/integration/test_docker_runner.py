@@ -57,13 +57,13 @@ def named(name: str) -> Rule:
 def containers(address: str) -> list[str]:
     """The names of all containers of a daemon."""
     words = ["docker", "--host", address, "ps", "--all", "--format", "{{.Names}}"]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.split()
 
 
 def images(address: str) -> list[str]:
     """What its images are called."""
     words = ["docker", "--host", address, "images", "--all", "--format", "{{.Repository}}"]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.split()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_private_tree_stays_private_while_a_container_reads_it(runner: DockerR
                 assert read_by_another(secret, place, *roots) == []
             finally:
                 (place / "out" / "end").touch()
-            assert running.result(timeout=60).returncode == 0
+            assert running.result(timeout=300).returncode == 0
 
 
 def test_containers_have_the_rights_of_buildah_s(runner: DockerRunner, image: str) -> None:
@@ -195,7 +195,7 @@ def test_an_image_under_our_name_is_not_taken_on_trust(
 ) -> None:
     (tmp_path / "empty.tar").write_bytes(bytes(10240))
     words = ["docker", "--host", runner.address]
-    subprocess.run([*words, "import", tmp_path / "empty.tar", image], check=True, capture_output=True, timeout=60)
+    subprocess.run([*words, "import", tmp_path / "empty.tar", image], check=True, capture_output=True, timeout=300)
     assert runner.ensure_image("tiny", *stored) == image
     assert runner.run(image, ["/bin/sh", "-c", "echo here"], capture=True).stdout == "here\n"
 
@@ -233,18 +233,18 @@ def test_what_a_killed_invocation_left_is_removed_and_no_other_s(runner: DockerR
         "    child.stdin.close()\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", code, runner.address, image], cwd=TOP, check=False, timeout=120)
+    subprocess.run([sys.executable, "-c", code, runner.address, image], cwd=TOP, check=False, timeout=600)
     (left,) = containers(runner.address)
     words = ["docker", "--host", runner.address, "create", "--entrypoint", "/bin/sh"]
     theirs = "toolchain.process=another-machine/pid:[1]/1-1"
-    subprocess.run([*words, "--name", "theirs", "--label", theirs, image], check=True, capture_output=True, timeout=60)
+    subprocess.run([*words, "--name", "theirs", "--label", theirs, image], check=True, capture_output=True, timeout=300)
     try:
         with runner.worker(image, ["/bin/sh", "-c", "read x"]):
             runner.cleanup()
             assert left not in containers(runner.address)
             assert len(containers(runner.address)) == 2, "the one at work, and that of another machine"
     finally:
-        subprocess.run(["docker", "--host", runner.address, "rm", "--force", "theirs"], check=True, timeout=60)
+        subprocess.run(["docker", "--host", runner.address, "rm", "--force", "theirs"], check=True, timeout=300)
 
 
 def test_a_daemon_that_does_is_proved_and_left_as_it_was(runner: DockerRunner, tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ print(json.dumps([runner.user, describe(runner), (top / "file").stat().st_uid]))
         done = subprocess.run(
             [sys.executable, "-c", code, folder, runner.address, image],
             cwd=Path(folder) / "tool", env={**os.environ, "HOME": folder},
-            capture_output=True, text=True, check=False, timeout=120,
+            capture_output=True, text=True, check=False, timeout=600,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     user, said, owner = json.loads(done.stdout)

@@ -95,7 +95,7 @@ def _compiled(tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict[st
     (tmp_path / "table.toml").write_text(TABLE)
     command = [sys.executable, str(SCRIPTS / "compile.py"), str(tmp_path / "out"), "--kernels"]
     command += [str(tmp_path / "table.toml"), "--source", f"own={tmp_path / 'tree'}"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
     return said, made
 

@@ -46,7 +46,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 def _run(*words: str | Path) -> str | None:
     """What a program prints, None if it fails."""
     argv = [os.fspath(word) for word in words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     return done.stdout if done.returncode == 0 else None
 
 

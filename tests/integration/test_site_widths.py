@@ -43,7 +43,7 @@ def test_no_page_is_wider_than_the_screen(tmp_path: Path) -> None:
     done = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
          "--virtual-time-budget=120000", "--window-size=1400,1000", "--dump-dom", look.as_uri()],
-        check=True, capture_output=True, text=True, timeout=300,
+        check=True, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     said = json.loads(done.stdout.partition('<pre id="said">')[2].partition("</pre>")[0])
     assert len(said) == len(pages) * len(WIDTHS) > 60

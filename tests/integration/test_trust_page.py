@@ -53,7 +53,7 @@ def run(script: str, folder: Path, cosign: Path) -> subprocess.CompletedProcess[
         words, cwd=here, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         try:
-            out, err = running.communicate(timeout=300)
+            out, err = running.communicate(timeout=1200)
         finally:
             with contextlib.suppress(ProcessLookupError):  # after a failure the registry is left
                 os.killpg(running.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.sources.pypi import fetch_pypi, pypi_row
 from toolchain.sources.store import Store
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.engine
 TORCH = {"usr/lib/python3/dist-packages/torch/__init__.py": "__version__ = '2.6.0'\n"}
 TRITON = {
     "usr/lib/toolchain/triton/triton/__init__.py": "",

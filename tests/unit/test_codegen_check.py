@@ -182,7 +182,7 @@ LOCAL = [
 def python(code: str, note: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(OFFLINE), "TOOLCHAIN_REACHED": str(note), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=300
     )
 
 

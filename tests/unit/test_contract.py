@@ -149,7 +149,7 @@ def cheap(prefix: Path, *options: str, **env: str) -> tuple[int, dict[str, str]]
         env={"LIBRARIES": libraries, "LLD": "ON", "CLANG": "ON", "TMPDIR": os.fspath(prefix.parent), **env},
         check=False,
         capture=True,
-        timeout=60,
+        timeout=300,
     )
     rows = [line.split(" ", 2) for line in result.stdout.splitlines()]
     assert all(row[0] == "@contract" for row in rows)

@@ -60,7 +60,7 @@ NOT_REGULAR: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", NOT_REGULAR)
 @pytest.mark.parametrize("within", [True, False])
 def test_only_regular_files_are_read(
@@ -200,7 +200,7 @@ def test_publishing_into_a_folder_with_a_link_that_leads_out_is_refused(
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", NOT_REGULAR)
 def test_a_blob_that_is_no_file_is_not_there(
     tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -220,7 +220,7 @@ def test_a_blob_that_is_no_file_is_not_there(
         assert untouched(secret)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "kind"), [*(("index.json", kind) for kind in NOT_REGULAR), ("oci-layout", "link"), ("oci-layout", "pipe")]
 )
@@ -239,7 +239,7 @@ def test_a_layout_is_read_from_regular_files_alone(
 # What builds leave: whoever wrote the sources decides what is there.
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", NOT_REGULAR)
 def test_what_a_build_left_is_read_and_copied_where_it_is_a_file_of_it(
     tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch

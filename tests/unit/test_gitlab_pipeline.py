@@ -27,7 +27,7 @@ def test_it_is_valid_by_the_schema_which_refuses_mistakes(tmp_path: Path) -> Non
     wrong.write_text(yaml.safe_dump({**JOBS, "layer": {**JOBS["layer"], "tag": ["privileged"]}}))
     words = ["check_jsonschema", "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
     words = [sys.executable, "-m", *words, "-o", "JSON", str(PIPELINE), str(wrong)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert {Path(error["filename"]).name for error in json.loads(done.stdout)["errors"]} == {"wrong.yml"}, done.stderr
 
 

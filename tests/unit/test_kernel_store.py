@@ -228,7 +228,7 @@ for number in range(150):
 
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "store")]) for _ in range(2)]
-    assert [writer.wait(120) for writer in writers] == [0, 0]
+    assert [writer.wait(1200) for writer in writers] == [0, 0]
     store = store_at(tmp_path)
     names = [f"{number:064x}" for number in range(150)]
     fetched = dict(store.fetch(names))

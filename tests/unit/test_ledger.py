@@ -184,7 +184,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("statements", HOSTILE.values(), ids=HOSTILE)
 def test_a_ledger_that_was_changed_by_others_is_refused(tmp_path: Path, statements: list[str]) -> None:
     with pytest.raises(ConfigError):

@@ -63,7 +63,7 @@ def untouched(secret: Path) -> bool:
     return (secret.read_bytes(), stat.S_IMODE(secret.lstat().st_mode)) == (SECRET, 0o600)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", PLANTED)
 def test_toolchain_toml_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
     PLANTED[kind](here / "toolchain.toml", secret)
@@ -81,7 +81,7 @@ def test_toolchain_toml_is_a_file_of_its_folder(here: Path, secret: Path, kind: 
 LOCK = lock()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_lock_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
     PLANTED[kind](here / "toolchain.lock", secret)
@@ -140,7 +140,7 @@ def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, nam
     assert [path.name for path in secret.parent.rglob("*")] == [secret.name]
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_record_of_a_kernel_store_is_a_file_of_it(here: Path, secret: Path, kind: str) -> None:
     store = KernelStore(here)

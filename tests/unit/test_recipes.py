@@ -48,7 +48,7 @@ class Recorders:
         known = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HOME": str(self.folder / "home of one")}
         known["RECORD"] = str(self.folder / "record")
         done = subprocess.run(
-            words, cwd=self.folder, env=known | variables, capture_output=True, text=True, timeout=30, check=False
+            words, cwd=self.folder, env=known | variables, capture_output=True, text=True, timeout=300, check=False
         )
         assert (done.returncode, done.stderr) == (ends, "")
 

@@ -108,7 +108,7 @@ def on_a_terminal(words: tuple[str, ...], env: dict[str, str]) -> str:
         pass
     finally:
         os.close(ours)
-        child.wait(60)
+        child.wait(300)
     return said.decode()
 
 

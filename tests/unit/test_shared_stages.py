@@ -75,7 +75,7 @@ def run(tmp_path: Path, rules: list[dict[str, Any]]) -> tuple[list[Any], list[st
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     ).stdout
     return [json.loads(line) for line in said.splitlines()], done.read_text().splitlines()
 

@@ -186,7 +186,7 @@ def run_block(one: Block) -> None:
             # `cache ls` of nothing and notes say nothing on standard output.
             assert done.output.strip(), shlex.join(words)
         return
-    shell = subprocess.run(["sh", "-eu", "-c", one.text], capture_output=True, text=True, check=False, timeout=120)
+    shell = subprocess.run(["sh", "-eu", "-c", one.text], capture_output=True, text=True, check=False, timeout=600)
     assert shell.returncode == 0, f"{one.page}, block {one.number}: {shell.stdout}{shell.stderr}"
 
 
@@ -236,7 +236,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
     if program is None:
         pytest.skip("ZENSICAL IS NOT INSTALLED: the site is not built (pip install '.[docs]')")
     words = [program, "build", "--clean", "--strict"]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=1200)
 
 
 def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def shell(script: str, words: list[str], folder: Path) -> subprocess.CompletedPr
     env |= {"PYTHONPATH": str(TOP), "TOOLCHAIN_CACHE": str(folder / "cache"), "COLUMNS": "200"}
     return subprocess.run(
         ["bash", "-c", script, "bash", sys.executable, "-m", "toolchain", *words],
-        capture_output=True, text=True, env=env, cwd=folder, check=False, timeout=60,
+        capture_output=True, text=True, env=env, cwd=folder, check=False, timeout=300,
     )  # fmt: skip
 
 

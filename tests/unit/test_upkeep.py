@@ -433,7 +433,7 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
         )  # fmt: skip
         assert child.stderr is not None
         assert f"pid {os.getpid()}" in child.stderr.readline()
-    assert child.communicate(timeout=60)[0] == "in\n"
+    assert child.communicate(timeout=300)[0] == "in\n"
 
 
 def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

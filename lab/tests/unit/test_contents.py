@@ -176,7 +176,7 @@ BAD: dict[str, Callable[[bytes], bytes]] = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
 def test_a_damaged_bundle_is_named(campaign: Path, tmp_path: Path, make: Callable[[bytes], bytes]) -> None:
     content = make(bundle_of(campaign))

@@ -628,7 +628,7 @@ def test_every_error_has_an_exit_code_of_the_tool() -> None:
         assert (told.id, told.code, told.what, told.why, told.fix) == ("some-id", code, "it failed", "so", "do")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("table", ["sections", "segments"])
 def test_a_table_without_end_is_no_code_object(table: str, tmp_path: Path) -> None:
     path = tmp_path / "k.hsaco"
@@ -637,7 +637,7 @@ def test_a_table_without_end_is_no_code_object(table: str, tmp_path: Path) -> No
         bridge.load(path)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "k.json").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe.json")
@@ -646,7 +646,7 @@ def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
             bridge.read_metadata(tmp_path / f"{name}.hsaco")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_metadata_of_millions_of_empty_values_is_refused() -> None:
     with pytest.raises(ValueError, match="many"):
         messagepack.unpack(b"\xdd\x00\x3d\x09\x00" + b"\x80" * 4_000_000)

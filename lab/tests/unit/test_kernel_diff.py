@@ -264,7 +264,7 @@ def test_each_mistake_has_its_own_message(built: Path, tmp_path: Path) -> None:
     assert len(seen) == 7
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "body",
     [
