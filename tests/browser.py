@@ -78,7 +78,7 @@ class Page:
         assert "exceptionDetails" not in got, got
         return got["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 30) -> None:
+    def until(self, expression: str, seconds: float = 120) -> None:
         end = time.monotonic() + seconds
         while not self.value(expression):
             assert time.monotonic() < end, f"{expression} never came true; the page said {self.errors()}"
@@ -136,6 +136,10 @@ def browser(folder: Path) -> Iterator[Page]:
         yield page
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(60)
         os.close(asks)
         os.close(answers)

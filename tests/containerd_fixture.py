@@ -39,7 +39,7 @@ def containerd(folder: Path) -> Iterator[str]:
         with log.open("wb") as sink:
             daemon = subprocess.Popen(["containerd", "-c", os.fspath(config)], stdout=sink, stderr=sink)
         try:
-            for _ in range(100):
+            for _ in range(1200):
                 if daemon.poll() is not None or Path(address).exists():
                     break
                 time.sleep(0.1)
@@ -48,4 +48,4 @@ def containerd(folder: Path) -> Iterator[str]:
             yield address
         finally:
             daemon.kill()
-            daemon.wait(20)
+            daemon.wait(60)

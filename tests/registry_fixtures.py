@@ -23,10 +23,22 @@ from toolchain.oci.layout import Layout
 
 
 def free_port() -> int:
-    """A port that no one has at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of loopback that no process uses, now or later.
+
+    The kernel takes ports of its own range for connections and for servers that ask for any port, as those of other
+    test processes do. So the port is below that range, and a name that this process keeps tells the others.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = list(range(10_000, first)) or list(range(1024, 65536))
+    while True:
+        port = random.SystemRandom().choice(ports)
+        name = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            name.bind(f"\0toolchain-test-port-{port}")
+            probe.bind(("127.0.0.1", port))
+            name.detach()
+            return port
+        name.close()
 
 
 @contextlib.contextmanager
@@ -61,15 +73,14 @@ def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str
                 server.wait(10)
             except subprocess.TimeoutExpired:
                 server.kill()
-                server.wait(10)
+                server.wait(60)
 
 
 def wait_for_registry(host: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Until it answers; fails with what it logged when it does not."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for _ in range(200):
-        if server.poll() is not None:
-            break
+    end = time.monotonic() + 120
+    while server.poll() is None and time.monotonic() < end:
         try:
             with opener.open(f"http://{host}/v2/", timeout=5):
                 return

@@ -70,4 +70,4 @@ def running_crane(folder: Path) -> Iterator[str]:
             yield host
         finally:
             server.kill()
-            server.wait(10)
+            server.wait(60)

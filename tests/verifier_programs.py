@@ -158,7 +158,7 @@ def island(folder: Path, *server: str | Path, port: int) -> Iterator[Island]:
 
 def _wait(made: Island, port: int) -> None:
     ask: Sequence[str] = (sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)")
-    for _ in range(100):
+    for _ in range(600):
         if made.run(*ask).returncode == 0:
             return
         time.sleep(0.1)
