@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.dumps({"errors": [{"code": "TEST", "message": said}]}).encode()
             self._answer(fault.status, body, fault.headers)
             return
-        upstream = http.client.HTTPConnection(proxy.upstream, timeout=30)
+        upstream = http.client.HTTPConnection(proxy.upstream, timeout=300)
         try:
             if fault is not None and fault.kind == "reset" and proxy.desk is not None and proxy.desk.manners.keeps:
                 self._keep(upstream, proxy.desk, fault, seen)

@@ -51,7 +51,7 @@ def connect(proxy: FaultProxy) -> Iterator[Connect]:
     made: list[Registry] = []
 
     def connection(**options: object) -> Registry:
-        values = {"chunk": CHUNK, "backoff": 0.01, "timeout": (5.0, 10.0), "login": "", **options}
+        values = {"chunk": CHUNK, "backoff": 0.01, "timeout": (60.0, 120.0), "login": "", **options}
         made.append(Registry(proxy.host, **values))  # type: ignore[arg-type]
         return made[-1]
 
