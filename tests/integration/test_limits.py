@@ -160,9 +160,9 @@ def ended_at(folder: Path, script: str, place: Path) -> str:
     argv = [os.fspath(Path("/usr/bin/python3").resolve()), "-I", "-S", "-c", script]
     words = view.command(argv, folder / "settings", show=shown, limits=limits)
     begun = time.monotonic()
-    done = process.run(words, check=False, timeout=60)
+    done = process.run(words, check=False, timeout=600)
     found = container_limits.reached(folder)
-    assert time.monotonic() - begun < 50, done.tail
+    assert time.monotonic() - begun < 500, done.tail
     (folder / "limit.json").unlink(missing_ok=True)
     assert found is not None, done
     return found.name
@@ -173,7 +173,7 @@ def test_another_user_s_processes_are_counted(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TOOLCHAIN_LIMITS", "processes=100")
     script = (
         "import os, time\nfor number in range(300):\n    if os.fork() == 0:\n        os.setuid(number + 1)\n"
-        "        time.sleep(20)\n        os._exit(0)\ntime.sleep(20)"
+        "        time.sleep(550)\n        os._exit(0)\ntime.sleep(550)"
     )
     assert ended_at(tmp_path, script, tmp_path / "place") == "processes"
 

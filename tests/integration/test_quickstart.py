@@ -118,17 +118,17 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     )
     try:
         objects: list[Path] = []
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         while len(objects) < 3:
             assert child.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline, "no code object in five minutes"
+            assert time.monotonic() < deadline, "no code object in twenty minutes"
             time.sleep(0.2)
             objects = list(work.rglob("*.hsaco"))
         child.send_signal(signal.SIGKILL)
         child.wait()
     finally:
         child.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while _processes_below(work) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert _processes_below(work) == [], "a child outlived the tool"

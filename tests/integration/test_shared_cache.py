@@ -62,7 +62,7 @@ def engine(tmp_path: Path) -> Iterator[tuple[Buildah, str]]:
 @contextlib.contextmanager
 def waiting(pipe: Path, failed: Any) -> Iterator[None]:
     """Begin the block when someone reads `pipe`; at its end give him a line."""
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 600
     writer = None
     while writer is None:
         try:
@@ -90,7 +90,7 @@ def test_a_build_in_another_pid_namespace_goes_on(engine: tuple[Buildah, str], t
     try:
         with waiting(tmp_path / "tree" / "said", child.poll):
             assert Buildah(buildah.cache).cleanup() == []
-        assert child.wait(150) == 0, (tmp_path / "log").read_text()
+        assert child.wait(600) == 0, (tmp_path / "log").read_text()
     finally:
         child.kill()
         child.wait()

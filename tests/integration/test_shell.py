@@ -50,7 +50,8 @@ def test_a_command_sees_sources_arguments_and_tree_of_the_failed_step(failing: t
 
 
 def test_a_shell_on_a_terminal(failing: tuple[str, ...]) -> None:
-    said = _typed(("shell", "llvm", *failing), "echo sum $((40 + 2)); sleep 1000\n", "\x03", "exit 5\n")
+    typed = (("# ", "echo sum $((40 + 2)); sleep 1000\n"), ("sum 42", "\x03"), ("# ", "exit 5\n"))
+    said = _typed(("shell", "llvm", *failing), *typed)
     assert "sum 42" in said.out
     assert said.code == 5
 
@@ -75,19 +76,20 @@ def test_a_workers_container(quickstart: Quickstart) -> None:
     assert (said.code, said.out.split()) == (0, ["3.7.1", "apart", "last"]), said.err
 
 
-def _typed(words: tuple[str, ...], *texts: str) -> Said:
-    """Run the tool on a terminal and type, a text a second, once there is a prompt."""
+def _typed(words: tuple[str, ...], *texts: tuple[str, str]) -> Said:
+    """Run the tool on a terminal; type each text a second after the screen shows the other one beside it."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover - becomes the tool
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup has it ignored, and so would all below
         os.execv(sys.executable, [sys.executable, "-m", "toolchain", *words])  # noqa: S606
-    seen = b""
+    seen, old = b"", 0
     waiting = list(texts)
     begun = time.monotonic()
-    while time.monotonic() - begun < 120:
+    while time.monotonic() - begun < 600:
         if not select.select([terminal], [], [], 1)[0]:
-            if waiting and b"# " in seen:
-                os.write(terminal, waiting.pop(0).encode())
+            if waiting and waiting[0][0].encode() in seen[old:]:
+                old = len(seen)
+                os.write(terminal, waiting.pop(0)[1].encode())
             continue
         try:
             seen += os.read(terminal, 4096)
