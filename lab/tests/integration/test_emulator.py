@@ -229,6 +229,23 @@ def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_pat
     assert CliRunner().invoke(app, words).exit_code in {3, 22}
 
 
+def test_kernels_of_triton_s_own_cache_are_not_checked(objects: Mapping[str, Path], tmp_path: Path) -> None:
+    path = objects["gfx942/add-fp16"]
+    written = json.loads(path.with_suffix(".json").read_text())
+    triton = {name: written[name] for name in ("name", "arch", "num_warps", "shared")}
+    for folder, content in {"alone": None, "cached": json.dumps({"hash": "ab" * 32, **triton})}.items():
+        (tmp_path / folder).mkdir()
+        shutil.copy(path, tmp_path / folder / "add.hsaco")
+        if content is not None:
+            (tmp_path / folder / "add.json").write_text(content)
+    words = ["kernels", "check", str(tmp_path), "--jobs", "1", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 28, done.output
+    rows = json.loads(done.stdout.partition("\n}\n")[0] + "\n}")["kernels"]
+    assert [(row["status"], row["gpu"], row["kernel"]) for row in rows] == [("skipped", "gfx942", "add")] * 2
+    assert CliRunner().invoke(app, [*words, "--allow-skipped"]).exit_code == 0
+
+
 def test_a_stopped_check_shows_what_it_has(objects: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> Iterator[Checked]:
         yield Checked("one", "gfx942", "add", "right")

@@ -62,14 +62,23 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
             cannot be read.
 
     Raises:
-        NotEmulatedError: the JSON file is missing, unreadable or malformed, or marks its kernel as known bad.
+        NotEmulatedError: the JSON file is missing, unreadable or malformed, or marks its kernel as known bad. The id is
+            `metadata-missing` if the file does not exist or if another program, such as Triton, wrote it.
     """
     content = read_beside(path, read)
     if content is None:
         raise NotEmulatedError(
             "metadata-missing", f"there is no JSON file next to {path.name}", fix="keep both files in one folder"
         )
-    return metadata_of(content, str(path.with_suffix(".json")))
+    beside = str(path.with_suffix(".json"))
+    if isinstance(content, Mapping) and content.keys().isdisjoint({"signature", "compile_status"}):
+        raise NotEmulatedError(
+            "metadata-missing",
+            f"{beside} does not record how the kernel is launched",
+            why="it has no signature, like the JSON files of Triton's cache",
+            fix="compile the kernel with this tool",
+        )
+    return metadata_of(content, beside)
 
 
 def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:

@@ -107,6 +107,8 @@ def _without_collection() -> Iterator[None]:
 def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED, exact: bool = True) -> Checked:
     """Check a code object that has a JSON file next to it, and return the result.
 
+    A sound code object is skipped if no JSON file records how its kernel is launched.
+
     Args:
         exact: whether matrix instructions follow the published rounding rules for the GPU.
     """
@@ -114,17 +116,24 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     began = time.process_time()
     digest = digest_of(path)
     try:
-        metadata = read_metadata(path)
+        try:
+            metadata = read_metadata(path)
+        except NotEmulatedError as error:
+            if error.id != "metadata-missing":
+                raise
+            code = load(path, first=True)
+            gpu, kernel = code.gpu, code.kernel
+            raise NotCheckedError("no-case", _reason(error)) from error
         gpu, kernel = metadata.gpu, metadata.kernel
         code = load(path, kernel)
         check_metadata(code, metadata)
         done = check_program(Program.of(code, disassembler, exact=exact), metadata, name, seed=seed, began=began)
         return replace(done, sha256=digest)
     except NotCheckedError as error:
-        return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
+        reason = _named(str(error), path, name)
+        return Checked(name, gpu, kernel, SKIPPED, reason, seconds=_since(began), sha256=digest)
     except (NotEmulatedError, CodeObjectError, FaultyKernelError) as error:
-        # The file may be a copy, so its name in the message is replaced with the original name.
-        reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
+        reason = _named(_reason(error), path, name)
         if isinstance(error, FaultyKernelError):
             return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
         return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest, exactness=UNSUPPORTED)
@@ -237,6 +246,11 @@ def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]])
 
 def _since(began: float) -> float:
     return round(time.process_time() - began, 3)
+
+
+def _named(reason: str, path: Path, name: str) -> str:
+    """Replace the name of a code object's file, which may be a copy, with the original name."""
+    return reason.replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
 
 
 def _reason(error: EmulatorError) -> str:
