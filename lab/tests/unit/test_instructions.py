@@ -75,19 +75,23 @@ def assemble(
     kernarg: int = 8,
     size: str = ".size k, .-k",
 ) -> None:
-    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - takes a second
-
-    llvm.init_targets()
-
     text = ASSEMBLY.format(
         pad=f".zero {pad}" if pad else "", names=names, number=number, register=register, kernarg=kernarg, kernel="k",
         size=size,
     )  # fmt: skip
-    place = folder / "gfx942"
+    link(folder / "gfx942", text)
+
+
+def link(place: Path, text: str) -> Path:
+    """Assemble a text for the GPU that its folder names, and return the code object."""
+    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - takes a second
+
+    llvm.init_targets()
     place.mkdir(parents=True)
-    (place / "k.o").write_bytes(amd.assemble_amdgcn(text, "gfx942", ""))
+    (place / "k.o").write_bytes(amd.assemble_amdgcn(text, place.name, ""))
     amd.link_hsaco(str(place / "k.o"), str(place / "k.hsaco"))
     (place / "k.o").unlink()
+    return place / "k.hsaco"
 
 
 def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
@@ -156,6 +160,30 @@ def test_the_instructions_of_an_object_with_several_kernels_are_listed(tmp_path:
     assert json.loads(done.stdout)["instructions"]["s_endpgm"] == 2
     done = CliRunner().invoke(app, ["emulate", path, "--grid", "1"])
     assert (done.exit_code, "[several-kernels]" in done.output) == (23, True), done.output
+
+
+@pytest.mark.parametrize("sizes", [(32, 64), (64, 32)])
+def test_each_kernel_is_listed_by_its_own_wave_size(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    text = '.amdgcn_target "amdgcn-amd-amdhsa--gfx1100"\n'
+    metadata = ".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
+    for name, size in zip(("first", "second"), sizes, strict=True):
+        save = {32: "s_and_saveexec_b32 s0, vcc_lo", 64: "s_and_saveexec_b64 s[0:1], vcc"}[size]
+        text += (
+            f".text\n.globl {name}\n.p2align 8\n.type {name},@function\n{name}:\n  {save}\n  s_endpgm\n"
+            f'.section .rodata,"a",@progbits\n.p2align 6\n.amdhsa_kernel {name}\n.amdhsa_next_free_vgpr 8\n'
+            f".amdhsa_next_free_sgpr 8\n.amdhsa_wavefront_size32 {int(size == 32)}\n.end_amdhsa_kernel\n"
+        )
+        metadata += (
+            f"  - {{.name: {name}, .symbol: {name}.kd, .args: [], .kernarg_segment_size: 8,\n"
+            "     .kernarg_segment_align: 8, .group_segment_fixed_size: 0, .private_segment_fixed_size: 0,\n"
+            f"     .wavefront_size: {size},\n"
+            "     .sgpr_count: 8, .vgpr_count: 8, .max_flat_workgroup_size: 64}\n"
+        )
+    text += f"{metadata}amdhsa.target: amdgcn-amd-amdhsa--gfx1100\n...\n.end_amdgpu_metadata\n"
+    path = link(tmp_path / "gfx1100", text)
+    done = CliRunner().invoke(app, ["emulate", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert [(row["object"], row["unknown"]) for row in json.loads(done.stdout)["objects"]] == [(str(path), 0)]
 
 
 def test_the_text_of_a_python_exception_is_no_reason(tmp_path: Path) -> None:

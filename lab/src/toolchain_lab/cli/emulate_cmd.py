@@ -312,14 +312,17 @@ def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: b
     counts: Counter[str] = Counter()
     rows, refused = [], []
     for shown, path in objects:
-        program = Program.of(load(path, first=True), tool)  # its lines are those of all kernels in the file
-        unknown = program.unknown()
+        code = load(path, first=True)
+        programs = Program.of_all(code, tool)
+        unknown = [error for program in programs for error in program.unknown()]
         refused += unknown
-        own = Counter(name for line in program.lines for name in names(line))
-        counts += own
-        exact = not any(bound(name, program.target) for name in own)
+        own = [Counter(name for line in program.lines for name in names(line)) for program in programs]
+        for each in own:
+            counts += each
+        exact = not any(bound(name, one.target) for one, each in zip(programs, own, strict=True) for name in each)
         rows.append(
-            {"object": shown, "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown),
+            {"object": shown, "gpu": code.gpu, "instructions": sum(each.total() for each in own),
+             "unknown": len(unknown),
              "exactness": UNSUPPORTED if unknown else EXACT if exact else APPROXIMATE}
         )  # fmt: skip
     if as_json:

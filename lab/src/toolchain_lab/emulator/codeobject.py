@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,6 +91,7 @@ class CodeObject:
         image: the contents of memory from address 0, after the segments are loaded.
         arguments: all arguments, in order, including hidden ones.
         workgroup_size: the largest number of threads in a workgroup.
+        descriptors: the descriptors of all kernels in the file, by the address of their first instruction.
     """
 
     path: Path
@@ -101,6 +102,7 @@ class CodeObject:
     descriptor: Descriptor
     arguments: tuple[Argument, ...]
     workgroup_size: int
+    descriptors: Mapping[int, Descriptor] = field(default_factory=dict)
 
 
 def load(
@@ -174,6 +176,7 @@ def load(
                     for row in about[".args"]
                 ),
                 workgroup_size=operator.index(about[".max_flat_workgroup_size"]),
+                descriptors=_descriptors(image, [at for name, at in symbols.items() if name.endswith(".kd")]),
             )
     except OSError as error:
         raise CodeObjectError(
@@ -262,6 +265,12 @@ def _choose(path: Path, names: list[str], kernel: str | None) -> str:
     if not names:
         raise ValueError("it has no kernel descriptor")
     return kernel or names[0]
+
+
+def _descriptors(image: bytes, places: Iterable[int]) -> dict[int, Descriptor]:
+    """Return the descriptors at some addresses, by the kernel's entry; those outside of the image are omitted."""
+    found = {place: _descriptor(image, place) for place in places if 0 <= place <= len(image) - _DESCRIPTOR.size}
+    return {place + entry: descriptor for place, (descriptor, entry) in found.items()}
 
 
 def _descriptor(image: bytes, place: int) -> tuple[Descriptor, int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from toolchain_lab.emulator.calls import jumps
@@ -96,6 +97,24 @@ class Program:
             NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
         """
         return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
+
+    @classmethod
+    def of_all(cls, code: CodeObject, disassembler: Disassembler) -> list[Program]:
+        """Disassemble all kernels in the file of a code object, and return a program for each size of their waves.
+
+        Raises:
+            NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
+        """
+        entries = sorted(code.descriptors)
+        of_size: dict[bool, CodeObject] = {}
+        lines: dict[bool, list[Line]] = {}
+        for line in disassemble(code.path, code.gpu, disassembler):
+            # A function that is not a kernel is taken to belong to the kernel before it.
+            place = max(bisect_right(entries, line.address) - 1, 0)
+            descriptor = code.descriptors[entries[place]] if entries else code.descriptor
+            of_size.setdefault(descriptor.wave32, replace(code, descriptor=descriptor))
+            lines.setdefault(descriptor.wave32, []).append(line)
+        return [cls(code, lines[size]) for size, code in of_size.items()] or [cls(code, ())]
 
     def operation(self, place: int) -> Operation:
         """Return the decoded instruction of the line at the index `place`."""
