@@ -147,6 +147,20 @@ def test_an_edit_that_only_the_fetched_llvm_asks_for_is_locked(
     assert here.call("plan", *words, "--locked").exit_code == 0
 
 
+@pytest.mark.parametrize("output", ["/dev/null", "link", "pipe", "/proc/lock", "x" * 300])
+def test_a_lock_that_cannot_be_written_is_refused_before_the_fetch(
+    here: Here, checkout: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    Path("link").symlink_to("/etc/lock")
+    os.mkfifo("pipe")
+    fetched: list[Source] = []
+    monkeypatch.setattr(locking, "fetch_for", lambda _, source: fetched.append(source))
+    done = here.call("lock", "llvm", "--source", f"llvm={checkout}", "-o", output, "--json")
+    assert json.loads(done.stdout)["id"] in {"output-unwritable", "output-is-link"}, done.output
+    assert (done.exit_code, fetched) == (3, [])
+    assert sorted(os.listdir()) == ["link", "pipe"]
+
+
 def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:
     cache = here.cache
     finished_base(cache, tmp_path / "work")

@@ -12,6 +12,7 @@ from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.build_options import HOW, with_request
 from toolchain.core import console
+from toolchain.core.digest import require_output
 from toolchain.core.errors import ConfigError
 from toolchain.pipeline.lockfile import DEFAULT
 from toolchain.request.model import Request
@@ -41,7 +42,7 @@ def lock(
         why = "the lock file records whether its base is locked"
         what = "--check and --open-base exclude each other"
         raise ConfigError("options-exclude", what, why=why, fix="omit --open-base")
-    from toolchain.pipeline.locking import check_file, check_output, fetch_all, make  # noqa: PLC0415 - not for `--help`
+    from toolchain.pipeline.locking import check_file, fetch_all, make  # noqa: PLC0415 - not for `--help`
     from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
     from toolchain.pipeline.plan import resolved_plan  # noqa: PLC0415
     from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415
@@ -51,7 +52,7 @@ def lock(
     if check:
         made = check_file(request, planned, stage, output)
     else:
-        check_output(output)
+        require_output(output, option="-o")
         fetch_all(request, planned)
         # The fetched trees may add edits and sources to the plan.
         request = replace(request, patches=with_edits(request, stage))

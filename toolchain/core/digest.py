@@ -69,6 +69,16 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
         write_atomically(real, content, check=True)
 
 
+def require_output(path: Path, *, option: str) -> None:
+    """Raise the ConfigError with which `write_output` would refuse a path, or one for a folder that does not exist.
+
+    Verbs that work for a long time call it first. The check creates a file next to the path and removes it, because
+    the permissions of a folder do not show whether the file system accepts new files.
+    """
+    with _output(path, option) as real, NewFile(real):
+        pass
+
+
 def clear_output(path: Path, *, option: str) -> None:
     """Remove the file that `write_output` would replace, so that no outdated file remains after a failure.
 

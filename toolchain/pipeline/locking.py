@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from toolchain.catalog.stages import source_license
 from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.digest import EPOCH, FORMAT, sha256_file, sha256_json
-from toolchain.core.errors import ConfigError, LockedError, SourceError, UnreachableError
+from toolchain.core.errors import LockedError, SourceError, UnreachableError
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
@@ -74,18 +73,6 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
             if not request.offline or source.digest is None:
                 raise
             console.note(f"{source.name}: not in the store, so its tree digest is left out ({error.what})")
-
-
-def check_output(path: Path) -> None:
-    """Raise ConfigError if no lock can be written to `path`, so that a mistake is reported before any fetch."""
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(
-            "output-unwritable",
-            f"cannot write {path}",
-            why="it is a folder, or its folder does not exist or is not writable",
-            fix="name another file: -o FILE",
-        )
 
 
 def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
