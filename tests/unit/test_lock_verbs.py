@@ -158,7 +158,26 @@ def test_a_lock_that_cannot_be_written_is_refused_before_the_fetch(
     done = here.call("lock", "llvm", "--source", f"llvm={checkout}", "-o", output, "--json")
     assert json.loads(done.stdout)["id"] in {"output-unwritable", "output-is-link"}, done.output
     assert (done.exit_code, fetched) == (3, [])
-    assert sorted(os.listdir()) == ["link", "pipe"]
+    assert {path.name for path in here.folder.iterdir()} == {"link", "pipe"}
+
+
+def test_a_lock_of_a_folder_s_pin_serves_a_machine_without_the_folder(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = small_triton(tmp_path / "secret")
+    (triton / "cmake").mkdir()
+    (triton / "cmake" / "llvm-hash.txt").write_text("a" * 40 + "\n")
+    monkeypatch.setattr(locking, "fetch_for", lambda *_: None)
+    done = here.call("lock", "llvm", "--triton", str(triton))
+    assert done.exit_code == 0, done.output
+    assert here.call("lock", "llvm", "--triton", str(triton), "--check").exit_code == 0
+    named = f"https://github.com/llvm/llvm-project@{'a' * 40}"
+    assert lockfile.read(Path("toolchain.lock")).request["source"] == {"llvm": named}
+    assert "secret" not in Path("toolchain.lock").read_text()
+    shutil.rmtree(triton)
+    done = here.call("plan", "llvm", "--locked", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == "a" * 40
 
 
 def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:

@@ -295,12 +295,26 @@ def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
+def _asked_sources(request: Request, sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return the sources that a request names, without paths of this machine.
+
+    An LLVM at the pin of a folder is named by its commit instead of the folder, which another machine may lack.
+    """
+    asked = {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())}
+    llvm = sources.get("llvm")
+    only_pin = asked.get("triton") == "PATH" and "triton" not in sources and "llvm" not in asked
+    if only_pin and llvm is not None and llvm.kind == "git":
+        del asked["triton"]
+        asked["llvm"] = f"{llvm.repository}@{llvm.ref}"
+    return asked
+
+
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """Return the requested stage and the values of options for a lock, by name and without paths of this machine."""
     instead = {
         # The base of a portable LLVM is omitted, because a request that names a base gets an LLVM for that base only.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),
-        "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
+        "source": _asked_sources(request, sources),
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
     }
     values = {"stage": target}
