@@ -12,11 +12,15 @@ import pytest
 import requests
 
 from tests.refusals import refused
+from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import archive
 from toolchain.sources import network as reach
 from toolchain.sources.archive import fetch_archive
+from toolchain.sources.network import parse_mirrors
+from toolchain.sources.resolve import fetch_source, locate
+from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 
 CONTENT = bytes(range(256)) * 2000
@@ -267,3 +271,29 @@ def _failure(url: str) -> Exception:
     except requests.RequestException as error:
         return error
     raise AssertionError
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "file://localhost"])
+def test_a_mirror_may_be_a_folder(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror" / "x.whl").write_bytes(CONTENT)
+    cache = Cache(tmp_path / "cache")
+    spec = parse_source_spec(f"https://example.test/a/x.whl#{DIGEST.replace(':', '=')}")
+    source = locate("llvm", spec, cache=cache)
+
+    def fetched(folder: str, *, offline: bool = False) -> bytes:
+        mirrors = parse_mirrors([f"https://example.test/a/={scheme}{tmp_path}/{folder}/"])
+        return fetch_source(source, cache=cache, offline=offline, mirrors=mirrors).path.read_bytes()
+
+    with refused("offline-missing"):
+        fetched("mirror", offline=True)
+    with refused("source-unreadable"):
+        fetched("nowhere")
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "x.whl").write_bytes(CONTENT[1:])
+    with refused("file-digest-mismatch"):
+        fetched("wrong")
+    assert fetched("mirror") == CONTENT
+    assert (tmp_path / "mirror" / "x.whl").read_bytes() == CONTENT
+    assert fetched("nowhere") == CONTENT, "the store has it"
+    assert not list((cache.store / "partial").glob("*"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.filesystem import open_regular
 from toolchain.core.locks import held
 from toolchain.core.web import Retries, TryAgainError, header_number
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
@@ -81,6 +85,35 @@ def fetch_archive(
         except DigestError as error:
             error.why += page
             raise
+
+
+def fetch_mirrored(url: str, sha256: str, store: Store, *, offline: bool, name: str) -> Path:
+    """Return the path of a file in the store, after fetching it from a mirror if the store lacks it.
+
+    A mirror may be a folder of this machine, as for git repositories, so `url` may also be an absolute path or a file
+    URL. SourceError is raised if there is no such file; see `fetch_archive` for the other errors.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme != "file" and not url.startswith("/"):
+        return fetch_archive(url, sha256, store, offline=offline, name=name)
+    path = Path(unquote("/" + rest.partition("/")[2]) if scheme == "file" else url)
+    digest = check_sha256(sha256)
+    if (there := store.file(digest, verify=True)) is not None:
+        return there
+    refuse_offline(name, offline=offline)
+    try:
+        stream = open_regular(Path(os.path.realpath(path)))
+    except OSError as error:
+        raise SourceError(
+            "source-unreadable", f"{path} cannot be read", why=error.strerror or "", fix="check the folder in --mirror"
+        ) from error
+    plain = digest.removeprefix("sha256:")
+    copy = store.partial / f"mirror-{plain}"
+    store.partial.mkdir(parents=True, exist_ok=True)
+    with stream, held(store.root / "locks" / f"fetch-{plain}.lock", what=f"copying {name}"):
+        with copy.open("wb") as sink:
+            shutil.copyfileobj(stream, sink, CHUNK)
+        return store.add_file(copy, digest, name=name)
 
 
 def _broken() -> tuple[type[Exception], ...]:

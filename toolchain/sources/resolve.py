@@ -20,7 +20,7 @@ from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.core.filesystem import make_private
 from toolchain.core.locks import held, in_use
 from toolchain.data import load
-from toolchain.sources.archive import archive_name, fetch_archive
+from toolchain.sources.archive import archive_name, fetch_mirrored
 from toolchain.sources.candidates import first_holder
 from toolchain.sources.commit_archives import archive_of, commit_archives, commit_of
 from toolchain.sources.distro import fetch_distro, known_distro, known_packages
@@ -212,7 +212,7 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
             return source.fetched(_fetch_commit(source, store, offline=offline, how=how))
         case "archive":
             url, name = mirrored(source.where, how.mirrors), archive_name(source.where)
-            file = fetch_archive(url, source.version, store, offline=offline, name=name)
+            file = fetch_mirrored(url, source.version, store, offline=offline, name=name)
         case "distro":
             source, file = fetch_distro(source, store, cache=cache, offline=offline)
         case "pypi":
