@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -230,6 +231,37 @@ def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path
     (tree / "third_party/triton/setup.py").touch()
     source = triton_source(make_request(target="aotriton", source=where, cache=tmp_path / "cache"))
     assert source.path == tree / "third_party/triton"
+
+
+@pytest.mark.parametrize(
+    ("origin", "url", "expected"),
+    [
+        ("https://git.example/me/aotriton.git", "../triton.git", "https://git.example/me/triton"),
+        ("https://git.example/me/aotriton/", "../../ROCm/./triton", "https://git.example/ROCm/./triton"),
+        ("git@git.example:me/aotriton.git", "../triton.git", "ssh://git@git.example/me/triton"),
+        ("git.example:aotriton.git", "./../triton", "ssh://git.example/triton"),
+        ("/srv/me/aotriton.git", "../triton.git", "file:///srv/me/triton"),
+        ("", "git@git.example:me/triton.git", "ssh://git@git.example/me/triton"),
+        ("", "/srv/triton", "file:///srv/triton"),
+        ("https://git.example/me/aotriton.git", "../../../../triton.git", None),
+        ("", "../triton.git", None),
+    ],
+)
+def test_the_url_of_a_submodule_is_read_as_git_reads_it(
+    tmp_path: Path, origin: str, url: str, expected: str | None
+) -> None:
+    tree, commit = tmp_path / "aotriton", "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
+    (tree / "third_party/triton").mkdir(parents=True)
+    git("init", "-q", str(tree))
+    if origin:
+        git("-C", str(tree), "remote", "add", "origin", origin)
+    (tree / ".gitmodules").write_text(f'[submodule "t"]\n\tpath = third_party/triton\n\turl = {url}\n')
+    git("-C", str(tree), "add", ".gitmodules")
+    git("-C", str(tree), "update-index", "--add", "--cacheinfo", f"160000,{commit},third_party/triton")
+    git("-C", str(tree), "commit", "-qm", "x")
+    with refused("aotriton-triton-unknown") if expected is None else contextlib.nullcontext():
+        source = triton_source(make_request(target="aotriton", source=[f"aotriton={tree}"], cache=tmp_path / "cache"))
+        assert (source.version, source.repository) == (commit, expected)
 
 
 def test_a_commit_of_aotriton_that_is_no_release_needs_a_named_triton(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
 from toolchain.stages.triton_origin import AMD_FORK
-from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodules_of
+from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodule_url
 
 if TYPE_CHECKING:
     from toolchain.pipeline.lockfile import Lock
@@ -158,15 +158,18 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
             sources={**choice.sources, "triton": own},
         )
     commit = gitlink_of(tree, AOTRITON_SUBMODULE) if tree is not None else ""
-    if tree is None or not commit:
+    url = submodule_url(tree, AOTRITON_SUBMODULE) if tree is not None else ""
+    if not commit or url == "":
         why = f"{AOTRITON_SUBMODULE} is empty, and git lists no commit for it" if tree else "its tree is not here yet"
+        if commit:
+            why = "the URL of its submodule is relative, and the checkout has no remote `origin` to which it leads"
         raise PinError(
             "aotriton-triton-unknown",
             f"the Triton of --source aotriton={spec} is unknown",
             why=f"it is not at the commit of a known release, and {why}",
             fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
         )
-    url = submodules_of(tree).get(AOTRITON_SUBMODULE, AMD_FORK).removesuffix(".git")
+    url = (url or AMD_FORK).removesuffix(".git")
     # AMD's repositories moved on GitHub. The old address redirects to the new one, which replaces it here.
     url = url.replace("github.com/ROCmSoftwarePlatform/", "github.com/ROCm/")
     return choice.noting(

@@ -233,6 +233,35 @@ def submodules_of(tree: Path) -> dict[str, str]:
     return found
 
 
+def submodule_url(tree: Path, folder: str) -> str | None:
+    """Return the URL of a submodule of a checkout; None if .gitmodules does not list the submodule.
+
+    As in git, a URL that begins with `./` or `../` is relative to the URL of the remote `origin`. The result is an
+    empty string if such a URL leads nowhere, for example because there is no such remote.
+    """
+    url = submodules_of(tree).get(folder)
+    if url is None:
+        return None
+    if not url.startswith(("./", "../")):
+        return _with_scheme(url)
+    base = _git(tree, "config", "--get", "remote.origin.url").rstrip("/")
+    if base and ":" not in base:
+        base = os.path.normpath(tree.absolute() / base)
+    scheme, sign, rest = _with_scheme(base).partition("://")
+    parts = rest.split("/")
+    while url.startswith(("./", "../")):
+        dots, _, url = url.partition("/")
+        parts = parts[: len(parts) - (dots == "..")]
+    # The first part is the host, which is empty for a file.
+    return f"{scheme}{sign}{'/'.join([*parts, url])}" if sign and parts else ""
+
+
+def _with_scheme(url: str) -> str:
+    """Return a path as a file URL, and git's short form `USER@HOST:PATH` as an ssh URL."""
+    match = re.fullmatch(r"((?:[\w.\-]+@)?[\w.\-]+):(?!//)/*(.+)", url)
+    return f"ssh://{match[1]}/{match[2]}" if match else f"file://{url}" if url.startswith("/") else url
+
+
 def _git(tree: Path, *words: str) -> str:
     """Return the output of a git command, or an empty string if the tree is not a checkout or git fails."""
     if not (tree / ".git").exists():
