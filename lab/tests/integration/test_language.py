@@ -19,11 +19,10 @@ from toolchain_lab.emulator.launch import Launch, run
 from toolchain_lab.emulator.metadata import Metadata
 from toolchain_lab.emulator.placement import ACROSS, UPPER
 from toolchain_lab.emulator.program import Program
-from toolchain_lab.emulator.workgroup import Limits
 
 GPUS = ("gfx942", "gfx1100")
 # Ends a planted loop without an end soon.
-LIMITS = Limits(instructions=300_000)
+LIMIT = 300_000
 
 
 def by_gpu() -> Mapping[str, list[LanguageCase]]:
@@ -64,7 +63,7 @@ def outcome(case: LanguageCase, program: Program, metadata: Metadata) -> str:
         problem = case.problem(seed)
         launch = Launch(metadata.parameters, problem.values, case.grid, metadata.waves, metadata.lds)
         try:
-            done = run(program, launch, reverse=reverse, seed=seed, limits=LIMITS, placement=placement)
+            done = run(program, launch, reverse=reverse, seed=seed, limit=LIMIT, placement=placement)
         except NotEmulatedError:
             return "refused"
         if difference := case.difference(problem, done.buffers):

@@ -41,7 +41,7 @@ from toolchain_lab.emulator.placement import UPPER
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
-from toolchain_lab.emulator.workgroup import Limits, Workgroup, refuse
+from toolchain_lab.emulator.workgroup import Workgroup, refuse
 
 GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
 
@@ -250,7 +250,7 @@ def test_a_loop_runs_and_its_instructions_are_counted() -> None:
         {3: 0xFFFD},
     )  # fmt: skip
     group = workgroup(made)
-    assert group.run(reverse=False, limits=Limits()) == 1 + 5 * 3 + 1
+    assert group.run(reverse=False) == 1 + 5 * 3 + 1
     assert int(group.waves[0].s[0]) == 5
     assert made.executed() == {"s_mov_b32": 1, "s_add_i32": 5, "s_cmp_lt_i32": 5, "s_cbranch_scc1": 5, "s_endpgm": 1}
 
@@ -258,7 +258,7 @@ def test_a_loop_runs_and_its_instructions_are_counted() -> None:
 def test_a_kernel_that_never_ends_is_stopped() -> None:
     made = program("gfx942", ["s_nop 0", "s_branch 65534"], {1: 0xFFFE})
     with refused("kernel-endless"):
-        workgroup(made).run(reverse=False, limits=Limits(instructions=1000))
+        workgroup(made).run(reverse=False, limit=1000)
 
 
 BARRIER = [
@@ -278,7 +278,7 @@ def exchanged(texts: list[str], *, reverse: bool, watch: bool = True) -> list[in
     group = workgroup(made, waves=2)
     group.lds_size = 512
     group.lds = Lds(np.full(512, 0xEE, np.uint8), watch=watch)
-    group.run(reverse=reverse, limits=Limits())
+    group.run(reverse=reverse)
     return [int(value) for wave in group.waves for value in wave.u[2]]
 
 
@@ -538,7 +538,7 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
     def ran(texts: list[str]) -> Workgroup:
         lines = [Line(4 * place, text, (0,)) for place, text in enumerate(texts)]
         group = workgroup(Program(code_object("gfx90a", descriptor=descriptor), lines), waves=2)
-        group.run(reverse=False, limits=Limits())
+        group.run(reverse=False)
         return group
 
     for wave in ran([*moved, *used]).waves:
@@ -663,4 +663,4 @@ def test_metadata_of_millions_of_empty_values_is_refused() -> None:
 )
 def test_loops_of_nothing_but_branches_are_stopped(lines: list[str], words: dict[int, int]) -> None:
     with refused("kernel-endless"):
-        workgroup(program("gfx942", lines, words)).run(reverse=False, limits=Limits(instructions=1000))
+        workgroup(program("gfx942", lines, words)).run(reverse=False, limit=1000)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.tests.emulator_fixtures import program, workgroup
-from toolchain_lab.emulator.workgroup import Limits, Workgroup
+from toolchain_lab.emulator.workgroup import Workgroup
 
 # s2 is the wave's number; the lanes' numbers are in v0.
 NUMBER = ("v_lshrrev_b32_e32 v1, 6, v0", "v_readfirstlane_b32 s2, v1")
@@ -48,7 +48,7 @@ def ran(name: str, *, together: bool) -> Workgroup:
     made = program("gfx942", [*texts, "s_endpgm"], words)
     made.together = together
     group = workgroup(made, waves=3)
-    group.run(reverse=False, limits=Limits())
+    group.run(reverse=False)
     assert made.together is together
     return group
 
@@ -66,7 +66,7 @@ def test_registers_and_counts_are_the_same(name: str) -> None:
 def test_waves_that_write_to_the_same_place_run_one_after_the_other(reverse: bool) -> None:
     made = program("gfx942", MEETING)
     group = workgroup(made, [np.zeros(64, np.uint32)], waves=2)
-    assert group.run(reverse=reverse, limits=Limits()) == 8
+    assert group.run(reverse=reverse) == 8
     assert not made.together
     assert made.executed()["global_store_dword"] == 2
     left = np.frombuffer(group.memory.content(0), np.uint32)

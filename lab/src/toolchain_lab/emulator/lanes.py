@@ -11,6 +11,7 @@ import numpy as np
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts, source
 from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.registers import signs_of
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
@@ -79,7 +80,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     texts = list(instruction.operands)
     if instruction.name.startswith("v_cmpx") and operands.target.generation > 9:
         place = 0
-    signs = operands.signs(texts[place])
+    signs = signs_of(texts[place])
     fetch = source(operands, "t", signs.text)
     texts[place] = texts[place].replace(signs.text, _CHANGED[0])
     changed: list[Array] = [np.zeros(lanes, np.uint32)]
@@ -119,7 +120,7 @@ def sdwa(operands: Operands, row: LaneOp) -> Run:
     texts = list(instruction.operands)
     for number, token in enumerate(_CHANGED[: len(row.sources.replace("d", "").replace("b", ""))]):
         choice = modifiers.text(f"src{number}_sel", "DWORD")
-        operand = operands.signs(texts[1 + number])
+        operand = signs_of(texts[1 + number])
         sign = operand.text.startswith("sext(")
         name = operand.text[5:-1] if sign else operand.text
         operands.raw[token] = _selected(operands.u32(name), choice, sign=sign)

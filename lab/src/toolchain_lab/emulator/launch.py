@@ -14,7 +14,7 @@ from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.placement import ACROSS, Placement
 from toolchain_lab.emulator.program import Program
-from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
+from toolchain_lab.emulator.workgroup import MOST_INSTRUCTIONS, Place, Workgroup
 
 # These are the `struct` formats of arguments, by the name of the type (see `Parameter.type`). `_packed` makes negative
 # integers unsigned.
@@ -57,11 +57,7 @@ class Parameter:
 
     @property
     def format(self) -> str:
-        """The `struct` format of the argument.
-
-        Raises:
-            NotEmulatedError: the type is not supported.
-        """
+        """The `struct` format of the argument; NotEmulatedError is raised for an unsupported type."""
         if self.pointer:
             return "Q"
         if self.type not in _FORMATS:
@@ -145,9 +141,6 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
         values: the number for each parameter; for a pointer, its address.
         size: the size of the block in bytes; unused bytes are 0.
 
-    Raises:
-        LaunchError: a parameter has no value, or a value is not in the range of its type.
-        NotEmulatedError: a type is not supported, or the arguments need more than `size` bytes.
     """
     block = bytearray()
     for parameter in parameters:
@@ -232,7 +225,7 @@ def run(
     *,
     reverse: bool = False,
     seed: int = 0,
-    limits: Limits | None = None,
+    limit: int = MOST_INSTRUCTIONS,
     placement: Placement = ACROSS,
 ) -> Launched:
     """Launch a kernel, and return the contents of its buffers and the number of executed instructions.
@@ -242,11 +235,7 @@ def run(
             detected.
         seed: the seed for the initial contents of registers, LDS, scratch memory and the gaps between buffers, and for
             hidden arguments whose value is unknown.
-
-    Raises:
-        LaunchError: an argument, the grid or the id of a workgroup is invalid.
-        NotEmulatedError: the kernel needs something that is not emulated.
-        FaultyKernelError: the kernel has a fault or exceeds the limits.
+        limit: the number of instructions that the waves of a workgroup may execute before FaultyKernelError is raised.
     """
     random = np.random.default_rng(seed)
     code = program.code
@@ -285,7 +274,7 @@ def run(
             code_address=placement.code_address(code.entry),
             cleared=placement.cleared,
         )
-        count += group.run(reverse=reverse, limits=limits or Limits())
+        count += group.run(reverse=reverse, limit=limit)
     buffers = {
         name: np.frombuffer(memory.content(number), array.dtype).reshape(array.shape)
         for number, (name, array) in enumerate(zip(names, arrays, strict=True))

@@ -227,11 +227,7 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
     return build
 
 
-def _scalar_handlers() -> dict[str, Handler]:
-    return {f"s_load_{name}": _scalar_load(size, sign=sign) for name, (size, sign) in SIZES.items()}
-
-
-HANDLERS: dict[str, Handler] = _scalar_handlers()
+HANDLERS: dict[str, Handler] = {f"s_load_{name}": _scalar_load(size, sign=sign) for name, (size, sign) in SIZES.items()}
 
 
 def handler_of(name: str) -> Handler | None:

@@ -51,13 +51,9 @@ class Operands:
         """Return the register that an operand names; None for other operands, such as constants and `scc`."""
         return register_of(text, self._generation)
 
-    def signs(self, text: str) -> Signed:
-        """Split the text of an operand into the operand and its modifiers `neg` and `abs`."""
-        return signs_of(text)
-
     def plain(self, text: str) -> str:
         """Return the text of an operand; raise NotEmulatedError if it has the modifier `neg` or `abs`."""
-        operand = self.signs(text)
+        operand = signs_of(text)
         if operand.negate or operand.absolute:
             raise self.instruction.unknown(f"a modifier on {text}")
         return text
@@ -147,7 +143,7 @@ class Operands:
 
     def f32(self, text: str, offset: int = 0) -> Get:
         """Return the function that reads a source as `float32`, with its modifiers applied; `offset` is as in `u32`."""
-        operand = self.signs(text)
+        operand = signs_of(text)
         register = None if operand.text in self.raw else self.register(operand.text)
         raw = self.u32(operand.text, offset)
         if register is not None and register.vector:
@@ -165,7 +161,7 @@ class Operands:
             high: 1 to read the upper half of a register, or 0 for the lower half; ignored if `text` names a half.
             packed: whether `high` also selects a half of a constant.
         """
-        operand = self.signs(text)
+        operand = signs_of(text)
         bits = self.half_bits(operand.text, high, packed=packed, floating=True)
         return _with_signs(lambda wave: bits(wave).view(np.float16), operand)
 
@@ -216,7 +212,7 @@ class Operands:
 
         A literal of 32 bits gives the upper half of the number; the lower half is 0.
         """
-        operand = self.signs(text)
+        operand = signs_of(text)
         if operand.text.startswith("0x"):
             value = np.asarray(np.uint64(int(operand.text, 0) << 32)).view(np.float64)
             return _with_signs(lambda _: value, operand)

@@ -8,8 +8,11 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.integer_math import amount16
 from toolchain_lab.emulator.lanewise import Compute, Handler, refuse_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.registers import signs_of
+from toolchain_lab.emulator.vector_integer import bounded
 from toolchain_lab.emulator.wave import Wave
 
 
@@ -90,7 +93,7 @@ def _packed_half(compute: Compute, count: int, kind: type[np.generic]) -> Handle
         register = operands.vector(texts[0])
         operands.reads.difference_update(register.names)
         for text in texts[1:]:
-            if (source := operands.register(operands.signs(text).text)) is not None:
+            if (source := operands.register(signs_of(text).text)) is not None:
                 operands.read(source, 1)
 
         def run(wave: Wave) -> None:
@@ -149,32 +152,13 @@ def pack_halves(operands: Operands) -> Run:
     return run
 
 
-def _shift_left(a: Array, b: Array) -> Array:
-    shifted: Array = b << (a & np.uint16(15))
-    return shifted
-
-
-def _shift_right(a: Array, b: Array) -> Array:
-    shifted: Array = b >> (a & np.uint16(15))
-    return shifted
-
-
-def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
+def _sum(kind: type[np.generic], *, subtract: bool) -> Handler:
     """Return the decoder for a packed addition or subtraction of 16-bit integers, which wraps unless `clamp` is set."""
-    limits = np.iinfo(kind)  # type: ignore[type-var]
-
-    def bounded(a: Array, b: Array) -> Array:
-        total = a.astype(np.int32) - b if subtract else a.astype(np.int32) + b
-        kept: Array = np.clip(total, limits.min, limits.max).astype(kind)
-        return kept
-
-    def wrapping(a: Array, b: Array) -> Array:
-        total: Array = a - b if subtract else a + b
-        return total
+    wrapping = np.subtract if subtract else np.add
 
     def build(operands: Operands) -> Run:
         clamp = operands.instruction.modifiers.flag("clamp")
-        return _packed_half(bounded if clamp else wrapping, 2, kind)(operands)
+        return _packed_half(bounded(kind, subtract=subtract) if clamp else wrapping, 2, kind)(operands)
 
     return build
 
@@ -219,13 +203,13 @@ HANDLERS: dict[str, Handler] = {
     "v_pk_fma_f16": _packed_half(float_math.fma_half, 3, np.float16),
     **dict.fromkeys(("v_pk_max_f16", "v_pk_max_num_f16"), _packed_half(float_math.maximum, 2, np.float16)),
     **dict.fromkeys(("v_pk_min_f16", "v_pk_min_num_f16"), _packed_half(float_math.minimum, 2, np.float16)),
-    "v_pk_add_u16": _bounded(subtract=False, kind=np.uint16),
-    "v_pk_sub_u16": _bounded(subtract=True, kind=np.uint16),
+    "v_pk_add_u16": _sum(np.uint16, subtract=False),
+    "v_pk_sub_u16": _sum(np.uint16, subtract=True),
     "v_pk_mul_lo_u16": _packed_half(lambda a, b: a * b, 2, np.uint16),
     "v_pk_max_u16": _packed_half(np.maximum, 2, np.uint16),
     "v_pk_min_u16": _packed_half(np.minimum, 2, np.uint16),
-    "v_pk_add_i16": _bounded(subtract=False, kind=np.int16),
-    "v_pk_sub_i16": _bounded(subtract=True, kind=np.int16),
+    "v_pk_add_i16": _sum(np.int16, subtract=False),
+    "v_pk_sub_i16": _sum(np.int16, subtract=True),
     "v_pk_mad_u16": _packed_half(lambda a, b, c: a * b + c, 3, np.uint16),
     "v_pk_mad_i16": _packed_half(lambda a, b, c: a * b + c, 3, np.int16),
     "v_pk_ashrrev_i16": _packed_half(lambda a, b: b >> (a & np.int16(15)), 2, np.int16),
@@ -233,8 +217,8 @@ HANDLERS: dict[str, Handler] = {
     "v_pk_minimum3_f16": _packed_half(lambda a, b, c: np.minimum(np.minimum(a, b), c), 3, np.float16),
     "v_pk_max_i16": _packed_half(np.maximum, 2, np.int16),
     "v_pk_min_i16": _packed_half(np.minimum, 2, np.int16),
-    "v_pk_lshlrev_b16": _packed_half(_shift_left, 2, np.uint16),
-    "v_pk_lshrrev_b16": _packed_half(_shift_right, 2, np.uint16),
+    "v_pk_lshlrev_b16": _packed_half(lambda a, b: b << amount16(a), 2, np.uint16),
+    "v_pk_lshrrev_b16": _packed_half(lambda a, b: b >> amount16(a), 2, np.uint16),
     "v_pk_mov_b32": move_pair,
     **dict.fromkeys(("v_dot4_i32_i8", "v_dot4c_i32_i8"), _dot4(True, True)),
     "v_dot4_u32_u8": _dot4(False, False),

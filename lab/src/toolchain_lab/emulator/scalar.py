@@ -291,10 +291,6 @@ def _set_bit(*, to: int) -> Handler:
     return build
 
 
-def _sum(a: int, b: int) -> Pair:
-    return a + b, (a + b) >> 32
-
-
 def _overflowing(total: int) -> Pair:
     return total, int(total not in _I32)
 
@@ -371,7 +367,7 @@ HANDLERS: dict[str, Handler] = {
     **_of_width(64),
     **_comparing(),
     **{f"s_lshl{amount}_add_u32": _shift_and_add(amount) for amount in range(1, 5)},
-    **dict.fromkeys(("s_add_u32", "s_add_co_u32"), _binary(_sum)),
+    **dict.fromkeys(("s_add_u32", "s_add_co_u32"), _binary(lambda a, b: (a + b, a + b >> 32))),
     **dict.fromkeys(("s_sub_u32", "s_sub_co_u32"), _binary(lambda a, b: (a - b, int(a < b)))),
     **dict.fromkeys(("s_addc_u32", "s_add_co_ci_u32"), _with_carry(subtract=False)),
     **dict.fromkeys(("s_subb_u32", "s_sub_co_ci_u32"), _with_carry(subtract=True)),

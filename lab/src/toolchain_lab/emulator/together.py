@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from toolchain_lab.emulator.accesses import ApartError, GroupAccesses
@@ -20,10 +21,10 @@ from toolchain_lab.emulator.wave import Wave
 
 if TYPE_CHECKING:
     from toolchain_lab.emulator.program import Block
-    from toolchain_lab.emulator.workgroup import Limits, Workgroup
+    from toolchain_lab.emulator.workgroup import Workgroup
 
 
-def run_together(group: Workgroup, limits: Limits) -> bool:
+def run_together(group: Workgroup, limit: int) -> bool:
     """Run all waves of a workgroup together to their end, and return whether this was possible.
 
     If it was not, the workgroup has its initial state again, and its waves must run one after the other.
@@ -33,7 +34,7 @@ def run_together(group: Workgroup, limits: Limits) -> bool:
     waves = [dict(wave.__dict__) for wave in group.waves]
     accesses = group.accesses = GroupAccesses(group.memory.views, group.lds)
     try:
-        _Together(group, accesses, limits).run()
+        _Together(group, accesses, limit).run()
     except (ApartError, EmulatorError):
         accesses.memory.restore()
         for array, old in zip(arrays, kept, strict=True):
@@ -50,12 +51,12 @@ def run_together(group: Workgroup, limits: Limits) -> bool:
 
 
 class _Together:
-    def __init__(self, group: Workgroup, accesses: GroupAccesses, limits: Limits) -> None:
+    def __init__(self, group: Workgroup, accesses: GroupAccesses, limit: int) -> None:
         self.group = group
         self.program = group.program
         self.waves = group.waves
         self.accesses = accesses
-        self.limit = limits.instructions
+        self.limit = limit
         self.batch = Batch(group)
 
     def run(self) -> None:
@@ -81,7 +82,7 @@ class _Together:
                 if self._run_batch():
                     return
                 continue
-            wave = min(running, key=_place)
+            wave = min(running, key=attrgetter("pc"))
             if self.group.step(wave):
                 running.remove(wave)
             self._check(wave)
@@ -160,7 +161,3 @@ class _Together:
         for wave, place in zip(self.waves, places, strict=True):
             wave.pc = place
         return False
-
-
-def _place(wave: Wave) -> int:
-    return wave.pc

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
@@ -90,7 +92,7 @@ def bit_operation_of_halves(operands: Operands) -> Run:
     return run
 
 
-def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) -> Run:
+def _carry(operands: Operands, *, subtract: bool, chained: bool, reverse: bool = False) -> Run:
     """Decode an addition or a subtraction that writes a carry (or borrow) for each lane.
 
     Args:
@@ -118,25 +120,6 @@ def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) 
         put_carry(wave, out)
 
     return run
-
-
-def _carry_handlers() -> dict[str, Handler]:
-    rows = {
-        "v_add_co_u32": (False, False, False),
-        "v_sub_co_u32": (True, False, False),
-        "v_subrev_co_u32": (True, True, False),
-        "v_addc_co_u32": (False, False, True),
-        "v_add_co_ci_u32": (False, False, True),
-        "v_subb_co_u32": (True, False, True),
-        "v_sub_co_ci_u32": (True, False, True),
-        "v_subbrev_co_u32": (True, True, True),
-        "v_subrev_co_ci_u32": (True, True, True),
-    }
-
-    def made(subtract: bool, reverse: bool, chained: bool) -> Handler:
-        return lambda operands: _carry(operands, subtract=subtract, reverse=reverse, chained=chained)
-
-    return {name: made(*row) for name, row in rows.items()}
 
 
 def multiply_add_64(operands: Operands) -> Run:
@@ -172,15 +155,15 @@ def multiply_add_signed_64(operands: Operands) -> Run:
     return run
 
 
-def _bounded(kind: type[np.generic], *, subtract: bool, reverse: bool = False) -> Compute:
+def bounded(kind: type[np.generic], *, subtract: bool, reverse: bool = False) -> Compute:
     """Return a function that adds or subtracts two values, and clamps the result to the range of its type."""
     limits = np.iinfo(kind)  # type: ignore[type-var]
 
     def compute(a: Array, b: Array) -> Array:
         left, right = (np.asarray(each).astype(np.int64) for each in ((b, a) if reverse else (a, b)))
         total = left - right if subtract else left + right
-        bounded: Array = np.clip(total, limits.min, limits.max).astype(kind)
-        return bounded
+        kept: Array = np.clip(total, limits.min, limits.max).astype(kind)
+        return kept
 
     return compute
 
@@ -194,11 +177,11 @@ def _saturating() -> dict[str, LaneOp]:
         ("s", np.int16, "i16"),
     ):
         for name in (f"v_add_{end}", f"v_add_nc_{end}"):
-            rows[name] = LaneOp(letter, letter * 2, _bounded(kind, subtract=False))
+            rows[name] = LaneOp(letter, letter * 2, bounded(kind, subtract=False))
         for name in (f"v_sub_{end}", f"v_sub_nc_{end}"):
-            rows[name] = LaneOp(letter, letter * 2, _bounded(kind, subtract=True))
+            rows[name] = LaneOp(letter, letter * 2, bounded(kind, subtract=True))
         for name in (f"v_subrev_{end}", f"v_subrev_nc_{end}"):
-            rows[name] = LaneOp(letter, letter * 2, _bounded(kind, subtract=True, reverse=True))
+            rows[name] = LaneOp(letter, letter * 2, bounded(kind, subtract=True, reverse=True))
     return rows
 
 
@@ -287,11 +270,17 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_add_nc_u64": LaneOp("q", "qq", np.add),
 }
 
+_add_carry, _subtract_carry = partial(_carry, subtract=False), partial(_carry, subtract=True)
 HANDLERS: dict[str, Handler] = {
     "v_perm_b32": perm,
     "v_bitop3_b32": bit_operation,
     "v_bitop3_b16": bit_operation_of_halves,
     **dict.fromkeys(("v_mad_u64_u32", "v_mad_co_u64_u32"), multiply_add_64),
     **dict.fromkeys(("v_mad_i64_i32", "v_mad_co_i64_i32"), multiply_add_signed_64),
-    **_carry_handlers(),
+    "v_add_co_u32": partial(_add_carry, chained=False),
+    "v_sub_co_u32": partial(_subtract_carry, chained=False),
+    "v_subrev_co_u32": partial(_subtract_carry, reverse=True, chained=False),
+    **dict.fromkeys(("v_addc_co_u32", "v_add_co_ci_u32"), partial(_add_carry, chained=True)),
+    **dict.fromkeys(("v_subb_co_u32", "v_sub_co_ci_u32"), partial(_subtract_carry, chained=True)),
+    **dict.fromkeys(("v_subbrev_co_u32", "v_subrev_co_ci_u32"), partial(_subtract_carry, reverse=True, chained=True)),
 }

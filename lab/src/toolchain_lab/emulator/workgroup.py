@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,18 +31,8 @@ _UNKNOWN_SGPRS = {
 # swizzled buffer with a stride of 4 bytes.
 _SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
 _SWIZZLED = 1 << 31 | 4 << 16
+MOST_INSTRUCTIONS = 20_000_000  # by all waves of a workgroup together
 Place = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits at which the emulator stops running a workgroup.
-
-    Args:
-        instructions: the maximum number of instructions that the waves of a workgroup may execute in total.
-    """
-
-    instructions: int = 20_000_000
 
 
 class Workgroup:
@@ -110,41 +99,41 @@ class Workgroup:
         """Record a bound on the sum of magnitudes that the instruction `name` added, unless a larger bound is known."""
         self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
 
-    def run(self, *, reverse: bool, limits: Limits) -> int:
-        """Run all waves to their end, and return the number of executed instructions."""
+    def run(self, *, reverse: bool, limit: int = MOST_INSTRUCTIONS) -> int:
+        """Run all waves to their end, and return the number of executed instructions, which `limit` limits."""
         with np.errstate(all="ignore"):
             try:
                 if len(self.waves) > 1 and self.program.together:
-                    self.program.together = run_together(self, limits)
+                    self.program.together = run_together(self, limit)
                 if not all(wave.done for wave in self.waves):
-                    self._run_waves(self.waves[::-1] if reverse else self.waves, limits)
+                    self._run_waves(self.waves[::-1] if reverse else self.waves, limit)
             finally:
                 self.program.note(self.executions, self.magnitudes)
         return sum(wave.count for wave in self.waves)
 
-    def _run_waves(self, order: Sequence[Wave], limits: Limits) -> None:
+    def _run_waves(self, order: Sequence[Wave], limit: int) -> None:
         """Run the waves one after the other, each up to its next barrier, until all waves have ended."""
         while not all(wave.done for wave in self.waves):
             for wave in order:
                 if not wave.done:
                     self.lds.turn(wave.number)
-                    self._to_barrier(wave, limits)
+                    self._to_barrier(wave, limit)
             self.lds.barrier()
-            if sum(wave.count for wave in self.waves) > limits.instructions:
+            if sum(wave.count for wave in self.waves) > limit:
                 raise FaultyKernelError(
                     "kernel-endless",
                     f"{self.code.kernel} does not end",
-                    why=f"a workgroup executed more than {limits.instructions} instructions",
+                    why=f"a workgroup executed more than {limit} instructions",
                 )
 
-    def _to_barrier(self, wave: Wave, limits: Limits) -> None:
+    def _to_barrier(self, wave: Wave, limit: int) -> None:
         address = wave.pc
         while not self.step(wave):
-            if wave.count > limits.instructions:
+            if wave.count > limit:
                 raise FaultyKernelError(
                     "kernel-endless",
                     f"{self.code.kernel} does not end",
-                    why=f"a wave executed more than {limits.instructions} instructions, the last at {address:#x}",
+                    why=f"a wave executed more than {limit} instructions, the last at {address:#x}",
                 )
             address = wave.pc
 
