@@ -151,9 +151,9 @@ def screen(report: Report) -> Iterator[str]:
 
 def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> None:
     """Raise an error for kernels that have wrong results, that cannot be emulated, or that were not checked."""
-    from toolchain.core.check_result import REFUSED, SKIPPED, listed  # noqa: PLC0415 - `--help` does not need it
+    from toolchain.core.check_result import REFUSED, SKIPPED, listed, require_right  # noqa: PLC0415 - `--help` does not need it
 
-    report.require_right()
+    require_right(report.published())
     if rows := report.of(REFUSED):
         raise EmulationError(
             "kernels-not-emulated",

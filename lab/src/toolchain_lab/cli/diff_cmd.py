@@ -14,7 +14,7 @@ from toolchain.core.errors import ConfigError, RegressionError
 from toolchain.request import option_values
 
 if TYPE_CHECKING:
-    from toolchain_lab.examine.diff import Difference, Row
+    from toolchain_lab.examine.diff import Difference
 
 _WORDS = {
     "same": "same bytes",
@@ -127,13 +127,9 @@ def screen(difference: Difference, most: int) -> Iterator[str]:
         yield f"{group['gpu']:<9}{group['kernel'][-23:]:<24}" + "".join(f"{number:>8}" for number in numbers)
     for row in changed[:most]:
         yield f"{row.gpu} {row.key}"
-        yield f"  {_words(row, change_texts(row))}"
+        yield f"  {', '.join(change_texts(row)) or _WORDS.get(row.status, 'different instructions, same resources')}"
     if len(changed) > most:
         yield f"… and {len(changed) - most} more; use --rows or --json"
     counts = [f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count]
     count = len(difference.rows)
     yield f"{count} kernel{'' if count == 1 else 's'}: {', '.join(counts)}"
-
-
-def _words(row: Row, changes: Iterator[str]) -> str:
-    return ", ".join(changes) or _WORDS.get(row.status, "different instructions, same resources")

@@ -41,7 +41,7 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
     for kernel in kernels:
         if kernel.facts is not None:
             functions = by_gpu.setdefault(kernel.gpu, {})
-            functions.setdefault(kernel.family, {})[_variant(kernel)] = kernel
+            functions.setdefault(kernel.family, {})[_GPU.sub("*", kernel.key)] = kernel
     result = Uneven()
     for gpu, own in by_gpu.items():
         if required and gpu not in required:
@@ -67,7 +67,3 @@ def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Ite
         for variant in other.keys() - own.keys():
             lacking[variant] = lacking.get(variant, False) or (same and bool(other[variant].launch))
     yield from sorted(lacking.items())
-
-
-def _variant(kernel: Kernel) -> str:
-    return _GPU.sub("*", kernel.key)

@@ -202,21 +202,29 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
         yield Case(_label(form, problem, sequence), arguments.done(), grid, only, expected, free)
 
 
-def _gradients(
-    metadata: Metadata,
-    seed: int,
+def _of_gradients(
     compute: Callable[[_Form, Arguments, Problem, int], tuple[Place, list[Place], list[Expected]]],
-) -> Iterator[Case]:
-    form = _form(metadata)
-    for lengths, packed in _lengths(form):
-        arguments = Arguments(metadata)
-        problem = _problem(form, lengths, seed, packed=packed)
-        sequence = len(lengths) - 1
-        lse, delta = problem.row_numbers("lse"), problem.row_numbers("delta")
-        arguments.tensors(L=lse, D=delta)
-        grid, only, expected = compute(form, arguments, problem, sequence)
-        _common(form, problem, arguments)
-        yield Case(_label(form, problem, sequence), arguments.done(), grid, only, expected)
+) -> Callable[[Metadata, int], Iterator[Case]]:
+    """Return the function that yields cases for a backward kernel.
+
+    Args:
+        compute: a function that sets the kernel's own arguments for a sequence, and returns the grid, the workgroups
+            that run, and the expected values.
+    """
+
+    def cases(metadata: Metadata, seed: int) -> Iterator[Case]:
+        form = _form(metadata)
+        for lengths, packed in _lengths(form):
+            arguments = Arguments(metadata)
+            problem = _problem(form, lengths, seed, packed=packed)
+            sequence = len(lengths) - 1
+            lse, delta = problem.row_numbers("lse"), problem.row_numbers("delta")
+            arguments.tensors(L=lse, D=delta)
+            grid, only, expected = compute(form, arguments, problem, sequence)
+            _common(form, problem, arguments)
+            yield Case(_label(form, problem, sequence), arguments.done(), grid, only, expected)
+
+    return cases
 
 
 def _keys_expected(
@@ -267,58 +275,49 @@ def _queries_expected(
     return expected
 
 
-def keys_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases for bwd_kernel_dk_dv, which computes the gradients of keys and values."""
-
-    def compute(
-        form: _Form, arguments: Arguments, problem: Problem, sequence: int
-    ) -> tuple[Place, list[Place], list[Expected]]:
-        blocks = _blocks(problem.shape.lengths[sequence][1], form.block_n)
-        expected = _keys_expected(form, arguments, problem, sequence, blocks)
-        count = -(-problem.shape.most_keys // form.block_n)
-        grid = form.place(count, KEY_HEADS, len(problem.shape.lengths))
-        return grid, [form.place(block, 0, sequence) for block in blocks], expected
-
-    yield from _gradients(metadata, seed, compute)
+@_of_gradients
+def keys_backward(
+    form: _Form, arguments: Arguments, problem: Problem, sequence: int
+) -> tuple[Place, list[Place], list[Expected]]:
+    """Prepare bwd_kernel_dk_dv, which computes the gradients of keys and values."""
+    blocks = _blocks(problem.shape.lengths[sequence][1], form.block_n)
+    expected = _keys_expected(form, arguments, problem, sequence, blocks)
+    count = -(-problem.shape.most_keys // form.block_n)
+    grid = form.place(count, KEY_HEADS, len(problem.shape.lengths))
+    return grid, [form.place(block, 0, sequence) for block in blocks], expected
 
 
-def queries_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases for bwd_kernel_dq, which computes the gradients of queries and bias."""
-
-    def compute(
-        form: _Form, arguments: Arguments, problem: Problem, sequence: int
-    ) -> tuple[Place, list[Place], list[Expected]]:
-        blocks = _blocks(problem.shape.lengths[sequence][0], form.block_m)
-        expected = _queries_expected(form, arguments, problem, sequence, blocks=blocks, size=form.block_m)
-        count = -(-problem.shape.most_queries // form.block_m)
-        grid = form.place(count, HEADS, len(problem.shape.lengths))
-        return grid, [form.place(block, HEADS - 1, sequence) for block in blocks], expected
-
-    yield from _gradients(metadata, seed, compute)
+@_of_gradients
+def queries_backward(
+    form: _Form, arguments: Arguments, problem: Problem, sequence: int
+) -> tuple[Place, list[Place], list[Expected]]:
+    """Prepare bwd_kernel_dq, which computes the gradients of queries and bias."""
+    blocks = _blocks(problem.shape.lengths[sequence][0], form.block_m)
+    expected = _queries_expected(form, arguments, problem, sequence, blocks=blocks, size=form.block_m)
+    count = -(-problem.shape.most_queries // form.block_m)
+    grid = form.place(count, HEADS, len(problem.shape.lengths))
+    return grid, [form.place(block, HEADS - 1, sequence) for block in blocks], expected
 
 
-def fused_backward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """Yield cases for bwd_kernel_fuse, which computes the gradients of queries, keys, values and bias.
+@_of_gradients
+def fused_backward(
+    form: _Form, arguments: Arguments, problem: Problem, sequence: int
+) -> tuple[Place, list[Place], list[Expected]]:
+    """Prepare bwd_kernel_fuse, which computes the gradients of queries, keys, values and bias.
 
     Along x, the grid has a workgroup for each block of keys, and then one for each block of queries of each head.
     """
-
-    def compute(
-        form: _Form, arguments: Arguments, problem: Problem, sequence: int
-    ) -> tuple[Place, list[Place], list[Expected]]:
-        out = problem.output()
-        arguments.tensors(Out=out)
-        arguments.strides(o=out.strides)
-        size, (queries, keys) = form.block_n, problem.shape.lengths[sequence]
-        of_keys, of_queries = _blocks(keys, size), _blocks(queries, size)
-        expected = _keys_expected(form, arguments, problem, sequence, of_keys)
-        expected += _queries_expected(form, arguments, problem, sequence, blocks=of_queries, size=size)
-        before, each = -(-problem.shape.most_keys // size), -(-problem.shape.most_queries // size)
-        places = [*of_keys, *(before + (HEADS - 1) * each + block for block in of_queries)]
-        grid = (before + HEADS * each, KEY_HEADS, len(problem.shape.lengths))
-        return grid, [(place, 0, sequence) for place in places], expected
-
-    yield from _gradients(metadata, seed, compute)
+    out = problem.output()
+    arguments.tensors(Out=out)
+    arguments.strides(o=out.strides)
+    size, (queries, keys) = form.block_n, problem.shape.lengths[sequence]
+    of_keys, of_queries = _blocks(keys, size), _blocks(queries, size)
+    expected = _keys_expected(form, arguments, problem, sequence, of_keys)
+    expected += _queries_expected(form, arguments, problem, sequence, blocks=of_queries, size=size)
+    before, each = -(-problem.shape.most_keys // size), -(-problem.shape.most_queries // size)
+    places = [*of_keys, *(before + (HEADS - 1) * each + block for block in of_queries)]
+    grid = (before + HEADS * each, KEY_HEADS, len(problem.shape.lengths))
+    return grid, [(place, 0, sequence) for place in places], expected
 
 
 def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain.core import process
-from toolchain.core.check_result import STATUSES, Object, require_right
+from toolchain.core.check_result import STATUSES, Object
 from toolchain.core.environment import python_children
 from toolchain.core.errors import ResourceError
 from toolchain_lab.emulator.disassembly import Disassembler
@@ -73,10 +73,6 @@ class Report:
             }
             for (gpu, kernel), rows in sorted(groups.items())
         ]
-
-    def require_right(self) -> None:
-        """Raise NumbersError if a kernel gave a wrong result."""
-        require_right(self.published())
 
     def published(self) -> dict[str, Any]:
         """Return the result for a record or a statement. It contains no durations, so that it is reproducible."""
@@ -146,10 +142,8 @@ def results(
 ) -> Generator[Checked, None, None]:
     """Check kernels, and yield each result as soon as it is known.
 
-    If there are several jobs and several kernels, parallel processes check them.
-
-    Raises:
-        ResourceError: one of the parallel processes was killed.
+    If there are several jobs and several kernels, parallel processes check them. ResourceError is raised if one of
+    these processes is killed.
     """
     if jobs < 2 or len(objects) < 2:
         for each in objects:

@@ -15,6 +15,7 @@ from toolchain_lab.emulator.metadata import Metadata
 from toolchain_lab.numbers.case import Arguments, Case, Expected, NotCheckedError
 from toolchain_lab.numbers.elements import ELEMENTS, FP32, Element, rows_tensor, tensor
 from toolchain_lab.numbers.problem import Problem, Shape
+from toolchain_lab.numbers.reference import exactly
 
 Array = NDArray[Any]
 _LOG2E = 1.44269504
@@ -201,7 +202,7 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
         keys, values = (t.read()[0, at * key_heads // heads][columns] for t in (k, v))
         visible = row[:, None] >= queries - used + columns[None] if causal else np.ones((queries, len(columns)), bool)
         sums = {}
-        for name, rounded in (("exact", _same), ("plain", element.rounded)):
+        for name, rounded in (("exact", exactly), ("plain", element.rounded)):
             scaled = element.rounded(q.read()[0, at] * np.float32(np.float32(head**-0.5) * np.float32(_LOG2E)))
             scores = np.where(visible, rounded(scaled @ keys.T), -np.inf)
             top = scores.max(1)
@@ -225,10 +226,6 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     yield Case(
         label, arguments.done(), (1, heads, parts), [(0, at, k) for k in range(parts)], expected, {"Metadata": free}
     )
-
-
-def _same(values: Array) -> Array:
-    return values
 
 
 def _in_order(strides: tuple[int, int, int, int]) -> tuple[int, int, int, int, int]:

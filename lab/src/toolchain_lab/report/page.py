@@ -34,6 +34,8 @@ def html(report: Report) -> str:
         f'<div class="{tone.value}"><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>'
         for label, value, tone in report.figures
     ]
+    # The JSON is ASCII, because names may contain characters that UTF-8 cannot encode.
+    data = json.dumps({"sections": sections}, sort_keys=True, separators=(",", ":")).encode()
     return Template(_asset("page.html")).substitute(
         policy=escape(policy),
         version=escape(__version__),
@@ -44,15 +46,10 @@ def html(report: Report) -> str:
         figures="".join(figures),
         style=style,
         # The data is compressed, because names of kernels are long and similar.
-        data=base64.b64encode(gzip.compress(_json({"sections": sections}), 6, mtime=0)).decode(),
+        data=base64.b64encode(gzip.compress(data, 6, mtime=0)).decode(),
         library=library,
         script=script,
     )
-
-
-def _json(value: object) -> bytes:
-    """Return a value as ASCII JSON, because names may contain characters that UTF-8 cannot encode."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _asset(name: str) -> str:
