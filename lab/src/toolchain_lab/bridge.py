@@ -59,12 +59,7 @@ def translation() -> Iterator[None]:
 
 
 def run_program(command: Sequence[str | Path], timeout: float) -> str:
-    """Run a program for the emulator, with a time limit in seconds, and return its output.
-
-    Raises:
-        ProgramError: the program failed or exceeded the time limit.
-        EngineError: the program is not installed.
-    """
+    """Run a program, with a time limit in seconds, and return its output; raise ProgramError if it fails."""
     try:
         return process.run(command, capture=True, timeout=timeout).stdout
     except process.CommandError as error:
@@ -121,13 +116,10 @@ def _json(path: Path) -> Any:
 
 
 def require_numpy(user: str = "the emulator") -> Path:
-    """Check that numpy is installed, and return the folder from which it is imported.
+    """Return the folder from which numpy is imported; raise ConfigError if numpy is not installed.
 
     Args:
         user: the feature that needs numpy, for the error message.
-
-    Raises:
-        ConfigError: numpy is not installed.
     """
     spec = find_spec("numpy")
     if spec is None or spec.origin is None:

@@ -163,8 +163,7 @@ def _flushed(left: Factor, right: Factor, group: slice, total: Array) -> Array:
 def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
     """Truncate the products of a group to multiples of 2^-24 times a power of two, and add them.
 
-    Returns:
-        The sums in these units, and the powers of two, both `[row, column]`.
+    The sums in these units and the powers of two are returned, both as `[row, column]`.
     """
     if left.exponents is None or right.exponents is None:
         raise AssertionError(group)

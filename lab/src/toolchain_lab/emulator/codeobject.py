@@ -122,10 +122,6 @@ def load(
         first: whether to return the first kernel if `kernel` is omitted and the object contains several.
         opened: a function that returns a context manager for the open file. Reading from the file may raise ValueError.
 
-    Raises:
-        CodeObjectError: the file cannot be read, is not a complete AMDGPU code object, or does not contain the kernel.
-        NotEmulatedError: the object is for an unknown GPU, or it contains several kernels and neither `kernel` nor
-            `first` is given.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no code object
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
@@ -232,8 +228,7 @@ def _metadata(elf: Any) -> dict[str, Any]:
 def metadata_in(notes: bytes) -> dict[str, Any] | None:
     """Return the AMDGPU metadata in the notes of a segment; None if no note contains a map of metadata.
 
-    Raises:
-        ValueError, TypeError: the metadata is damaged.
+    ValueError or TypeError is raised if the metadata is damaged.
     """
     place = 0
     while place + 12 <= len(notes):

@@ -91,10 +91,8 @@ def branch(instruction: Instruction) -> Branch | None:
 def wait(instruction: Instruction) -> Mapping[str, int]:
     """Return the counters that an instruction waits for, each with the number of accesses that may stay outstanding.
 
-    The result is empty if the instruction does not wait for a counter.
-
-    Raises:
-        NotEmulatedError: the instruction is a wait of an unknown form.
+    The result is empty if the instruction does not wait for a counter. NotEmulatedError is raised for a wait of an
+    unknown form.
     """
     name, text = instruction.name, " ".join(instruction.operands)
     counts: dict[str, int] | None = {}

@@ -121,11 +121,7 @@ class Operation:
 
 
 def decode(line: Line, target: Target) -> Operation:
-    """Decode an instruction.
-
-    Raises:
-        NotEmulatedError: the instruction, an operand or a modifier is not supported.
-    """
+    """Decode an instruction; raise NotEmulatedError if it, an operand or a modifier is not supported."""
     if "::" in line.text:
         return _dual(line, target)
     instruction = parse(line)

@@ -60,9 +60,6 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     The path `given` takes precedence over the one in the environment variable TOOLCHAIN_LLVM_OBJDUMP. If neither is
     set, the newest version from 19 to 30 that is found as `llvm-objdump-VERSION` on PATH or as
     /usr/lib/llvm-VERSION/bin/llvm-objdump is used, or `llvm-objdump` on PATH if no such version is found.
-
-    Raises:
-        DisassemblerError: no program is found, or the program does not run, is not llvm-objdump or is too old.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
@@ -119,8 +116,7 @@ def _disassembler(path: str, run: Run) -> Disassembler:
 def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line, ...]:
     """Return the instructions of a code object, in the order in which llvm-objdump prints them.
 
-    Raises:
-        NotEmulatedError: the disassembler is too old for the GPU, fails, or prints an unexpected line.
+    NotEmulatedError is raised if the disassembler is too old for the GPU, fails, or prints an unexpected line.
     """
     rdna = _RDNA.match(gpu) is not None
     oldest = _OLDEST_RDNA if rdna else _OLDEST_FOR.get(gpu, _OLDEST)

@@ -133,11 +133,7 @@ def reciprocal_sqrt(values: Array) -> Array:
 
 
 def _quarters(values: Array) -> tuple[Array, Array, Array]:
-    """Split angles in turns into the nearest quarter turn and the remainder.
-
-    Returns:
-        The quarter, 0 to 3, and the sine and the cosine of the remainder, all `float64`.
-    """
+    """Return the nearest quarter turn, 0 to 3, of angles in turns, and the sine and the cosine of the remainder."""
     turns = np.asarray(values, np.float64)
     nearest = np.rint(turns * 4)
     rest = np.where(nearest == 0, turns, turns - nearest / 4) * (2 * np.pi)

@@ -36,10 +36,6 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Param
 
     Args:
         seed: the seed for `normal:`; it is combined with the parameter's name, so that buffers differ.
-
-    Raises:
-        LaunchError: `text` is not valid for the parameter's type, or names a file that cannot be used.
-        NotEmulatedError: the parameter is not a pointer, and its type is not supported.
     """
     if not parameter.pointer:
         return parameter, _number(parameter, text)
@@ -174,10 +170,6 @@ def read_expected(parameter: Parameter, path: str, buffer: Array) -> Array:
 
     Args:
         buffer: the buffer before or after the launch; only its size and type are used.
-
-    Raises:
-        LaunchError: the file cannot be read, or does not contain an array of a suitable type with as many elements as
-            the buffer.
     """
     expected = _load(parameter, path, option="--expect")
     if expected.size != buffer.size:

@@ -140,7 +140,6 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
     Args:
         values: the number for each parameter; for a pointer, its address.
         size: the size of the block in bytes; unused bytes are 0.
-
     """
     block = bytearray()
     for parameter in parameters:

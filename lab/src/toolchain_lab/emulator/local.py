@@ -19,8 +19,7 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
     """Return the offset in LDS, in bytes, for each active lane, and the bitwise OR of these offsets.
 
-    Raises:
-        FaultyKernelError: an access extends beyond the end of the workgroup's LDS.
+    FaultyKernelError is raised if an access extends beyond the end of the workgroup's LDS.
     """
     place = active(wave, address).astype(np.int64)
     if offset:

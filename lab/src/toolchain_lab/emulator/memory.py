@@ -94,11 +94,7 @@ class Lds(Views):
         self.wave = np.uint64(1 << number)
 
     def barrier(self) -> None:
-        """Forget all accesses, because accesses before and after a barrier do not race.
-
-        Raises:
-            FaultyKernelError: a load since the last barrier races with a store or an atomic access.
-        """
+        """Check the recorded loads, and forget all accesses: accesses before and after a barrier do not race."""
         if self._stored:
             self._note_loads()
             self._written[:] = self._read[:] = self._changed[:] = 0
@@ -113,10 +109,9 @@ class Lds(Views):
             values: the words that a store will write, `uint32[words, lanes]`; None for a load. A store of the
                 values that are already in LDS does not race with earlier accesses.
 
-        Raises:
-            FaultyKernelError: two waves have accessed the same unit of 2 bytes since the last barrier, and at least one
-                of the two accesses writes to it. A race between a load and an earlier store is detected at the next
-                store, atomic access or barrier.
+        FaultyKernelError is raised if two waves have accessed the same unit of 2 bytes since the last barrier, and at
+        least one of the two accesses writes to it. A race between a load and an earlier store is detected at the next
+        store, atomic access or barrier.
         """
         if not self.watch or size < 2 or not len(place):
             return
@@ -132,11 +127,7 @@ class Lds(Views):
         self._written[halves] |= self.wave
 
     def note_atomic(self, place: Array, size: int, pc: int) -> None:
-        """Record an atomic access, which races with other waves' loads and stores, but not with their atomics.
-
-        Raises:
-            FaultyKernelError: the access, or an earlier load, is a data race.
-        """
+        """Record an atomic access, which races with other waves' loads and stores, but not with their atomics."""
         if not self.watch or not len(place):
             return
         self._note_loads()
@@ -231,10 +222,6 @@ class Memory:
             addresses: the addresses, `uint64[n]`.
             size: the number of bytes that are accessed at each address.
             what, pc: the kind of access and the address of the instruction, for error messages.
-
-        Raises:
-            OutsideError: an access is not completely inside a buffer.
-            FaultyKernelError: an access writes to a read-only buffer.
         """
         place = addresses.view(np.int64)
         if not len(place):

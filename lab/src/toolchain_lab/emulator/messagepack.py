@@ -24,10 +24,8 @@ _PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
 def unpack(data: bytes) -> Any:
     """Decode the value at the beginning of `data`.
 
-    Raises:
-        ValueError: the data is truncated, contains an unsupported type or text that is not UTF-8, is nested more than
-            16 levels deep, or contains more than 2,000,000 values.
-        TypeError: a key of a map is an array or a map.
+    ValueError is raised if the data is truncated, contains an unsupported type or text that is not UTF-8, is nested
+    more than 16 levels deep, or contains more than 2,000,000 values, and TypeError if a key of a map is a container.
     """
     return _Reader(data).value(_DEPTH)
 

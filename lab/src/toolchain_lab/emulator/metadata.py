@@ -82,11 +82,7 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
 
 
 def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Return the content of the JSON file next to a code object; None if the file does not exist.
-
-    Raises:
-        NotEmulatedError: the file cannot be read, or is not JSON.
-    """
+    """Return the content of the JSON file next to a code object; None if the file does not exist."""
     beside = path.parent / f"{path.stem}.json"
     try:
         return read(beside)
@@ -108,11 +104,10 @@ def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
 def metadata_of(content: Any, where: str) -> Metadata:
     """Return the metadata in the content of a JSON file that this tool wrote.
 
+    NotEmulatedError is raised if the content is malformed, or marks its kernel as known bad.
+
     Args:
         where: the path of the file or a description of it, for error messages.
-
-    Raises:
-        NotEmulatedError: the content is malformed, or marks its kernel as known bad.
     """
     try:
         if content.get("compile_status", "Complete") != "Complete":
@@ -157,10 +152,6 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
         signature: the signature that the user gave (see `parse_signature`), which takes precedence over those in
             `beside` and `ir`; empty if there is none.
 
-    Raises:
-        NotEmulatedError: the JSON file is malformed or belongs to another object, or marks its kernel as known bad, or
-            the kernel needs something that is not emulated.
-        LaunchError: the signature does not match the object.
     """
     if isinstance(beside, Mapping) and "signature" in beside and not signature:
         metadata = metadata_of(beside, f"the JSON file next to {code.path.name}")

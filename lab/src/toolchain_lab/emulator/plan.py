@@ -40,12 +40,11 @@ class Plan:
 def plan(operations: Sequence[Operation], start: int, varying: Registers, target: Target) -> Plan:
     """Return a plan that ends with the block, or with an instruction whose result must be compared between the waves.
 
+    ApartError is raised if one of the instructions requires that the waves run one after the other.
+
     Args:
         start: the index of the first instruction to plan.
         varying: the scalar registers that may differ between the waves.
-
-    Raises:
-        ApartError: one of the instructions requires that the waves run one after the other.
     """
     maker = _Maker(varying, target)
     for place in range(start, len(operations)):
@@ -66,12 +65,7 @@ class _Maker:
         self._pushed: set[int] = set()
 
     def add(self, operation: Operation, run: Run) -> Registers:
-        """Add the steps for an instruction.
-
-        Returns:
-            The scalar registers that the instruction writes if they should be compared between the waves afterwards,
-            and otherwise an empty set.
-        """
+        """Add the steps for an instruction, and return the scalar registers to compare between the waves afterwards."""
         if operation.how == ORDERED:
             raise ApartError
         name, reads = operation.instruction.name, operation.scalar_reads

@@ -92,9 +92,6 @@ class Program:
 
         Args:
             exact: whether matrix instructions follow the published rounding rules for the GPU, if there are any.
-
-        Raises:
-            NotEmulatedError: the GPU is not emulated, or the disassembler cannot decode the object.
         """
         return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
 

@@ -82,12 +82,7 @@ class Scoreboard:
         self._states: dict[tuple[object, ...], State] = {((), ()): self.start}
 
     def behind(self, state: State, block: Block) -> State:
-        """Return the state after a block, which is computed only once for each state before it.
-
-        Raises:
-            FaultyKernelError: a wait is missing, or a distance is too small.
-            NotEmulatedError: a wait has an unknown form.
-        """
+        """Return the state after a block; raise FaultyKernelError if a wait is missing, or a distance is too small."""
         return state.following.get(block.address) or self.after(state, block.address, block.operations)
 
     def after(self, state: State, address: int, operations: tuple[Operation, ...]) -> State:

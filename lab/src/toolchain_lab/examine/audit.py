@@ -145,11 +145,7 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         plan: the folder that AOTriton's generator wrote, if all kernels that it plans for `gpus` must be present. If
             it is None, the kernels for each GPU are compared with those for the other GPUs.
 
-    Raises:
-        ConfigError: the place contains no code for a GPU, no library and no damaged file, or the plan lists no kernel
-            for these GPUs.
-        SourceError: a file of the plan is missing or malformed, or the place cannot be read; see `places.opened` for
-            more errors.
+    ConfigError is raised if the place contains nothing that is compiled, or if the plan lists no kernel for these GPUs.
     """
     result = Audit(what=what)
 
@@ -215,10 +211,6 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
     Args:
         folder: the folder with the plan, to which the returned paths are relative.
         gpus: the GPUs whose kernels are included; if empty, the kernels for all GPUs are included.
-
-    Raises:
-        SourceError: a file of the plan is missing or malformed.
-        ConfigError: the plan lists no kernel for these GPUs.
     """
     clusters, archives = read_packs(folder)
     by_path = {cluster.path: cluster for cluster in clusters}

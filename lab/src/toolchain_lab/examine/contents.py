@@ -137,10 +137,8 @@ def _items(file: StoredFile, budget: UnpackBudget) -> Iterator[Code | Beside | L
 def bundled(path: Path) -> Iterator[Code]:
     """Yield the code objects in a file if it is a bundle; for any other file, yield nothing.
 
-    Raises:
-        KernelError: the file cannot be read, or it is a bundle that is damaged, cannot be unpacked here, or contains no
-            code for an AMD GPU.
-        HostileInputError: the file is malicious; see `parts`.
+    KernelError is raised if the file cannot be read, or if it is a bundle that is damaged, cannot be unpacked here, or
+    contains no code for an AMD GPU; see `parts` for more errors.
     """
     try:
         file = on_disk(path, path.name, Path(os.path.realpath(path)).parent)

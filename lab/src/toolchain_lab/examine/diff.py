@@ -134,10 +134,7 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     """Compare the kernels of A and B, and return the differences.
 
     Kernels are paired by key. If A and B have no key in common, kernels are paired by the digest of their compilation
-    inputs.
-
-    Raises:
-        ConfigError: A and B have no kernel in common.
+    inputs. ConfigError is raised if there are no pairs.
     """
     for by_launch in (False, True):
         before, after = _named(a, by_launch=by_launch), _named(b, by_launch=by_launch)

@@ -93,11 +93,10 @@ class Facts:
 def read_object(content: bytes, where: str, *, shared: int | None = None) -> tuple[Facts, ...]:
     """Return the facts about each kernel in a code object.
 
+    KernelError is raised if the code object is damaged, is for an unknown GPU, or contains no kernel.
+
     Args:
         shared: the number of bytes of LDS that a launch adds; None if it is unknown.
-
-    Raises:
-        KernelError: the code object is damaged, is for an unknown GPU, or contains no kernel.
     """
     try:
         kernels = tuple(_kernels(ElfTables(content), len(content), shared or 0))
@@ -164,9 +163,8 @@ def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     """Return the facts about each kernel in a PTX file. Registers are unknown, because the driver allocates them later.
 
-    Raises:
-        KernelError: the file names no target, contains no kernel, has no `}` after its last `.entry`, or contains a
-            line of more than 65,536 characters.
+    KernelError is raised if the file names no target, contains no kernel, has no `}` after its last `.entry`, or
+    contains a line of more than 65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
     for line in text.splitlines():

@@ -67,10 +67,7 @@ def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
 def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> list[str]:
     """Return the instructions of a kernel as strings, with `low` and `high` in place of the offsets of data.
 
-    Raises:
-        NotEmulatedError: the disassembler is too old for the GPU, or cannot decode the code object.
-        LookupError: the code object does not contain the kernel.
-        ValueError: the tables in the code object are damaged or too large.
+    NotEmulatedError, LookupError or ValueError is raised if the code object cannot be decoded, or lacks the kernel.
     """
     with tempfile.TemporaryDirectory(prefix="toolchain-instructions-") as scratch:
         path = Path(scratch, "kernel.hsaco")

@@ -47,9 +47,7 @@ class Interpreter:
 def interpreter_at(named: str) -> Interpreter:
     """Return the interpreter that the user names, by a path or by a name that is on `PATH`.
 
-    Raises:
-        EngineError: there is no such program.
-        KernelError: the program is not a Python interpreter with a standard library.
+    EngineError is raised if there is no such program, and KernelError if it is not a Python with a standard library.
     """
     path = Path(process.which(named)).absolute()
     file = path.resolve()
@@ -80,9 +78,6 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
 
     Args:
         version: the interpreter's version, such as `3.12`.
-
-    Raises:
-        ConfigError: Triton is not installed for the interpreter.
     """
     folders = list(_module_folders(interpreter, version))
     package = next((at / "triton" for at in folders if (at / "triton" / "__init__.py").is_file()), None)

@@ -65,10 +65,8 @@ def kernels_in(
         keep: the digests of the code objects whose content should be kept.
         note: a function that is called with a line for each kind of file that was skipped.
 
-    Raises:
-        ConfigError: the place does not exist, or contains no compiled kernel.
-        KernelError: a file with kernels is damaged, or cannot be unpacked here.
-        SourceError, HostileInputError, UntrustedError: the place does not exist or cannot be read; see `places.opened`.
+    ConfigError is raised if the place contains no compiled kernel, and KernelError if a file with kernels is damaged or
+    cannot be unpacked here; see `places.opened` for more errors.
     """
     with opened(what, cache) as files:
         kernels = list(kernels_of(files, _refuse, keep=keep))

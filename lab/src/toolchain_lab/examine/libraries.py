@@ -55,9 +55,8 @@ class Library:
 def read_library(file: StoredFile) -> Library | None:
     """Return the facts about a library or program for the host; None for any other file and for a damaged ELF file.
 
-    Raises:
-        HostileInputError: the file names more than 64 revisions, its sections of device code overlap, or a section of
-            CUDA's fat binaries has too many entries.
+    HostileInputError is raised if the file names more than 64 revisions, its sections of device code overlap, or a
+    section of CUDA's fat binaries has too many entries.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no library
     from elftools.construct import ConstructError  # noqa: PLC0415
@@ -154,11 +153,7 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
-    """Yield the architecture of each entry in a section's CUDA fat binaries, such as `sm_90`, or `compute_90` for PTX.
-
-    Raises:
-        HostileInputError: the section contains too many entries, or too many words between fat binaries.
-    """
+    """Yield the architecture of each entry in the CUDA fat binaries of a section: `sm_90`, or `compute_90` for PTX."""
     place, last = start, start + size
     entries, words = _MOST_ENTRIES, _MOST_WORDS
     while (place := skip_zeros(stream, place, last)) + 16 <= last:

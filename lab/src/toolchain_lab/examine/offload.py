@@ -86,16 +86,13 @@ def parts(
 ) -> Iterator[Part | Sealed]:
     """Yield the code objects of all bundles in a range of a file, one bundle after the other.
 
-    If the package for zstd is not installed, a `Sealed` is yielded for each bundle that needs it.
+    If the package for zstd is not installed, a `Sealed` is yielded for each bundle that needs it. KernelError is raised
+    if a bundle is damaged or has an unknown format, or if the range contains other nonzero data, and HostileInputError
+    if a bundle unpacks to too many bytes, its code objects overlap, or there are more than 100,000 bundles.
 
     Args:
         size: the size of the range in bytes, from `start`.
         budget: a limit on unpacked bytes that several calls share; by default, this call gets a limit of its own.
-
-    Raises:
-        KernelError: a bundle is damaged or has an unknown format, or the range contains other nonzero data.
-        HostileInputError: a bundle unpacks to too many bytes, its code objects overlap, or there are more than 100,000
-            bundles.
     """
     at, end = start, start + size
     left, budget = _MOST_BUNDLES, budget or UnpackBudget(size)

@@ -123,10 +123,8 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
     Args:
         what: a folder, a file, the name of an image in the cache, or the reference of an image.
 
-    Raises:
-        ConfigError, SourceError: there is no such place.
-        UntrustedError: the content of an image does not match the image's digests.
-        SourceError, HostileInputError: the place cannot be read, or is malicious.
+    ConfigError or SourceError is raised if there is no such place, UntrustedError if the content of an image does not
+    match its digests, and SourceError or HostileInputError if the place cannot be read or is malicious.
     """
     path = Path(what)
     if os.path.lexists(path):

@@ -38,11 +38,6 @@ def rebuild(
         plan: the folder that AOTriton's generator wrote; if it is None, the compilation inputs are read from the JSON
             file next to each code object.
         timeout: the average time in seconds that a kernel may take; only the total time of all kernels is limited.
-
-    Raises:
-        ConfigError: the compilation inputs of no kernel are known.
-        SourceError: the plan or the source of a kernel is missing or malformed.
-        KernelError: Triton cannot be run; see `rule_of` and `compile_rules` for more errors.
     """
     kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
     rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)
@@ -96,11 +91,6 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
     """Return a function that returns the launch values of a kernel, given its path in a pack and its LDS in bytes.
 
     The returned function returns None for a kernel that is not in the plan.
-
-    Raises:
-        SourceError: `plan` does not contain a plan, or a file of the plan or of the source is missing or malformed; see
-            `read_plan` for more errors.
-        ConfigError: the plan lists no kernel.
     """
     rules, keys = _rules(plan, source), objects_of(plan, ())
 

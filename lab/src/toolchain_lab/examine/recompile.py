@@ -57,11 +57,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
     Args:
         text: the wheel: a file, a version in the package index, or `pypi:…`.
 
-    Raises:
-        SourceError, HostileInputError: there is no such wheel, or the wheel is damaged; see `wheel_named` for more
-            errors.
-        ConfigError: no CPython for which the wheel was built is installed.
-        ResourceError: the wheel cannot be unpacked into the cache.
+    ConfigError is raised if no CPython for which the wheel was built is installed.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
     with wheel_named(named, cache) as wheel, in_use(cache, make=True):
@@ -123,11 +119,8 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
         path: the path of the code object or of its JSON file.
         source: the root of the kernels' source, or a folder that contains it.
 
-    Raises:
-        ConfigError: the JSON file cannot be read, lacks the compilation inputs of the kernel, or names a source file
-            outside of the root.
-        UnsupportedError: the JSON file names an unknown GPU.
-        SourceError: the source does not contain the kernel's file, or contains it in several folders.
+    ConfigError is raised if the JSON file cannot be read, lacks the compilation inputs, or names a source file outside
+    of the root, and SourceError if the source does not contain the kernel's file in exactly one folder.
     """
     beside = path.with_suffix(".json")
     try:
@@ -190,11 +183,8 @@ def compile_rules(
     Args:
         timeout: the time limit for all rules together in seconds.
 
-    Raises:
-        KernelError: the interpreter is not a Python, or the worker fails, exceeds the time limit, or gives an invalid
-            answer.
-        ConfigError: Triton is not installed for the interpreter.
-        EngineError: the interpreter does not exist, or this machine cannot create the namespaces.
+    KernelError is raised if the interpreter is not a Python, or if the worker fails, exceeds the time limit, or gives
+    an invalid answer.
     """
     namespace.enter()
     precisions = {str(rule.get("precision", "")) for rule in rules} - {""}

@@ -77,8 +77,7 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
     Args:
         pieces: the bytes of the file, in order. Little more than one piece is kept in memory at a time.
 
-    Raises:
-        HostileInputError: the file names more than 64 revisions.
+    HostileInputError is raised if the file names more than 64 revisions.
     """
     by_content: dict[tuple[str, str, str, str, int | None], Revision] = {}
     held, start = b"", 0

@@ -115,10 +115,7 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
 
     A downloaded wheel whose digest is on record is kept in the store; any other download is deleted after the block.
 
-    Raises:
-        SourceError: there is no such wheel.
-        DigestError: the digest of the wheel in the package index differs from the digest on record.
-        UnreachableError: the package index does not answer.
+    DigestError is raised if the digest of the wheel in the package index differs from the digest on record.
     """
     if not text.startswith("pypi:"):
         if not Path(text).is_file():
@@ -146,13 +143,7 @@ def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes
 
 
 def read_wheel(path: Path) -> WheelLlvm:
-    """Read a wheel without unpacking or running it, and compare the LLVMs in it with the pins.
-
-    Raises:
-        SourceError: the file is not a wheel, or is damaged.
-        HostileInputError: the wheel contains the metadata of several projects or too large metadata, or is malicious;
-            see `open_wheel` and `revisions`.
-    """
+    """Read a wheel without unpacking or running it, and compare the LLVMs in it with the pins."""
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)
         libraries = [

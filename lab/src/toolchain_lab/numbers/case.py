@@ -130,10 +130,8 @@ class Arguments:
     def strides(self, **given: Sequence[int]) -> None:
         """Set the strides of tensors, in the order of the kernel's arguments.
 
-        The arguments are named `stride_NAMEx` or `stride_NAME_x`, where x is one character.
-
-        Raises:
-            NotCheckedError: a compile-time stride has a different value, or the number of strides is unexpected.
+        The arguments are named `stride_NAMEx` or `stride_NAME_x`, where x is one character. NotCheckedError is raised
+        if a compile-time stride has a different value, or if the number of strides is unexpected.
         """
         for name, strides in given.items():
             names = [

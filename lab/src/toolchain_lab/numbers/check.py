@@ -161,10 +161,7 @@ def check_program(
         began: the process's CPU time in seconds at the beginning of the check; by default, the time of this call.
         make: a function that returns the cases; by default, the known cases for the kernel.
 
-    Raises:
-        NotCheckedError: there is no test case for the kernel.
-        NotEmulatedError: the emulator cannot run the kernel.
-        FaultyKernelError: the kernel has a fault, such as an out-of-bounds access.
+    NotCheckedError is raised if there is no test case for the kernel.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))

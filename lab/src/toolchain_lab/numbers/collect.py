@@ -62,11 +62,8 @@ def collect(
         planned: a function that returns the launch data of kernels in packs without a launch list; None to skip such
             packs.
 
-    Raises:
-        ConfigError: there is no code object for these GPUs outside of packs that lack launch data, or two code objects
-            have the same name.
-        KernelError: a bundle, a pack, a launch list or a result of a kernel store is damaged.
-        SourceError, HostileInputError: a file cannot be read, or is malicious.
+    ConfigError is raised if there is no code object for these GPUs outside of packs that lack launch data, or if two
+    code objects have the same name.
     """
     known = _Known(planned)
     objects: dict[str, Object] = {}

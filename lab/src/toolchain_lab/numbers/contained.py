@@ -47,11 +47,7 @@ def check_contained(
     available: int,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
-    """Check kernels in separate namespaces; see `campaign.run`.
-
-    Raises:
-        EngineError: this machine cannot create the namespaces, or the check ended early.
-    """
+    """Check kernels in separate namespaces; see `campaign.run`."""
     namespace.enter()
     checked: dict[str, Checked] = {}
 

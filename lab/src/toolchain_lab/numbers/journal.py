@@ -48,10 +48,8 @@ def read(path: Path, known: Mapping[str, str]) -> dict[str, Checked]:
     """Return the results in the file of `--results` that were made under the `conditions` in `known`, by name.
 
     If the file does not exist, an empty dict is returned. If a check was killed while it wrote the last line, the
-    incomplete line is removed from the file.
-
-    Raises:
-        ConfigError: the file cannot be read or mended, or does not contain results.
+    incomplete line is removed from the file. ConfigError is raised if the file cannot be read or mended, or does not
+    contain results.
     """
     try:
         content = read_regular(path, _MOST)

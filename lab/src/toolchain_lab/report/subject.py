@@ -25,10 +25,6 @@ def report_of(what: str, cache: Cache) -> Report:
     Args:
         what: a .json file from `kernels diff --json` or `audit --json`; the ledger, the folder or the name of a
             campaign; the name of a finished image in the cache; or a place with kernels, see `examine.places.opened`.
-
-    Raises:
-        ConfigError, SourceError: the subject does not exist, or is unsuitable for a report.
-        KernelError: a file with kernels is damaged; see `kernels_in` for more errors.
     """
     path = Path(what)
     campaign = cache.work / what / LEDGER
