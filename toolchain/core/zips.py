@@ -165,12 +165,7 @@ def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
     tail = stream.read()
     at = tail.rfind(_END)
     if at < 0 or len(tail) - at < _END_BYTES:
-        raise SourceError(
-            "archive-incomplete",
-            f"{name} is not a complete {kind}",
-            why="the list of entries at its end is missing",
-            fix=_AGAIN,
-        )
+        raise _ContradictionError("the list of entries at its end is missing")
     entries, listed = struct.unpack_from("<10xHL", tail, at)
     if tail[max(0, at - _LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") or listed == 0xFFFFFFFF:
         raise HostileInputError(

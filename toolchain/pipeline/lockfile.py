@@ -292,12 +292,7 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     try:
         value = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            "lock-malformed",
-            f"{name} is not TOML",
-            why="it is not UTF-8, or breaks a rule of TOML",
-            fix="make it again: toolchain lock",
-        ) from error
+        raise _not_valid(f"{name} is not TOML", "it is not UTF-8, or breaks a rule of TOML") from error
     schema = value.pop("schema", None)
     if schema != SCHEMA:
         raise ConfigError(
@@ -309,26 +304,20 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     value.pop("complete", None)
     systems = [(stage, row) for stage in of_packages() for row in _rows(value.pop(stage, []))]
     if any(isinstance(row, dict) and "stage" in row for _, row in systems):
-        raise ConfigError(
-            "lock-malformed",
-            f"{name}: unknown key 'stage' of a base",
-            why="the name of its table is its stage",
-            fix="make it again: toolchain lock",
-        )
+        raise _not_valid(f"{name}: unknown key 'stage' of a base", "the name of its table is its stage")
     value["bases"] = [row | {"stage": stage} if isinstance(row, dict) else row for stage, row in systems]
     value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
     try:
         lock = typed(Lock, value)
     except TypedError as error:
-        raise ConfigError(
-            "lock-malformed",
-            f"{name}: invalid value for {error.where!r}",
-            why=error.why,
-            fix="make it again: toolchain lock",
-        ) from error
+        raise _not_valid(f"{name}: invalid value for {error.where!r}", error.why) from error
     for wrong in _malformed(lock):
-        raise ConfigError("lock-malformed", f"{name}: {wrong}", fix="make it again: toolchain lock")
+        raise _not_valid(f"{name}: {wrong}")
     return lock
+
+
+def _not_valid(what: str, why: str = "") -> ConfigError:
+    return ConfigError("lock-malformed", what, why=why, fix="make it again: toolchain lock")
 
 
 def _rows(value: Any) -> list[Any]:

@@ -101,20 +101,10 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         require_whole(layout, manifest, ref)
         layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
         if not layers or len(layers) != len(diff_ids):
-            raise UnsupportedError(
-                "not-our-image",
-                f"{ref} is not an image of this tool",
-                why=f"it has {len(layers)} layers, and its config names {len(diff_ids)}",
-                fix="name an image that `toolchain publish` or `toolchain build` made",
-            )
+            raise _not_ours(ref, f"it has {len(layers)} layers, and its config names {len(diff_ids)}")
         label = labels_of(content).get(INPUT_DIGEST, "")
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", label):
-            raise UnsupportedError(
-                "not-our-image",
-                f"{ref} is not an image of this tool",
-                why=f"its label {INPUT_DIGEST} is not a digest",
-                fix="name an image that `toolchain publish` or `toolchain build` made",
-            )
+            raise _not_ours(ref, f"its label {INPUT_DIGEST} is not a digest")
         expected = {
             "image": ref,
             "input_digest": label,
@@ -144,6 +134,11 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             fix="give the publisher's key: --public-key FILE",
         )
     return replace(_of_record(cache, record, expected), name=ref)
+
+
+def _not_ours(ref: str, why: str) -> UnsupportedError:
+    fix = "name an image that `toolchain publish` or `toolchain build` made"
+    return UnsupportedError("not-our-image", f"{ref} is not an image of this tool", why=why, fix=fix)
 
 
 def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Original:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
@@ -68,12 +69,13 @@ def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_dige
             value = f"{rows[patch]['name']} sha256:{digest}"
             components[source].properties.add(Property(name="toolchain:patch", value=value))
             del components[patch]
+    tool = Component(type=ComponentType.APPLICATION, name="toolchain", version=__version__, bom_ref="toolchain")
     bom = Bom(
         serial_number=uuid5(NAMESPACE_OID, input_digest),
         components=components.values(),
         metadata=BomMetaData(
             timestamp=datetime.fromtimestamp(EPOCH, UTC),
-            tools=ToolRepository(components=[_tool()]),
+            tools=ToolRepository(components=[tool]),
             lifecycles=[PredefinedLifecycle(LifecyclePhase.BUILD)],
             component=image,
         ),
@@ -82,12 +84,10 @@ def cyclonedx(spdx: Mapping[str, Any], files: Sequence[LayerFile], *, input_dige
     document = dict(strict_json.read(JsonV1Dot6(bom).output_as_string()))
     if files:
         # The library is slow for thousands of files, so the files are added to its output.
-        document["metadata"]["component"]["components"] = [_file(file) for file in sorted(files, key=_path)]
+        document["metadata"]["component"]["components"] = [
+            _file(file) for file in sorted(files, key=attrgetter("path"))
+        ]
     return document
-
-
-def _tool() -> Component:
-    return Component(type=ComponentType.APPLICATION, name="toolchain", version=__version__, bom_ref="toolchain")
 
 
 def _component(row: Mapping[str, Any], texts: Mapping[str, Mapping[str, str]], *, build_only: bool) -> Component:
@@ -102,16 +102,15 @@ def _component(row: Mapping[str, Any], texts: Mapping[str, Mapping[str, str]], *
         version=row.get("versionInfo"),
         bom_ref=name,
         scope=ComponentScope.EXCLUDED if build_only else None,
-        hashes=_hashes({_ALGORITHMS[sum_["algorithm"]]: sum_["checksumValue"] for sum_ in row.get("checksums", ())}),
+        hashes=[
+            HashType(alg=_ALGORITHMS[sum_["algorithm"]], content=sum_["checksumValue"])
+            for sum_ in row.get("checksums", ())
+        ],
         licenses=_licenses(row["licenseDeclared"], texts),
         purl=PackageURL.from_string(purl) if purl else None,
         external_references=_locations(row["downloadLocation"]),
         properties=[Property(name=key, value=value) for key, value in notes.items() if value],
     )
-
-
-def _path(file: LayerFile) -> str:
-    return file.path
 
 
 def _file(file: LayerFile) -> dict[str, Any]:
@@ -123,10 +122,6 @@ def _file(file: LayerFile) -> dict[str, Any]:
         "hashes": [{"alg": "SHA-256", "content": file.sha256}, {"alg": "SHA-512", "content": file.sha512}],
         **({"properties": link} if link else {}),
     }
-
-
-def _hashes(values: Mapping[HashAlgorithm, str]) -> list[HashType]:
-    return [HashType(alg=algorithm, content=value) for algorithm, value in values.items()]
 
 
 def _licenses(

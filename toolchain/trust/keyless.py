@@ -82,17 +82,11 @@ class Identity:
             raise UntrustedError(
                 "identity-mismatch", "a bundle is not signed by this identity", why=_short(error)
             ) from error
-        except DocumentError as error:
-            raise UntrustedError(
-                "not-a-sigstore-bundle", "an attachment is not a Sigstore bundle", why=error.what
-            ) from error
         except Exception as error:
             # For hostile certificates and JSON, sigstore and its dependencies raise exceptions of many types.
-            raise UntrustedError(
-                "not-a-sigstore-bundle",
-                "an attachment is not a Sigstore bundle",
-                why=f"sigstore cannot read it ({type(error).__name__})",
-            ) from error
+            unread = f"sigstore cannot read it ({type(error).__name__})"
+            why = error.what if isinstance(error, DocumentError) else unread
+            raise UntrustedError("not-a-sigstore-bundle", "an attachment is not a Sigstore bundle", why=why) from error
         return Envelope(kind, payload, ((self.name, b""),))
 
 

@@ -104,6 +104,11 @@ class CodeObject:
     workgroup_size: int
     descriptors: Mapping[int, Descriptor] = field(default_factory=dict)
 
+    def not_emulated(self, why: str) -> NotEmulatedError:
+        """Return the error for a kernel that the emulator cannot run; `why` names the missing feature."""
+        what = f"the emulator does not support {self.kernel}"
+        return NotEmulatedError("kernel-not-emulated", what, why=why, fix="report it with the code object")
+
 
 def load(
     path: Path,
@@ -121,7 +126,6 @@ def load(
         kernel: the kernel's name; it can be omitted if the object contains only one kernel.
         first: whether to return the first kernel if `kernel` is omitted and the object contains several.
         opened: a function that returns a context manager for the open file. Reading from the file may raise ValueError.
-
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no code object
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415

@@ -151,7 +151,6 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
             such file.
         signature: the signature that the user gave (see `parse_signature`), which takes precedence over those in
             `beside` and `ir`; empty if there is none.
-
     """
     if isinstance(beside, Mapping) and "signature" in beside and not signature:
         metadata = metadata_of(beside, f"the JSON file next to {code.path.name}")
@@ -244,11 +243,8 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
     """Raise NotEmulatedError if the metadata does not match the object, or requires something that is not emulated."""
     lanes = 32 if code.descriptor.wave32 else 64
     if code.workgroup_size not in range(lanes, _MOST_THREADS + 1, lanes):
-        raise NotEmulatedError(
-            "kernel-not-emulated",
-            f"the emulator does not support {code.kernel}",
-            why=f"a workgroup has {code.workgroup_size} threads instead of whole waves of {lanes} threads",
-            fix="report it with the code object",
+        raise code.not_emulated(
+            f"a workgroup has {code.workgroup_size} threads instead of whole waves of {lanes} threads"
         )
     threads = metadata.waves * lanes
     for name, ours, theirs in (
@@ -279,10 +275,5 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
             fix=_AGAIN,
         )
     if metadata.scratch:
-        raise NotEmulatedError(
-            "kernel-not-emulated",
-            f"the emulator does not support {code.kernel}",
-            why=f"the kernel needs {metadata.scratch} bytes of Triton's scratch memory",
-            fix="report it with the code object",
-        )
+        raise code.not_emulated(f"the kernel needs {metadata.scratch} bytes of Triton's scratch memory")
     check_parameters(code, metadata.parameters)

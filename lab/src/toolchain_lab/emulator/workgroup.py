@@ -11,7 +11,7 @@ import numpy as np
 from toolchain_lab.emulator.accesses import GroupAccesses
 from toolchain_lab.emulator.bits import WORD, Array
 from toolchain_lab.emulator.codeobject import CodeObject
-from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.memory import Lds, Memory
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.together import run_together
@@ -167,12 +167,7 @@ def refuse(code: CodeObject) -> None:
     if descriptor.rsrc2 >> 10 & 1:
         why = "it needs the workgroup info in an SGPR"
     if why:
-        raise NotEmulatedError(
-            "kernel-not-emulated",
-            f"the emulator does not support {code.kernel}",
-            why=why,
-            fix="report it with the code object",
-        )
+        raise code.not_emulated(why)
 
 
 def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:

@@ -213,9 +213,7 @@ def compile_rules(
                 stdin="".join(f"{json.dumps(task)}\n" for task in tasks), capture=True, timeout=timeout,
             )  # fmt: skip
         except process.CommandError as error:
-            raise KernelError(
-                "kernel-not-compiled", "the kernel did not compile", why=error.why, fix="see the message of Triton"
-            ) from error
+            raise _not_compiled(error.why, fix="see the message of Triton") from error
         answers = _answers(done.stdout, rules)
         return [
             _collected(answer, made / str(number), Path(rule["out"])) if answer["status"] == DONE else answer
@@ -227,12 +225,7 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
     """Return the worker's answers. They are checked, because untrusted code in the worker can print anything."""
     lines = printed.splitlines()[1:]
     if len(lines) != len(rules):
-        raise KernelError(
-            "kernel-not-compiled",
-            "the kernel did not compile",
-            why="the compiler ended early",
-            fix="try another Triton",
-        )
+        raise _not_compiled("the compiler ended early")
     answers = []
     for line, rule in zip(lines, rules, strict=True):
         try:
@@ -240,8 +233,7 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
         except ValueError:
             answer = None
         if not is_answer(answer, rule["id"], (DONE, FAILED)):
-            why = f"the compiler's answer is invalid: {line[:500]}"
-            raise KernelError("kernel-not-compiled", "the kernel did not compile", why=why, fix="try another Triton")
+            raise _not_compiled(f"the compiler's answer is invalid: {line[:500]}")
         answers.append({"reason": "", "seconds": 0.0, **answer})
     return answers
 
@@ -255,12 +247,14 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
             content = read_regular(made / f"kernel{suffix}", limit, within=made.parent)
         except OSError as error:
             why = f"the compiler wrote no readable kernel{suffix}: {error.strerror or error}"
-            raise KernelError(
-                "kernel-not-compiled", "the kernel did not compile", why=why, fix="try another Triton"
-            ) from error
+            raise _not_compiled(why) from error
         out.with_suffix(suffix).write_bytes(content)
         digests[suffix] = hashlib.sha256(content).hexdigest()
     return {**answer, "sha256": digests[".hsaco"]}
+
+
+def _not_compiled(why: str, fix: str = "try another Triton") -> KernelError:
+    return KernelError("kernel-not-compiled", "the kernel did not compile", why=why, fix=fix)
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:

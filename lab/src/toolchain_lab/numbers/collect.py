@@ -101,22 +101,14 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
             why=f"{known.unknown[0]} is a pack of AOTriton without a file {NAME}",
             fix="give the folder of AOTriton's generator and its source: --plan DIR --source DIR",
         )
+    why = f"it contains no {SUFFIX} file, no pack of AOTriton and no result of a kernel store"
+    fix = "name a folder, image, pack or kernel store with code objects"
     if there:
+        why = f"it contains code objects for {', '.join(sorted(there))}"
         fix = "name one of these, or omit --gpu"
-        return ConfigError(
-            "no-code-objects",
-            f"{label} contains no code objects{wanted}",
-            why=f"it contains code objects for {', '.join(sorted(there))}",
-            fix=fix,
-        )
-    return ConfigError(
-        "no-code-objects",
-        f"{label} contains no code objects{wanted}",
-        why=f"it contains no {SUFFIX} file, no pack of AOTriton and no result of a kernel store",
-        fix=f"for the images in this folder: oci:{label}"
-        if (Path(label) / "oci-layout").is_file()
-        else "name a folder, image, pack or kernel store with code objects",
-    )
+    elif (Path(label) / "oci-layout").is_file():
+        fix = f"for the images in this folder: oci:{label}"
+    return ConfigError("no-code-objects", f"{label} contains no code objects{wanted}", why=why, fix=fix)
 
 
 class _Known:
