@@ -1,4 +1,4 @@
-"""Write and read the file with the launch values of an AOTriton pack.
+"""Write the file with the launch values of an AOTriton pack.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
 A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
@@ -9,11 +9,10 @@ for a cluster in no .zip. Signatures refer to functions, and kernels refer to si
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
-from toolchain.core import strict_json
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.rules import Rule
 
@@ -74,45 +73,3 @@ class _File:
             "kernels": dict(sorted(self._kernels.items())),
         }  # fmt: skip
         return json.dumps(value, separators=(",", ":"), sort_keys=True).encode() + b"\n"
-
-
-class Launches:
-    """The launch values of the kernels in a pack.
-
-    ValueError is raised for a format other than `FORMAT`, and ValueError, LookupError, TypeError or AttributeError for
-    a malformed file.
-
-    Args:
-        content: the parsed JSON of a file `NAME`.
-    """
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        if content.get("format") != FORMAT:
-            raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT}")
-        self._functions, self._signatures = content["functions"], content["signatures"]
-        self.kernels: Mapping[str, Any] = content["kernels"]
-        for key in self.kernels:
-            self.metadata(key, 0)  # raises an error if a row is malformed
-
-    def metadata(self, key: str, shared: int) -> dict[str, Any]:
-        """Return the launch values of the kernel at `key` in the file; its object needs `shared` bytes of LDS."""
-        signature, gpu, warps, scratch = self.kernels[key]
-        function, parts = self._signatures[signature]
-        source, kernel, names = self._functions[function]
-        pairs = list(zip(names, parts, strict=True))
-        return {
-            "name": kernel, "arch": gpu, "source": source, "num_warps": warps, "shared": shared,
-            "global_scratch_size": scratch,
-            "signature": [[name, part if isinstance(part, str) else "constexpr"] for name, part in pairs],
-            "constexprs": {name: part[0] for name, part in pairs if not isinstance(part, str)},
-        }  # fmt: skip
-
-
-def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
-    """Return the launch values of a rule whose object needs `shared` bytes of LDS.
-
-    The size of the scratch memory is 0, because a rule does not state it.
-    """
-    file = _File()
-    file.add("", rule, 0)
-    return Launches(strict_json.read(file.content())).metadata("", shared)

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from tests.refusals import refused
 from toolchain.cli.app import app
-from toolchain.kernels.launches import FORMAT, Launches
+from toolchain.kernels.launches import FORMAT
 from toolchain_lab.cli.diff_cmd import conditions_of
 from toolchain_lab.cli.emulate_cmd import _arguments
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.given import compare_with, read_expected
 from toolchain_lab.emulator.launch import Parameter, argument_block
 from toolchain_lab.emulator.metadata import Metadata
+from toolchain_lab.examine.launch_values import Launches
 from toolchain_lab.examine.recompile import rule_of
 from toolchain_lab.numbers.case import NotCheckedError
 

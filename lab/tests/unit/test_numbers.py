@@ -28,7 +28,7 @@ from toolchain.core.errors import ConfigError, EngineError
 from toolchain.core.stored_file import StoredFile
 from toolchain.engine import namespace, view
 from toolchain.kernels.aotriton_plan import Archive, Cluster
-from toolchain.kernels.launches import launch_files, of_rule
+from toolchain.kernels.launches import launch_files
 from toolchain.kernels.result_store import KernelStore, Result
 from toolchain.kernels.rules import Rule
 from toolchain.trust.attest import subjects
@@ -37,6 +37,7 @@ from toolchain_lab.bridge import read_metadata, run_program
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.launch import Parameter
 from toolchain_lab.emulator.metadata import Metadata
+from toolchain_lab.examine.launch_values import of_rule
 from toolchain_lab.examine.places import local_files
 from toolchain_lab.examine.rebuild import launches_of
 from toolchain_lab.numbers import flash_attn

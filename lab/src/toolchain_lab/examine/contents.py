@@ -17,8 +17,9 @@ from toolchain.core.stored_file import StoredFile, on_disk
 from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.aks2 import MAGIC, open_aks2
-from toolchain.kernels.launches import NAME, Launches
+from toolchain.kernels.launches import NAME
 from toolchain.kernels.result_store import LARGEST_OBJECT, DamagedError, read_stored
+from toolchain_lab.examine.launch_values import Launches
 from toolchain_lab.examine.offload import MAGIC_BYTES, Part, is_bundle, parts
 
 IMAGES = "aotriton.images/"

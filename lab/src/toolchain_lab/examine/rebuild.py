@@ -11,11 +11,11 @@ from typing import Any
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, SourceError
 from toolchain.kernels.aotriton_plan import FLATZIP, read_plan
-from toolchain.kernels.launches import of_rule
 from toolchain.kernels.rules import Rule
 from toolchain_lab.examine.audit import Audit, objects_of
 from toolchain_lab.examine.contents import key_of
 from toolchain_lab.examine.kernels import Kernel
+from toolchain_lab.examine.launch_values import of_rule
 from toolchain_lab.examine.recompile import Triton, compile_rules, rule_of
 
 

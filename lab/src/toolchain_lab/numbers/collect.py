@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 from toolchain.core.check_result import Object
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.stored_file import StoredFile
-from toolchain.kernels.launches import NAME, Launches
+from toolchain.kernels.launches import NAME
 from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
+from toolchain_lab.examine.launch_values import Launches
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
 # This function returns the launch data of a kernel, given the kernel's path and its LDS in bytes; it returns None for
