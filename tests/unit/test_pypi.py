@@ -24,9 +24,11 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import DigestError, SourceError
 from toolchain.sources import pypi, resolve
-from toolchain.sources.pypi import PypiFile, download_wheel, fetch_pypi, python_of_wheel
+from toolchain.sources.pypi import PypiFile, fetch_pypi, python_of_wheel
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
+from toolchain_lab.examine import wheel_llvm
+from toolchain_lab.examine.wheel_llvm import download_wheel
 
 WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
 STABLE = "thing_x-1.1-cp312-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
@@ -97,7 +99,7 @@ def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
 
 def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheel is for the newest CPython that the index has one for."""
-    monkeypatch.setattr(pypi, "_PYTHONS", ("3.13", "3.11"))
+    monkeypatch.setattr(wheel_llvm, "_PYTHONS", ("3.13", "3.11"))
     name = EARLY
     folder = tmp_path / "here"
     got = download_wheel("thing-x", name.split("-")[1], folder, machine="x86_64")
@@ -106,7 +108,7 @@ def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_wheel_for_another_machine(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pypi, "_PYTHONS", ("3.11",))
+    monkeypatch.setattr(wheel_llvm, "_PYTHONS", ("3.11",))
     with refused("not-in-index", "0.8", "aarch64"):
         download_wheel("thing-x", "0.8", tmp_path, machine="aarch64")
     assert list(tmp_path.glob("*.whl")) == []

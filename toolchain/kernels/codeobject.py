@@ -6,7 +6,6 @@ Code objects may be hostile, so the sizes of their tables are limited.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_LOAD, _NOTE, _DYNSYM = 1, 4, 11  # types of segments (PT_LOAD, PT_NOTE) and of a section (SHT_DYNSYM)
+_DYNSYM = 11  # the type of the section with the dynamic symbols, SHT_DYNSYM
 _MOST = 4096  # the maximum number of sections, and of segments
 _MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
 _LARGEST_NAMES = 16 << 20
@@ -34,29 +33,32 @@ class ElfTables:
     Attributes:
         mach: EF_AMDGPU_MACH, the number of the GPU in the low byte of the ELF flags.
         osabi: the number of the OS ABI.
+        view: the bytes of the file.
+        segments: the rows of the program header table.
         symbols: the address and size of each dynamic symbol, by name.
     """
 
     def __init__(self, content: bytes) -> None:
         if content[:5] != b"\x7fELF\2" or content[18:20] != EM_AMDGPU.to_bytes(2, "little"):
             raise ValueError("it is not an AMDGPU ELF64 file" if content else "the file is empty")
-        self._view = memoryview(content)
+        self.view = memoryview(content)
         try:
             head = _HEADER.unpack_from(content)
             if max(head[10], head[12]) > _MOST:
                 raise ValueError("it has too many sections or segments")
             self.osabi = content[7]
             self.mach = head[7] & 0xFF
-            self._segments = [_SEGMENT.unpack_from(content, head[5] + at * _SEGMENT.size) for at in range(head[10])]
+            self.segments = [_SEGMENT.unpack_from(content, head[5] + at * _SEGMENT.size) for at in range(head[10])]
             sections = [_SECTION.unpack_from(content, head[6] + at * _SECTION.size) for at in range(head[12])]
             self.symbols = self._read_symbols(sections)
         except (struct.error, IndexError, OverflowError) as error:
             raise ValueError("a table in it is damaged") from error
 
-    def _cut(self, start: int, size: int) -> memoryview:
-        piece = self._view[start : start + size]
+    def cut(self, start: int, size: int) -> memoryview:
+        """Return `size` bytes of the file; raise ValueError if the file ends before them."""
+        piece = self.view[start : start + size]
         if len(piece) != size:
-            raise ValueError(f"it ends early: it has {len(self._view)} bytes, but a table names byte {start + size}")
+            raise ValueError(f"it ends early: it has {len(self.view)} bytes, but a table names byte {start + size}")
         return piece
 
     def _read_symbols(self, sections: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
@@ -66,49 +68,15 @@ class ElfTables:
         named = sections[table[6]]
         if table[5] > _MOST_SYMBOLS * _SYMBOL.size or named[5] > _LARGEST_NAMES:
             raise ValueError("it has too many symbols")
-        names = bytes(self._cut(named[4], named[5]))
+        names = bytes(self.cut(named[4], named[5]))
         symbols = {}
-        rows = self._cut(table[4], table[5] // _SYMBOL.size * _SYMBOL.size)
+        rows = self.cut(table[4], table[5] // _SYMBOL.size * _SYMBOL.size)
         for name, _, _, _, value, size in _SYMBOL.iter_unpack(rows):
             end = names.find(b"\0", name, name + _LONGEST_NAME)
             if end < 0:
                 raise ValueError("the name of a symbol is missing or too long")
             symbols[names[name:end].decode()] = (value, size)
         return symbols
-
-    def loaded(self, address: int, size: int) -> memoryview:
-        """Return the `size` bytes that are loaded at an address; raise ValueError if no segment contains them."""
-        for kind, _, offset, start, _, inside, _, _ in self._segments:
-            if kind == _LOAD and start <= address and address + size <= start + inside:
-                return self._cut(offset + address - start, size)
-        raise ValueError("its code is in no segment")
-
-    def code_range(self, name: str) -> tuple[int, int]:
-        """Return the address and the size of a kernel's instructions.
-
-        An assembler states no size for a symbol without `.size`, as in AITER's objects. The instructions then extend to
-        the next symbol, or to the end of the segment.
-
-        Raises:
-            KeyError: there is no such symbol.
-            ValueError: the symbol has no size, and is in no segment.
-        """
-        start, size = self.symbols[name]
-        if size:
-            return start, size
-        ends = [row[3] + row[5] for row in self._segments if row[0] == _LOAD and row[3] <= start < row[3] + row[5]]
-        if not ends:
-            raise ValueError("its code is in no segment")
-        return start, min([*ends, *(place for place, _ in self.symbols.values() if place > start)]) - start
-
-    def notes(self) -> Iterator[bytes]:
-        left = len(self._view)
-        for kind, _, offset, _, _, size, _, _ in self._segments:
-            if kind == _NOTE:
-                left -= size
-                if left < 0:
-                    raise ValueError("its notes overlap")
-                yield bytes(self._cut(offset, size))
 
 
 def check_object(path: Path, gpu: str, kernel: str) -> None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical
@@ -122,11 +122,11 @@ def opened(line: bytes, key: Key | None) -> bytes:
     return statement
 
 
-def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None) -> Result:
+def read_record(record: bytes, inputs: Mapping[str, Any] | None, key: Key | None = None) -> Result:
     """Return the result in a record.
 
     Args:
-        inputs: the inputs that the result must have.
+        inputs: the inputs that the result must have; None to accept any inputs.
         key: the key that must have signed the record; with None, no signature is required.
 
     Raises:
@@ -134,24 +134,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         UnsignedError: `key` did not sign the record.
     """
     line, _, code = record.partition(b"\n")
-    result = _result(line[:_LARGEST_LINE], code, key)
-    if not _same(dict(result.inputs), dict(inputs)):
-        raise DamagedError(difference(result.inputs, inputs))
-    return result
-
-
-def read_stored(stream: BinaryIO) -> Result:
-    """Return the result in an open file with a record, without checking its inputs or its signature.
-
-    Raises:
-        DamagedError: the record is incomplete or was changed.
-    """
-    line = stream.readline(_LARGEST_LINE)
-    return _result(line.removesuffix(b"\n"), stream.read(LARGEST_OBJECT), None)
-
-
-def _result(line: bytes, code: bytes, key: Key | None) -> Result:
-    statement = opened(line, key)
+    statement = opened(line[:_LARGEST_LINE], key)
     try:
         content = strict_json.read(statement, "the statement", keys=_STATEMENT)
         result = Result(
@@ -167,6 +150,8 @@ def _result(line: bytes, code: bytes, key: Key | None) -> Result:
         raise DamagedError("its statement does not describe a result") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object is not the one with the SHA-256 {digest} and {size} bytes")
+    if inputs is not None and not _same(dict(result.inputs), dict(inputs)):
+        raise DamagedError(difference(result.inputs, inputs))
     return result
 
 

@@ -26,10 +26,6 @@ _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?
 # This version of Python is requested for a `py3` wheel, because pip would read 3 as 3.0, which is older than many
 # wheels require.
 _ANY_PYTHON = "3.13"
-# `download_wheel` tries these CPython versions in this order, and accepts manylinux wheels for these minor versions of
-# glibc 2.
-_PYTHONS = ("3.13", "3.12", "3.11", "3.10")
-_GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,38 +127,6 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
         if filename.endswith(".whl"):
             return _wheel(name, version, filename, digest, store)
         return fetch_archive(_address(name, filename), digest, store, offline=offline, name=filename)
-
-
-def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
-    """Download a wheel whose digest is unknown into a folder, and return its path.
-
-    The wheel is for the newest CPython in `_PYTHONS` for which the index has a wheel.
-
-    Args:
-        machine: the architecture in platform tags, such as `x86_64`.
-    """
-    what = f"wheel of {name} {version} for {machine}"
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBCS] + [f"manylinux2014_{machine}"]
-    for python in _PYTHONS:
-        try:
-            pip(
-                *DOWNLOAD, "--implementation=cp", f"--python-version={python}",
-                *(f"--platform={platform}" for platform in platforms), f"--dest={folder}", f"{name}=={version}",
-            )  # fmt: skip
-            break
-        except CommandError as error:
-            problem = pip_error(what, error)
-            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or problem.id == "pip-missing":
-                raise problem from error
-    came = sorted(folder.glob("*.whl"))
-    if len(came) != 1:
-        raise SourceError(
-            "not-in-index",
-            f"the index has no {what}",
-            why=f"pip downloaded {len(came)} wheels, and one was expected",
-            fix="use a version that the index has, or give the wheel as a file",
-        )
-    return came[0]
 
 
 def _wheel(name: str, version: str, filename: str, digest: str, store: Store) -> Path:

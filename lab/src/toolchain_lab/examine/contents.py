@@ -18,7 +18,7 @@ from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.aks2 import MAGIC, open_aks2
 from toolchain.kernels.launches import NAME
-from toolchain.kernels.result_store import LARGEST_OBJECT, DamagedError, read_stored
+from toolchain.kernels.result_store import LARGEST_OBJECT, DamagedError, read_record
 from toolchain_lab.examine.launch_values import Launches
 from toolchain_lab.examine.offload import MAGIC_BYTES, Part, is_bundle, parts
 
@@ -255,7 +255,7 @@ def _launches(file: StoredFile) -> Launches:
 def _result(file: StoredFile) -> Code:
     try:
         with file.start() as stream:
-            result = read_stored(stream)
+            result = read_record(stream.read(LARGEST_OBJECT), None)
         launch = strict_json.read(result.metadata)
         if not isinstance(launch, dict) or not isinstance(result.inputs.get("rule", {}), dict):
             raise DamagedError("its JSON is not an object")

@@ -11,8 +11,8 @@ from typing import Any
 
 from toolchain.catalog.gpus import any_gpu_of_flag
 from toolchain.core.errors import KernelError
-from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.emulator.codeobject import metadata_in
+from toolchain_lab.examine.loaded_code import CodeObject
 from toolchain_lab.examine.occupancy import Occupancy, allocated, occupancy
 
 _RSRC1 = 48  # bytes; the offset of compute_pgm_rsrc1 in a kernel descriptor
@@ -99,7 +99,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
         shared: the number of bytes of LDS that a launch adds; None if it is unknown.
     """
     try:
-        kernels = tuple(_kernels(ElfTables(content), len(content), shared or 0))
+        kernels = tuple(_kernels(CodeObject(content), len(content), shared or 0))
         if not kernels:
             raise ValueError("it has no kernel")
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
@@ -112,7 +112,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     return kernels
 
 
-def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
+def _kernels(elf: CodeObject, left: int, shared: int) -> Iterator[Facts]:
     gpu = any_gpu_of_flag(elf.mach)
     if gpu is None:
         raise ValueError(f"its GPU is unknown: EF_AMDGPU_MACH {elf.mach:#x}")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
-from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.bridge import disassembler
 from toolchain_lab.emulator.disassembly import Disassembler, disassemble
 from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
 from toolchain_lab.examine.kernels import kernels_in
+from toolchain_lab.examine.loaded_code import CodeObject
 
 # To compute the address of data, code reads the program counter, and adds the low and the high half of an offset to it.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
@@ -73,7 +73,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
         path = Path(scratch, "kernel.hsaco")
         path.write_bytes(content)
         lines = disassemble(path, gpu, tool)
-    start, size = ElfTables(content).code_range(kernel)
+    start, size = CodeObject(content).code_range(kernel)
     texts = [line.text for line in lines if start <= line.address < start + size]
     for at, text in enumerate(texts):
         if match := _HERE.fullmatch(text):

@@ -23,8 +23,10 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import CHUNK, sha256_file
 from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.core.locks import in_use
+from toolchain.core.process import CommandError
 from toolchain.core.zips import open_wheel
-from toolchain.sources.pypi import download_wheel, known_files
+from toolchain.sources.pip import DOWNLOAD, pip, pip_error
+from toolchain.sources.pypi import known_files
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
@@ -44,6 +46,10 @@ _NAME = re.compile(
     r"(?P<project>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.+!_]+)(?:-[^-]+)?-(?P<tag>[^-]+-[^-]+-[^-]+)\.whl"
 )
 _MAX_TEXT = 1 << 20
+# `download_wheel` tries these CPython versions in this order, and accepts manylinux wheels for these minor versions of
+# glibc 2.
+_PYTHONS = ("3.13", "3.12", "3.11", "3.10")
+_GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +140,38 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="wheel-", dir=partial) as folder:
             machine = machine_of(this_machine()).kernel
             yield download_wheel(spec.where, spec.version, Path(folder), machine=machine)
+
+
+def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
+    """Download a wheel whose digest is unknown into a folder, and return its path.
+
+    The wheel is for the newest CPython in `_PYTHONS` for which the index has a wheel.
+
+    Args:
+        machine: the architecture in platform tags, such as `x86_64`.
+    """
+    what = f"wheel of {name} {version} for {machine}"
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBCS] + [f"manylinux2014_{machine}"]
+    for python in _PYTHONS:
+        try:
+            pip(
+                *DOWNLOAD, "--implementation=cp", f"--python-version={python}",
+                *(f"--platform={platform}" for platform in platforms), f"--dest={folder}", f"{name}=={version}",
+            )  # fmt: skip
+            break
+        except CommandError as error:
+            problem = pip_error(what, error)
+            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or problem.id == "pip-missing":
+                raise problem from error
+    came = sorted(folder.glob("*.whl"))
+    if len(came) != 1:
+        raise SourceError(
+            "not-in-index",
+            f"the index has no {what}",
+            why=f"pip downloaded {len(came)} wheels, and one was expected",
+            fix="use a version that the index has, or give the wheel as a file",
+        )
+    return came[0]
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
