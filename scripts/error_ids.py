@@ -42,12 +42,14 @@ def collected() -> dict[str, int]:
         for path in sorted((TOP / folder).rglob("*.py"))
     }
     codes = _codes(trees.values())
+    shared = {name: code for tree in trees.values() for name, code in _passing(tree, codes) if name[0] != "_"}
     by_id: dict[str, set[int]] = defaultdict(set, usage={2})
     for path, tree in trees.items():
         emulator = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
                     and node.module == "toolchain_lab.emulator.errors" for alias in node.names}  # fmt: skip
         known = {**codes, **{kind.__name__: code.code for kind, code in CLASSES.items() if kind.__name__ in emulator}}
-        passing = dict(_passing(tree, known))
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        passing = {**{name: shared[name] for name in names & shared.keys()}, **dict(_passing(tree, known))}
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue

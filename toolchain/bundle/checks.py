@@ -20,6 +20,11 @@ from toolchain.stages.unpacked import PARTIAL
 DO_NOT = "do not use this bundle, and ask its author for a new export"
 
 
+def hostile(id: str, what: str, why: str = "") -> HostileInputError:
+    """Return the error for a bundle that must not be used."""
+    return HostileInputError(id, what, why=why, fix=DO_NOT)
+
+
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
     """Raise LockedError if the lock of a bundle contradicts an existing lock.
 
@@ -80,9 +85,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
         ) from error
     except RecordError as error:
         why = one_line(str(error))[:200]
-        raise HostileInputError(
-            "bundle-record-malformed", f"{title} is not a valid record of a {base.stage}", why=why, fix=DO_NOT
-        ) from error
+        raise hostile("bundle-record-malformed", f"{title} is not a valid record of a {base.stage}", why) from error
     inputs, packages = record.inputs, record.facts.get("packages")
     # The other inputs are not compared, because a plan finds a record by the digest of all its inputs.
     given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
@@ -92,13 +95,9 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
               "" if base.stage == "base" else PARTIAL)  # fmt: skip
     more = record.sources or record.binaries or record.taken_from is not None
     if given != wanted or more or type(packages) is not int:
-        raise HostileInputError(
-            "bundle-record-mismatch", f"the bundle's record does not match the {base.stage} in its lock", fix=DO_NOT
-        )
+        raise hostile("bundle-record-mismatch", f"the bundle's record does not match the {base.stage} in its lock")
     if list(record.layers) != list(layers):
-        raise HostileInputError(
-            "bundle-record-mismatch", f"the bundle's record names other layers than the image of {base}", fix=DO_NOT
-        )
+        raise hostile("bundle-record-mismatch", f"the bundle's record names other layers than the image of {base}")
     return replace(record, facts={"packages": packages, **known}).without_claims()
 
 
@@ -113,9 +112,7 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
         ) from error
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
     if not same or set(packages) != set(base.packages):
-        raise HostileInputError(
-            "bundle-packages-mismatch", "the bundle's list of packages differs from its lock", fix=DO_NOT
-        )
+        raise hostile("bundle-packages-mismatch", "the bundle's list of packages differs from its lock")
 
 
 def is_file(source: LockedSource) -> bool:
@@ -135,21 +132,18 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
         expected |= {("patch", source.name, patch.digest) for patch in source.patches}
         # A tree in place of an archive is refused, because it cannot be compared with the archive's digest.
         if not plain and source.kind not in {"git", "local"}:
-            raise HostileInputError(
-                "bundle-lock-incomplete", f"the bundle's lock names no file of {source.name}", fix=DO_NOT
-            )
+            raise hostile("bundle-lock-incomplete", f"the bundle's lock names no file of {source.name}")
         if not plain and not source.tree:
-            raise HostileInputError(
-                "bundle-lock-incomplete", f"the bundle's lock names no tree of {source.name}", fix=DO_NOT
-            )
+            raise hostile("bundle-lock-incomplete", f"the bundle's lock names no tree of {source.name}")
         if not plain and source.kind == "local" and not source.parts and source.tree != source.digest:
-            raise HostileInputError("bundle-lock-contradictory",
+            raise hostile(
+                "bundle-lock-contradictory",
                 f"the bundle's lock names two digests of the tree of {source.name}",
-                why=f"{source.digest} and {source.tree}", fix=DO_NOT,
-            )  # fmt: skip
+                f"{source.digest} and {source.tree}",
+            )
     for base in lock.bases:
         if base.state not in {"resolved", "image"} or not base.image:
-            raise HostileInputError("bundle-lock-incomplete", f"the bundle's lock does not resolve {base}", fix=DO_NOT)
+            raise hostile("bundle-lock-incomplete", f"the bundle's lock does not resolve {base}")
         expected.add(("blob", base.owner, base.image))
         if base.state == "resolved":
             expected |= {("base", base.owner, ""), ("record", base.owner, "")}
@@ -170,25 +164,18 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
         if entry.kind == "blob" and key not in expected and entry.name in images:
             continue  # a config or layer, which is compared with the image's manifest later
         if entry.kind != "lock" and key not in expected:
-            raise HostileInputError(
+            raise hostile(
                 "bundle-entry-unlocked",
                 f"the bundle contains a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",
-                why=entry.blob.digest,
-                fix=DO_NOT,
+                entry.blob.digest,
             )
         if key in there and entry.kind in {"base", "record", "tree"}:
-            raise HostileInputError(
-                "bundle-entry-twice", f"the bundle contains the {entry.kind} {entry.name} twice", fix=DO_NOT
-            )
+            raise hostile("bundle-entry-twice", f"the bundle contains the {entry.kind} {entry.name} twice")
         there.add(key)
         source = lock.source(entry.name)
         if entry.kind == "file" and source is not None and entry.title != source.file:
-            raise HostileInputError(
-                "bundle-entry-renamed",
-                f"the file {source.file} of the lock has the name {entry.title} in the bundle",
-                fix=DO_NOT,
+            raise hostile(
+                "bundle-entry-renamed", f"the file {source.file} of the lock has the name {entry.title} in the bundle"
             )
     for kind, name, digest in sorted(expected - there):
-        raise HostileInputError(
-            "bundle-entry-missing", f"the bundle lacks the {kind} {name}, which its lock names", why=digest, fix=DO_NOT
-        )
+        raise hostile("bundle-entry-missing", f"the bundle lacks the {kind} {name}, which its lock names", digest)

@@ -40,6 +40,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+_-]{1,120}")
 
 
+def _unsafe(id: str, what: str) -> HostileInputError:
+    return HostileInputError(id, what, fix="do not use this bundle")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """An entry of a bundle, which is a layer of the artifact.
@@ -72,23 +76,13 @@ class Entry:
         kind, title = layer.annotations.get(_KIND, ""), layer.annotations.get(labels.TITLE, "")
         name, of = layer.annotations.get(_OWNER, ""), layer.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
-            raise HostileInputError(
-                "bundle-entry-kind",
-                f"the bundle contains an entry of an unknown kind: {kind[:80]!r}",
-                fix="do not use this bundle",
-            )
+            raise _unsafe("bundle-entry-kind", f"the bundle contains an entry of an unknown kind: {kind[:80]!r}")
         for text in (name, title):
             if not _NAME.fullmatch(text):
-                raise HostileInputError(
-                    "bundle-entry-name",
-                    f"the bundle contains an entry with an unsafe name: {text[:200]!r}",
-                    fix="do not use this bundle",
-                )
+                raise _unsafe("bundle-entry-name", f"the bundle contains an entry with an unsafe name: {text[:200]!r}")
         if of and not _MEDIA_TYPE.fullmatch(of):
-            raise HostileInputError(
-                "bundle-entry-media-type",
-                f"the bundle contains an entry with an invalid media type: {of[:200]!r}",
-                fix="do not use this bundle",
+            raise _unsafe(
+                "bundle-entry-media-type", f"the bundle contains an entry with an invalid media type: {of[:200]!r}"
             )
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 

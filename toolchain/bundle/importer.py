@@ -13,6 +13,7 @@ from typing import Any
 
 from toolchain.bundle.checks import (
     DO_NOT,
+    hostile,
     require_agreement,
     require_fitting,
     require_packages,
@@ -24,7 +25,7 @@ from toolchain.core import strict_json
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.console import one_line
 from toolchain.core.digest import write_atomically
-from toolchain.core.errors import DigestError, HostileInputError, RegistryError, UnreachableError
+from toolchain.core.errors import DigestError, RegistryError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.record import KEYS, Record
 from toolchain.oci import descriptor as media
@@ -142,9 +143,7 @@ class _Taker:
 
     def _small(self, entry: Entry) -> bytes:
         if entry.blob.size > MANIFEST_LIMIT:
-            raise HostileInputError(
-                "bundle-entry-size", f"{entry.title} is too large: {entry.blob.size} bytes", fix=DO_NOT
-            )
+            raise hostile("bundle-entry-size", f"{entry.title} is too large: {entry.blob.size} bytes")
         self._pull(entry)
         return self._scratch.read(entry.blob)
 
@@ -152,7 +151,7 @@ class _Taker:
         """Return the lock of the bundle; raise HostileInputError unless the bundle contains exactly one."""
         locks = self._of("lock")
         if len(locks) != 1:
-            raise HostileInputError("bundle-lock-count", f"the bundle contains {len(locks)} locks", fix=DO_NOT)
+            raise hostile("bundle-lock-count", f"the bundle contains {len(locks)} locks")
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
@@ -183,32 +182,26 @@ class _Taker:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # `require_whole` has checked that it exists
             if manifest.of not in media.IMAGES:
-                raise HostileInputError(
+                raise hostile(
                     "bundle-entry-media-type",
                     f"the bundle's image of {base} is not an image",
-                    why=f"its media type is {manifest.of[:80]!r}",
-                    fix=DO_NOT,
+                    f"its media type is {manifest.of[:80]!r}",
                 )
             value = parse_object(self._small(manifest), base.image)
             named = children_of(value, replace(manifest.blob, media_type=manifest.of))
             expected = {base.image, *(child.digest for child in named)}
             for digest in sorted(parts.keys() ^ expected):
                 if digest in parts:
-                    raise HostileInputError(
-                        "bundle-part-unlocked",
-                        f"the bundle contains a blob that no image in its lock has: {digest}",
-                        fix=DO_NOT,
+                    raise hostile(
+                        "bundle-part-unlocked", f"the bundle contains a blob that no image in its lock has: {digest}"
                     )
-                raise HostileInputError(
-                    "bundle-part-missing", f"the bundle lacks a blob of the image of {base}", why=digest, fix=DO_NOT
-                )
+                raise hostile("bundle-part-missing", f"the bundle lacks a blob of the image of {base}", digest)
             config = parse_object(self._small(parts[named[0].digest]), named[0].digest, keys=CONFIG_KEYS)
             if config.get("architecture") != base.arch:
-                raise HostileInputError(
+                raise hostile(
                     "bundle-image-platform",
                     f"the image of {base} is for another architecture",
-                    why=f"its config says {str(config.get('architecture'))[:80]!r}",
-                    fix=DO_NOT,
+                    f"its config says {str(config.get('architecture'))[:80]!r}",
                 )
             self._layers[base.image] = [child.plain.as_json() for child in named[1:]]
 
@@ -239,11 +232,7 @@ class _Taker:
             require_packages(value, base)
             path = self._cache.package_list(base.stage, base.name, base.arch)
             if path.name != entry.title:
-                raise HostileInputError(
-                    "bundle-entry-renamed",
-                    f"the file {path.name} has the name {entry.title} in the bundle",
-                    fix=DO_NOT,
-                )
+                raise hostile("bundle-entry-renamed", f"the file {path.name} has the name {entry.title} in the bundle")
             if (known := _read(path)) is not None and known != value:
                 raise refused([f"{base} has other packages in this cache"], "the bundle contains another base")
             lists[entry] = (path, value)

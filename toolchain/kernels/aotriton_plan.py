@@ -154,6 +154,10 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
     return clusters, tuple(_archive(folder, fields, build) for fields in rows)
 
 
+def _malformed(what: str, why: str) -> SourceError:
+    return SourceError("plan-malformed", what, why=why, fix=_REPORT)
+
+
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
     # The file is read line by line, because the file for all GPUs is several hundred megabytes.
     try:
@@ -161,11 +165,8 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
             for number, line in enumerate(stream, 1):
                 fields = line.rstrip("\n").split(";")
                 if len(fields) < least:
-                    raise SourceError(
-                        "plan-malformed",
-                        f"{path.name}:{number} has {len(fields)} fields instead of {least} or more",
-                        why=line[:200],
-                        fix=_REPORT,
+                    raise _malformed(
+                        f"{path.name}:{number} has {len(fields)} fields instead of {least} or more", line[:200]
                     )
                 yield fields
     except OSError as error:
@@ -173,9 +174,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
             "plan-missing", f"AOTriton's generator did not write {path.name}", why=str(error.strerror), fix=_REPORT
         ) from error
     except UnicodeDecodeError as error:
-        raise SourceError(
-            "plan-malformed", f"{path.name} of AOTriton's generator is not text", why="it is not UTF-8", fix=_REPORT
-        ) from error
+        raise _malformed(f"{path.name} of AOTriton's generator is not text", "it is not UTF-8") from error
 
 
 def _below(path: str, top: str) -> str:
@@ -315,12 +314,7 @@ class _Rules:
                 cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
             )
         except ValueError:
-            raise SourceError(
-                "plan-malformed",
-                f"{COMPILE}: {out} has launch values that are not numbers",
-                why=";".join(fields),
-                fix=_REPORT,
-            ) from None
+            raise _malformed(f"{COMPILE}: {out} has launch values that are not numbers", ";".join(fields)) from None
 
     def _signature(self, file: str, kernel: str, text: str, *, where: str) -> Signature:
         key = (file, kernel, text)
@@ -347,12 +341,7 @@ def parse_signature(
     """
     parts = text.split(",")
     if len(parts) != len(names):
-        raise SourceError(
-            "plan-malformed",
-            f"{where}: the plan has {len(parts)} arguments, and the kernel has {len(names)}",
-            why=text[:300],
-            fix=_REPORT,
-        )
+        raise _malformed(f"{where}: the plan has {len(parts)} arguments, and the kernel has {len(names)}", text[:300])
     known = {} if known is None else known
     kinds: list[tuple[str, str]] = []
     constants: list[tuple[str, Value]] = []
@@ -370,9 +359,7 @@ def _argument(name: str, part: str, where: str) -> Signature:
     if value is None and mark:
         number = _constant(hint)
         if number not in _HINTS or isinstance(number, bool):
-            raise SourceError(
-                "plan-malformed", f"{where}: {name} has the hint {hint!r}", why=f"known hints: {_HINTS}", fix=_REPORT
-            )
+            raise _malformed(f"{where}: {name} has the hint {hint!r}", f"known hints: {_HINTS}")
         if number == 1:
             value = 1
     if value is not None:

@@ -91,11 +91,8 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
                     f"it has no {code}, or is the kernel {metadata['hash']} for {metadata['target']['arch']} instead"
                 )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise KernelError(
-                "cache-entry-damaged",
-                f"the cache entry of {name} is incomplete or damaged",
-                why=f"{source.name}: {_why(error)}",
-                fix="run the command again with --fresh",
+            raise _damaged(
+                f"the cache entry of {name} is incomplete or damaged", f"{source.name}: {_why(error)}"
             ) from error
         for file, data in content.items():
             (target / file).write_bytes(data)
@@ -116,12 +113,7 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
             raise ValueError(f"{wrong[0]!r} is not the hash of a kernel")
         return kernels, dict(beside["about"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise KernelError(
-            "cache-entry-damaged",
-            f"cannot read the kernels of {path.with_suffix('.json')}",
-            why=_why(error),
-            fix="run the command again with --fresh",
-        ) from error
+        raise _damaged(f"cannot read the kernels of {path.with_suffix('.json')}", _why(error)) from error
 
 
 def unpack(path: Path, made: Path) -> None:
@@ -218,6 +210,10 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
 def key_label(key: str) -> dict[str, str]:
     """Return a dict with the image label for Triton's key; an empty dict for `NO_KEY`."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
+
+
+def _damaged(what: str, why: str) -> KernelError:
+    return KernelError("cache-entry-damaged", what, why=why, fix="run the command again with --fresh")
 
 
 def _why(error: Exception) -> str:

@@ -163,13 +163,10 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
     for number, row in enumerate(strict_json.read(text), start=1):
         axes = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
         if axes.get("gpus") == []:
-            raise ConfigError(
-                "calls-invalid", f"call {number} of --calls names no GPU", fix="name GPUs, or leave `gpus` out"
-            )
+            raise _invalid(f"call {number} of --calls names no GPU", fix="name GPUs, or leave `gpus` out")
         for gpu in axes.get("gpus", ()):
             if not isinstance(gpu, str):
-                raise ConfigError(
-                    "calls-invalid",
+                raise _invalid(
                     f"call {number} of --calls: {json.dumps(gpu)} is not a GPU",
                     fix=f"name GPUs as in gpus = {json.dumps(table.gpus[:1])}",
                 )
@@ -178,12 +175,7 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
         count += math.prod(len(values) for name, values in axes.items() if name != "gpus")
         rows.append(axes)
     if not 0 < count <= _MOST:
-        raise ConfigError(
-            "calls-invalid",
-            f"--calls lists {count} calls",
-            why=f"from 1 to {_MOST} calls are possible",
-            fix="change the list",
-        )
+        raise _invalid(f"--calls lists {count} calls", f"from 1 to {_MOST} calls are possible", fix="change the list")
     named = {gpu for row in rows for gpu in row.get("gpus", table.gpus)}
     return replace(table, call=tuple(rows), gpus=tuple(gpus) or tuple(sorted(named)))
 
@@ -193,12 +185,11 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
     known = list(dict.fromkeys(value for row in table.call for value in row[selector]))
     for value in axes.get(selector) or [None]:
         if value not in known:
-            raise ConfigError(
-                "calls-invalid",
+            raise _invalid(
                 f"{where} has no {selector}, only {', '.join(axes) or 'nothing'}"
                 if value is None
                 else f"{where}: {value!r} is not a known {selector}",
-                why=f"known for {table.wheel}: {', '.join(known)}",
+                f"known for {table.wheel}: {', '.join(known)}",
                 fix=f'give a value as in {selector} = ["{known[0]}"]',
             )
         like = [row for row in table.call if value in row[selector]]
@@ -207,22 +198,24 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
             *(f"{name} is missing" for name in takes if not axes.get(name)),
             *(f"{name} is not one of its arguments" for name in axes if name not in takes),
         ]:
-            raise ConfigError(
-                "calls-invalid",
+            raise _invalid(
                 f"{where}: {wrong[0]}",
-                why=f"the arguments of {value} are {', '.join(takes)}",
+                f"the arguments of {value} are {', '.join(takes)}",
                 fix="give exactly these arguments",
             )
         for name in takes:
             examples = [example for row in like for example in row[name]]
             for given in axes[name]:
                 if not any(_may_replace(given, example) for example in examples):
-                    raise ConfigError(
-                        "calls-invalid",
+                    raise _invalid(
                         f"{where}: {name} cannot be {json.dumps(given)}",
-                        why=f"{name} must be {_kind(examples)}",
+                        f"{name} must be {_kind(examples)}",
                         fix=f"give a value as in {name} = {json.dumps(examples[:1])}",
                     )
+
+
+def _invalid(what: str, why: str = "", *, fix: str) -> ConfigError:
+    return ConfigError("calls-invalid", what, why=why, fix=fix)
 
 
 def _kind(examples: Sequence[Any]) -> str:

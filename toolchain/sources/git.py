@@ -149,12 +149,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
     try:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:
-        raise SourceError(
-            "git-failed",
-            "git cannot create a repository in the cache",
-            why=error.why,
-            fix="check the free space and the permissions of the cache folder",
-        ) from error
+        raise _git_failed("git cannot create a repository in the cache", error) from error
     try:
         _git(env, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
     except CommandError as error:
@@ -180,13 +175,14 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         wanted += [f":(top,exclude,literal){name}/{inner}" for name in names for inner in sorted(part.without)]
         _git(env, "archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
-        raise SourceError(
-            "git-failed",
-            f"git cannot write the tree of {sha[:12]}",
-            why=error.why,
-            fix="check the free space and the permissions of the cache folder",
-        ) from error
+        raise _git_failed(f"git cannot write the tree of {sha[:12]}", error) from error
     return archive
+
+
+def _git_failed(what: str, error: CommandError) -> SourceError:
+    return SourceError(
+        "git-failed", what, why=error.why, fix="check the free space and the permissions of the cache folder"
+    )
 
 
 def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:

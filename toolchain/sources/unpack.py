@@ -59,21 +59,20 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
         _Unpacker(archive, dest, strip=strip, part=part).run()
         done = True
     except CommandError as error:
-        raise SourceError(
-            "archive-damaged",
-            f"{archive.name} cannot be decompressed",
-            why=error.tail[-1] if error.tail else error.what,
-            fix="download it again",
+        raise _damaged(
+            f"{archive.name} cannot be decompressed", error.tail[-1] if error.tail else error.what
         ) from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, RecursionError) as error:
-        raise SourceError(
-            "archive-damaged", f"{archive.name} is damaged, or is not a tar archive", fix="download it again"
-        ) from error
+        raise _damaged(f"{archive.name} is damaged, or is not a tar archive") from error
     except OSError as error:
         raise _os_error(archive, error) from error
     finally:
         if not done:
             shutil.rmtree(dest, ignore_errors=True)
+
+
+def _damaged(what: str, why: str = "") -> SourceError:
+    return SourceError("archive-damaged", what, why=why, fix="download it again")
 
 
 def _os_error(archive: Path, error: OSError) -> Exception:
@@ -125,12 +124,7 @@ class _Unpacker:
             self._drain(stream)
         # If the decompressor failed, its error was raised before this check.
         if not self.ended:
-            raise SourceError(
-                "archive-damaged",
-                f"{self.archive.name} is truncated",
-                why="its end mark is missing",
-                fix="download it again",
-            )
+            raise _damaged(f"{self.archive.name} is truncated", "its end mark is missing")
         # Symbolic links are created last, so that no member can be written through one.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
@@ -150,11 +144,7 @@ class _Unpacker:
                     member = read()
                 except tarfile.HeaderError as error:
                     if any(block):  # tarfile would treat an invalid header as the end of the archive
-                        raise SourceError(
-                            "archive-damaged",
-                            f"{outer.archive.name} is damaged, or is not a tar archive",
-                            fix="download it again",
-                        ) from error
+                        raise _damaged(f"{outer.archive.name} is damaged, or is not a tar archive") from error
                     raise
                 if member.size < 0 or (member.type in _LONG and member.size > _LIMIT_HEADER):
                     raise outer._hostile("tar-header-size", "a header has an invalid size", f"{member.size} bytes")
@@ -272,9 +262,7 @@ class _Unpacker:
             while left:
                 chunk = content.read(min(left, CHUNK))
                 if not chunk:
-                    raise SourceError(
-                        "archive-damaged", f"{self.archive.name} ends in the middle of {path}", fix="download it again"
-                    )
+                    raise _damaged(f"{self.archive.name} ends in the middle of {path}")
                 left -= len(chunk)
                 view = memoryview(chunk)
                 while view:
