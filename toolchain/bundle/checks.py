@@ -30,7 +30,6 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
 
     Args:
         own: the existing lock; LockedError is also raised if it lacks the digest of a tree.
-        what: a sentence that says what happened, for the error.
     """
     problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):
@@ -71,7 +70,6 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
     Args:
         layers: the layers in the manifest of the image.
-        title: the name of the record in the bundle.
     """
     try:
         record = Record.parse(value)

@@ -58,11 +58,7 @@ class ImportedEntry:
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of importing a bundle.
-
-    Args:
-        command: the command that builds from the bundle.
-    """
+    """The result of importing a bundle."""
 
     digest: str
     lock: Lock

@@ -158,7 +158,6 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
 
     Args:
         own_triton: whether the user chose the Triton to compile with.
-        without: the compilers whose kernels the user skips.
     """
     generation = generation_of(release)
     check_release_gpus(release, gpus, known=generation.gpus)

@@ -137,11 +137,7 @@ def is_near(needs: LlvmRequirements, llvm: int) -> bool:
 
 
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
-    """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton.
-
-    Args:
-        where: the subject of the error message, such as the LLVM's source.
-    """
+    """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton."""
     own = needs.llvm
     if not is_near(needs, llvm):
         old = llvm < own

@@ -37,11 +37,7 @@ class Cost:
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return text with the number and the compile time of the kernels, or the reason why the number is unknown.
-
-        Args:
-            kernels: the number of kernels; None if it is unknown.
-        """
+        """Return text with the number and the compile time of the kernels, or the reason why the number is unknown."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"

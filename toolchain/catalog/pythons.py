@@ -68,11 +68,7 @@ def check_version(version: str) -> str:
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Raise an error if `requires`, the `python_requires` of a source, is invalid or excludes `version`.
-
-    Args:
-        name: the name of the source, for the message.
-    """
+    """Raise an error if `requires`, the `python_requires` of a source, is invalid or excludes `version`."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 
     try:

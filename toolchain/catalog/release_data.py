@@ -31,7 +31,6 @@ class LlvmPin:
         commit: 40 lowercase hexadecimal digits.
         repository: a repository that contains the commit, as `owner/name`.
         origin: the file or release that contains the pin, for display.
-        certainty: whether the pin was verified or inferred.
         warnings: facts that the user should know before relying on the pin.
     """
 
@@ -48,10 +47,8 @@ class CodegenPin:
 
     Args:
         target: LLVM's name for the code generator, such as `AMDGPU`.
-        llvm: the commit of LLVM.
         build: the build number of the code generator library, which changes with the library's own sources.
         repository: a repository that contains the commit; empty if unknown.
-        certainty: whether `llvm` and `build` were verified or inferred.
     """
 
     target: str

@@ -335,8 +335,6 @@ def parse_signature(
 
     Args:
         text: the signature, with a comma between two arguments.
-        names: the names of the kernel's arguments, in order.
-        where: the name of the code object in messages.
         known: a cache of parsed arguments, by name and text; None for a cache that only this call uses.
     """
     parts = text.split(",")

@@ -36,10 +36,8 @@ class TritonCache:
     """A cache whose labels match its content.
 
     Args:
-        entries: the number of kernels.
         size: the size of all files in the cache, in bytes.
         targets: LLVM's names for the GPUs of the kernels, sorted.
-        labels: all labels of the image.
         calls: the calls whose kernels the cache contains, each with the GPU as the argument `gpu`; empty if the image
             does not list them.
     """

@@ -114,7 +114,6 @@ class Reporting:
             the latest rule. The text is empty at first.
         on_end: a function that is called with the lines of a summary when every rule has an entry, before an error is
             raised for failures.
-        command: the command line that continues the campaign.
     """
 
     on_count: Callable[[int, int, str], None] | None = None

@@ -70,7 +70,6 @@ class Entry:
         seconds: the wall time of the last attempt.
         sha256, metadata_sha256: the SHA-256 of the object and of the JSON beside it, as 64 hex digits; empty unless the
             status is `done`.
-        size: the size of the object in bytes.
         attempt: the number of the last attempt, from 1.
         bitcode: the names of the bitcode libraries whose code is in the object.
         origin: the path of the store that the object comes from, or the result of `of_worker`; empty for an object that
@@ -276,9 +275,6 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
     A ledger that does not have the format `FORMAT` gives the default `Standing`. ConfigError is raised if the file
     cannot be used as a ledger.
-
-    Args:
-        entries: whether to read the entries.
     """
     # With mode=ro, SQLite could not roll back the transaction of a killed campaign. With mode=rw, it can also read
     # files that this user may not write.

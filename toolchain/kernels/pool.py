@@ -50,7 +50,6 @@ class CompileSetup:
     Args:
         start: a function that starts a compile process; see `MakeWorker`.
         naming: the object that names the results, and determines the source files that a process sees.
-        out: the folder for the objects.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.
     """
@@ -68,8 +67,6 @@ class Slot:
     """A place for one worker, which only one thread uses at a time.
 
     Args:
-        worker: the current worker; None if there is none.
-        jobs: the next jobs.
         files: the name of the set of source files that the last jobs need; None before the first jobs.
     """
 

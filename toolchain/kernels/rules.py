@@ -184,7 +184,6 @@ def load_rules(
     Args:
         data: a TOML file; aotriton/flash-attn.toml explains its form.
         source_root: the source tree that the data file describes. Its modules are parsed, but not imported.
-        gpus: LLVM's names for the GPUs.
         select, limit: see `cut`.
 
     Raises:

@@ -201,11 +201,7 @@ class SharedResults:
             LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Add those results of an earlier run that have no usable record in the first store.
-
-        Args:
-            entries: the entries of the earlier run, by the rule's id.
-        """
+        """Add those results of an earlier run that have no usable record in the first store."""
         if self._writes is None:
             return
         for rule in self.lacking([rule for rule in rules if rule.id in entries]):

@@ -82,7 +82,6 @@ class Board:
         path: the file, which is replaced as a whole.
         workers: see `Executor.workers`.
         bounds: the bounds on the memory of the workers; None if there are none.
-        command: the command line that continues the campaign.
         clock: a function that returns seconds since 1970.
     """
 

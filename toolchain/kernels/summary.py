@@ -22,8 +22,6 @@ def summary(result: CampaignResult, *, seconds: float, command: str, keep_going:
     """Return the lines of a summary for a terminal of 80 columns.
 
     Args:
-        seconds: the wall time of this run.
-        command: the command line that continues the campaign.
         keep_going: whether failed kernels are marked as known bad; otherwise the campaign fails after all kernels.
     """
     taken = int(result.shared.get("taken", 0))

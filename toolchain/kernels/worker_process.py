@@ -117,7 +117,6 @@ class Worker:
     objects of other processes.
 
     Args:
-        files: the name of the set of source files that the process sees.
         folder: the folder of this process, which the constructor creates and `stop` removes.
         seen: the path at which the process sees `folder`; empty if the path is the same.
     """

@@ -38,7 +38,6 @@ class Option:
         kind: the kind of its value. A `commas` option takes one comma-separated string; `names` and `pairs` options can
             be repeated.
         short: the letter of its short form; empty if it has none.
-        least, most: the smallest and the largest valid number.
         explicit: whether giving the default value requests something other than giving no value.
         negated: whether the command line also accepts the form `--no-NAME`.
         of: the valid names in `NAME=VALUE` pairs; empty if all names are valid.

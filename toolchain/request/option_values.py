@@ -197,9 +197,6 @@ def check(text: str, flag: str = "--check") -> int:
     """Parse `--check`: return a positive number of kernels, or 0 for `all`.
 
     ConfigError is raised for any other text, and for a number of more than 9 digits, not counting leading zeros.
-
-    Args:
-        flag: the name of the option in messages.
     """
     if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{,8}", text):
         raise ConfigError(

@@ -19,7 +19,6 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
     """Return the URL of the repository from which a commit was fetched before, or an empty string if none is known.
 
     Args:
-        repositories: the URLs to choose from.
         parts: the names (`Part.name`) of the parts of the tree to look for in the store.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -60,7 +60,6 @@ def known_distro(
     Args:
         version: the upstream version. If it is empty, the default in data/distro.toml is used, or else the version in
             the lock or of an earlier fetch.
-        suite: the only suite to look in; empty for all suites.
         held: the ref and the digest of the source in a lock, or empty strings. They have priority over an earlier
             fetch, but not over data/distro.toml.
     """

@@ -26,12 +26,10 @@ class Edit:
     """A replacement of some lines of a file.
 
     Args:
-        file: the path relative to the tree.
         sha256: the digest of the whole file before the edits, as hexadecimal digits.
         first, last: the first and last line to replace, counted from 1; with `last = first - 1` the text is inserted
             before `first`.
         text: the new lines, with their newlines; empty to delete the lines.
-        why: the reason for the edit, which is shown to users.
     """
 
     file: str

@@ -19,7 +19,6 @@ class Wanted:
 
     Args:
         sha256: the digest, with or without the prefix `sha256:`.
-        size: the size in bytes.
         first: the name of the origin in messages, such as `apt`.
         mirrors: URLs of copies of the file.
     """

@@ -54,7 +54,6 @@ def fetch_git(
     Args:
         repository_url: an https or ssh URL, an http URL of a loopback address, or the file:// URL or absolute path of
             a local repository.
-        sha: the commit, as 40 hexadecimal digits in lower case.
         verify: whether to read every file of a tree that the store already has (see `Store.tree`).
         mirrors: replacements for URL prefixes. The source's digest still names `repository_url`.
     """

@@ -49,11 +49,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
 
 
 def check_tree_form(source: Source, what: str) -> None:
-    """Raise SourceError for a source from the package index, and for a file whose name is not that of a tar archive.
-
-    Args:
-        what: the name of the expected project for the message, such as `LLVM`.
-    """
+    """Raise SourceError for a source from the package index, and for a file whose name is not that of a tar archive."""
     file = source.path if source.path is not None and source.path.is_file() else None
     if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
         raise SourceError(

@@ -26,8 +26,6 @@ class Mirror:
 
     Args:
         site: the base URL of the archive. It must not be logged or recorded, because the mirror may be private.
-        suite: the suite, e.g. `bookworm-security`.
-        components: the components, e.g. `("main",)`.
         keyring: the path of the keyring, or a whole armoured key; empty for apt's default keys.
     """
 

@@ -39,10 +39,7 @@ class Package:
     """The upstream tarball of a source package, or the file of a binary package that data/distro.toml names.
 
     Args:
-        version: the upstream version.
         sha256: the digest of the file, as hexadecimal digits.
-        size: the size of the file in bytes.
-        mirrors: URLs of copies of the file.
         package_version: the version of the package, with the Debian revision.
         brought: whether this description came from a bundle. It is replaced when the suite's index can be read.
         pool: the folder of a binary package's file on the mirror; empty for a source package.

@@ -272,11 +272,7 @@ def _load_cache(path: Path) -> dict[str, str]:
 
 
 def require(tree: Path, *paths: str, what: str = "source") -> None:
-    """Raise SourceError if a tree lacks one of the given files or folders.
-
-    Args:
-        what: the name of the project for the message, e.g. `LLVM`.
-    """
+    """Raise SourceError if a tree lacks one of the given files or folders."""
     missing = [path for path in paths if not (tree / path).exists()]
     if missing:
         raise SourceError(
@@ -350,7 +346,6 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
 
     Args:
         links: the target of each link, by the link's path relative to the top.
-        what: the name of the tree for the message.
     """
     for path, target in links.items():
         if reason := _escape(path, target, links):

@@ -22,9 +22,7 @@ class Answer:
         code: the exit code of upstream's script; negative for a signal.
         status: `compile_status` in the JSON that the script wrote; empty if it wrote none.
         sha256: the SHA-256 of the object as 64 hex digits; empty if there is no object.
-        size: the size of the object in bytes.
         error: the first line of the last exception in the script's output; empty if there was none.
-        reason: the last lines that the script printed.
     """
 
     id: str

@@ -89,7 +89,6 @@ class KernelImages:
         build: the folder for the generator's plan, the objects and the archives. The ledger is next to this folder.
         image: the runner's name for the Triton image.
         layers: the result of `layer_digests`.
-        generation: the description of how the tree plans and packs its kernels.
     """
 
     build: Path

@@ -44,7 +44,6 @@ class AotritonDetails:
     """The decisions about AOTriton that follow from a request.
 
     Args:
-        gpus: the GPUs that the request names, or the default ones.
         release: the known release that the request names by its name or commit; empty if it names none.
         rocms: the ROCm versions for which the library is linked; empty if it is linked with its base's HIP.
     """
@@ -70,13 +69,11 @@ class Library:
     """The settings of upstream's own build.
 
     Args:
-        prefix: the folder of the library in the image.
         sha1: the result of `commit_of`.
         dropped: the files of the source that the build does not get.
         rocm: the ROCm versions for which a portable library is linked; empty if it is linked with the base's HIP.
         key: the digest of the inputs of the library and the plan. The selection of kernels is not one of them.
         words: the release's own names for the GPUs; empty if it uses LLVM's names.
-        inside: whether the library contains its kernels.
         database: the user's tuning database, and the path in the source at which it replaces upstream's; None if the
             user gives none.
     """

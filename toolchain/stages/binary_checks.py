@@ -111,8 +111,6 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
     Args:
         revision: the revision that the library must contain: `COMMIT-BUILD`.
         exports: the symbols that the library's version script names.
-        arch: the OCI architecture.
-        glibc: the oldest glibc that the library must run with.
 
     Returns:
         `{"file", "sha256", "bytes", "revision", "symbols", "libraries", "glibc"}`: the name, the SHA-256 (64 hex
@@ -148,11 +146,6 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
 
 def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str, Any]:
     """Raise ContractError unless a wheel's name, metadata and binaries fit a CPython, an architecture and a glibc.
-
-    Args:
-        python: the version of CPython, such as `3.13`.
-        arch: the OCI architecture.
-        glibc: the oldest glibc that the wheel must run with.
 
     Returns:
         `{"file", "bytes", "tag", "libraries", "glibc"}`: the name and the size of the wheel, its platform tag, the

@@ -198,8 +198,6 @@ def library_recipe(
 
     Args:
         base, llvm: the engine's names for the images of the base and the LLVM.
-        prefix: the folder of the LLVM in its image.
-        revision: the revision that the library will report.
         files: the result of `take_files`.
         sysroot: the folder with the headers and libraries of the oldest system on which the library must run.
         jobs: the number of compile jobs; if it is empty, ninja decides.

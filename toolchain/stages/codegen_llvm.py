@@ -42,7 +42,6 @@ class CodegenLlvmDetails:
     """The decisions about an LLVM for GPUs of one vendor.
 
     Args:
-        cross: whether the LLVM is for another machine.
         revision: the revision that the library built on this LLVM reports: `COMMIT-BUILD`.
     """
 

@@ -82,7 +82,6 @@ class CrossTarget:
     The check builds its programs against the system of the target machine, and runs them with an emulator.
 
     Args:
-        arch: the OCI architecture of the target machine.
         emulator: a statically linked qemu.
         system: the folder with the headers and libraries of the target machine.
     """
@@ -130,7 +129,6 @@ def check_layer(
     Args:
         image: an image that contains the base, with a C++ compiler and CMake, and the layer.
         needs: the parts of LLVM that Triton needs; see `toolchain.catalog.components`.
-        env: additional environment variables for check.sh.
         on: the target machine of the layer; None for this machine.
         floor: the folder of the oldest system that may link the layer. Its C and C++ libraries must define every symbol
             that the layer leaves undefined. If it is None, these symbols are not checked.
@@ -160,12 +158,7 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check a layer that contains only a part of LLVM; the other arguments and the result are those of `check_layer`.
-
-    Args:
-        part: the name of the part, such as `support`.
-        libraries: the LLVM libraries that the layer must contain.
-    """
+    """Check a layer that contains only a part of LLVM, as `check_layer` does."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)

@@ -25,7 +25,6 @@ class Linked:
 
     Args:
         soname: the library's own name; empty if it has none.
-        needed: the names of the libraries that it needs.
         exports: the version nodes of each symbol that it defines; an empty string for a symbol without a version.
         imports: for each symbol that it needs, the library and the version node; two empty strings for a symbol without
             a version.

@@ -69,7 +69,6 @@ class KernelCheck(Protocol):
 
         Args:
             files: the files of an image or of a Triton cache. The iterable can be iterated several times.
-            label: a description of the files, for messages.
         """
 
 
@@ -90,9 +89,6 @@ def check_numbers(
 
     The value of `--check` is the maximum size of the sample; 0 means all kernels. NumbersError is raised if a kernel
     computes wrong numbers.
-
-    Args:
-        ledger: the campaign's ledger, in which each result is recorded.
     """
     count = workspace.request.check
     if count is None:

@@ -122,7 +122,6 @@ def compile_setup(
 
     Args:
         naming: contains the environment variables and the command line of the processes.
-        image: the runner's name for the image with Triton.
         source: the folder of the kernels' sources in the container.
         scratch: the folder for the files that compile processes see; this function empties it.
     """
@@ -168,8 +167,6 @@ class Workers:
     """The workers of a campaign.
 
     Args:
-        shared: the kernel stores that the campaign uses; None if it uses none.
-        executor: passes rules to the workers.
         bounds: the memory limits of workers on this machine; None for workers of a scheduler.
     """
 

@@ -62,11 +62,8 @@ class LlvmDetails:
     """The decisions about an LLVM.
 
     Args:
-        needs: the projects and components that its Triton needs.
         by_version: whether the version of the LLVM determines which Triton's needs apply; see `triton_of`.
         version: the LLVM's major version. It may be None until the tree is fetched; then `needs` and `part` may change.
-        cross: whether the layer is for another machine.
-        folder: the folder of the recipe's Containerfile.
     """
 
     needs: LlvmRequirements
@@ -247,7 +244,6 @@ def build_llvm(
             skip the check.
         emulate: the emulator that runs the check's programs for another machine; None if the layer is for this machine
             or is not checked.
-        facts: additional facts for the record.
     """
     request, arch = workspace.request, workspace.request.arch[0]
     for file in unknown_to_edits(source.path):

@@ -50,8 +50,6 @@ class Intake:
     """The decisions on the binaries of one source.
 
     Args:
-        allowed: the files that the user allows.
-        dropped: the files that the user drops.
         replaced: for each file that a file of the base replaces, the absolute glob for the base's file.
         tests: the files in folders of upstream's own tests.
     """

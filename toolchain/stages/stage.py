@@ -36,7 +36,6 @@ class Planned(Generic[Details]):
     """The plan of a stage.
 
     Args:
-        image: the name of the image that the stage produces.
         inputs: everything that determines the output, as JSON values; None if an input is not known yet.
         binaries: the prebuilt parts of the image, by their names in `--allow-binary`.
         partial: a description of the missing parts, for display; empty for a complete image.
@@ -47,7 +46,6 @@ class Planned(Generic[Details]):
         prefix: the folder of the stage's files in the image, if users or other stages copy it.
         serves: for an LLVM, the Triton for which its components were chosen; an empty string if this is unknown until
             the tree is fetched.
-        note: a remark about the plan, for display.
         details: other decisions for `build` and for the stages above; the type depends on the stage.
     """
 
@@ -107,7 +105,6 @@ class LayerContent:
     Args:
         tar: the archive, which is used instead of `tree`.
         normalise: see `oci.layer.write_layer`.
-        compress: whether to compress the layer.
     """
 
     tree: Path | None = None
@@ -127,7 +124,6 @@ class ImageParts:
         licensed: whether a label names the licence; False if only files in the layer name it.
         under: the stage whose layers are at the bottom of the image; None for an image of one layer.
         beside: other stages, whose layers are between those of `under` and the stage's own layer.
-        environment: the environment variables that the image sets.
     """
 
     title: str = ""

@@ -30,7 +30,6 @@ class TritonDetails:
         rules: the rules for the code generator libraries that Triton is built with.
         pythons: the Python versions for which wheels are built; empty for the base's own Python.
         held: the Python version whose wheel the image contains; empty if it is known only after the build.
-        cross: whether the wheels are for another machine.
     """
 
     source: Source

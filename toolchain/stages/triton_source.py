@@ -253,7 +253,6 @@ def finish(
     """Put all wheels into the store, make an image with one of them, and return the finished stage.
 
     Args:
-        out: the folder with the recipe's output.
         wheel: the wheel for the image, which is unpacked below `SITE`.
         with_base: whether the image contains the base's layers; False for wheels for another machine. If it is False,
             the report of upstream's lit tests may be missing.
@@ -312,8 +311,6 @@ def run_contract(
 
     Args:
         python: the command that runs a Python with this Triton.
-        name: the name of the Triton in messages.
-        dead: the error message if the script prints no result.
     """
     workspace.step("contract")
     done = workspace.runner.run(

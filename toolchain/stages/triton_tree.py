@@ -282,7 +282,6 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
     Args:
         wanted: the version or the commit that `--triton` names.
-        name: the tree's name in messages, e.g. `--source triton=PATH`.
         llvm: whether to compare the LLVM pin too; it is not compared if the user names an LLVM.
     """
     rows = _facts(tree, wanted, llvm=llvm)

@@ -56,7 +56,6 @@ class System:
     Args:
         name: the name of the system, for messages. For the stage `sysroot`, it is also the name of the `Unpacked`
             content.
-        arch: the OCI architecture.
         relative: whether absolute links are made relative.
     """
 
