@@ -180,13 +180,14 @@ def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:
     """Write MCV's list of the entries to `tree`. For `key`, see `dummy_key`."""
     path = tree / MANIFEST
     path.parent.mkdir(parents=True)
-    path.write_bytes(canonical({"triton": [_row(entry.metadata, key) for entry in entries]}) + b"\n")
+    path.write_bytes(canonical({"triton": [manifest_row(entry.metadata, key) for entry in entries]}) + b"\n")
 
 
-def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
-    target = metadata["target"]
-    options = {name: metadata.get(name) for name in ("num_stages", "num_warps", "debug") if metadata.get(name)}
-    return {"hash": metadata["hash"], "dummy_key": dummy_key(metadata, key), **options, **target}
+def manifest_row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the row for a kernel in MCV's manifest. Options that are 0 or false are omitted, as in MCV."""
+    options = ("ptx_version", "num_stages", "num_warps", "debug")
+    given = {name: metadata[name] for name in options if metadata.get(name)}
+    return {"hash": metadata["hash"], "dummy_key": dummy_key(metadata, key), **given, **metadata["target"]}
 
 
 def dummy_key(metadata: Mapping[str, Any], key: str) -> str:

@@ -16,7 +16,16 @@ from typing import IO, Any, cast
 from toolchain.core import strict_json
 from toolchain.core.errors import ConfigError, ContractError, DocumentError, PinError, UntrustedError
 from toolchain.core.tar_headers import require
-from toolchain.kernels.cache_entries import BYTES, ENTRIES, FOLDER, MANIFEST, NO_KEY, SUMMARY, dummy_key, entry_folder
+from toolchain.kernels.cache_entries import (
+    BYTES,
+    ENTRIES,
+    FOLDER,
+    MANIFEST,
+    NO_KEY,
+    SUMMARY,
+    entry_folder,
+    manifest_row,
+)
 from toolchain.oci import labels
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.descriptor import DOCKER_LAYER_GZIP, LAYER_GZIP, Descriptor
@@ -95,7 +104,7 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
             f"the summary has {sorted(named)}, the kernels have {sorted(targets)}",
         )
     key = image_labels.get(labels.CACHE_MCV_KEY, NO_KEY)
-    wanted = [_listed(row, key) for row in rows]
+    wanted = [manifest_row(row, key) for row in rows]
     if sorted(manifest, key=_text) != sorted(wanted, key=_text):
         odd = [row for row in [*manifest, *wanted] if row not in manifest or row not in wanted]
         raise _broken(
@@ -171,7 +180,7 @@ def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
             if not row.get("hash"):
                 continue
             folder = entry_folder(row["hash"])
-            _listed(row, NO_KEY)
+            manifest_row(row, NO_KEY)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise _broken(f"{name} cannot be read", _reason(error)) from error
         if PurePosixPath(name).parent.name != folder:
@@ -182,14 +191,6 @@ def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
 
 def _reason(error: Exception) -> str:
     return error.what if isinstance(error, DocumentError) else "it is not JSON of the expected form"
-
-
-def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """Return the row for a kernel in MCV's manifest. Options that are 0 or false are omitted, as in MCV."""
-    target = row["target"]
-    key = dummy_key(row, triton_key)
-    kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}
-    return {"hash": row["hash"], "dummy_key": key, **kept, **target}
 
 
 def _groups(cached: Mapping[str, _File], mount: str | None) -> None:

@@ -33,7 +33,7 @@ from toolchain.kernels.ledger import (
     reproducible,
 )
 from toolchain.kernels.pool import Outcome
-from toolchain.kernels.result_store import LARGEST_METADATA, write_unflushed
+from toolchain.kernels.result_store import LARGEST_METADATA, write_result
 from toolchain.kernels.rules import Rule, RuleSet, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
@@ -263,8 +263,9 @@ class _Run:
         with contextlib.closing(self.executor.run(in_order(self.todo.values()), self.tree, str(self.out))) as outcomes:
             for outcome in outcomes:
                 rule = self.todo[outcome["id"]]
-                if "code" in outcome:
-                    _lay(outcome, rule, self.out)
+                if "code" in outcome:  # a Dask worker compiled the rule
+                    path, _ = _objects(self.out, rule)
+                    write_result(path, outcome["code"], outcome["json"], within=self.out)
                 entry = _entry(rule, outcome, self.out)
                 if entry.status != DONE:
                     _objects(self.out, rule, unlink=True)
@@ -339,17 +340,6 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
         for file in both:
             file.unlink(missing_ok=True)
     return both
-
-
-def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
-    """Write the object that a Dask worker compiled for a rule, and its JSON."""
-    path, beside = _objects(out, rule)
-    try:
-        write_unflushed(beside, outcome["json"])
-        write_unflushed(path, outcome["code"])
-    except OSError as error:
-        fix = "free disk space and run the command again; it continues"
-        raise ResourceError("results-unwritable", f"cannot write {path}", why=str(error.strerror), fix=fix) from error
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:

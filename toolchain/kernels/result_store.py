@@ -200,6 +200,25 @@ def write_unflushed(path: Path, content: bytes) -> None:
         new.finish(flush=False)
 
 
+def write_result(path: Path, code: bytes, metadata: bytes, *, within: Path) -> None:
+    """Write an object and its JSON with `write_unflushed`; raise ResourceError if `path` cannot be written.
+
+    It is also raised if a link in the folders above leads out of the folder `within`.
+    """
+    try:
+        if not is_inside(path, within):
+            raise OSError(errno.ELOOP, f"a link leads out of {within}", str(path.parent))
+        write_unflushed(path.with_suffix(".json"), metadata)
+        write_unflushed(path, code)
+    except OSError as error:
+        raise ResourceError(
+            "results-unwritable",
+            f"cannot write {path}",
+            why=str(error.strerror),
+            fix="free disk space and run the command again; it continues",
+        ) from error
+
+
 class KernelStore:
     """A folder with a file for each record, and with notes, such as the marks of finished shards.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.core import strict_json
-from toolchain.core.errors import KernelError, ResourceError, ToolchainError
-from toolchain.core.filesystem import is_inside, read_regular
+from toolchain.core.errors import KernelError, ToolchainError
+from toolchain.core.filesystem import read_regular
 from toolchain.kernels.cache_entries import check_made
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.ledger import DONE, Entry, Maker
@@ -26,7 +25,7 @@ from toolchain.kernels.result_store import (
     Result,
     UnsignedError,
     read_record,
-    write_unflushed,
+    write_result,
 )
 from toolchain.kernels.rules import Rule
 
@@ -130,18 +129,7 @@ class SharedResults:
             raise DamagedError("the JSON of the object cannot be read") from error
         if why := metadata_fault(metadata, rule.target):
             raise DamagedError(why)
-        try:
-            if not is_inside(path, out):
-                raise OSError(errno.ELOOP, f"a link leads out of {out}", str(path.parent))
-            write_unflushed(path.with_suffix(".json"), result.metadata)
-            write_unflushed(path, result.code)
-        except OSError as error:
-            raise ResourceError(
-                "results-unwritable",
-                f"cannot write {path}",
-                why=str(error.strerror),
-                fix="free disk space and run the command again; it continues",
-            ) from error
+        write_result(path, result.code, result.metadata, within=out)
         try:
             check_made(path, rule.target, rule.kernel)
         except KernelError as error:
