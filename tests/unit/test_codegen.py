@@ -18,6 +18,7 @@ from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import codegens
+from toolchain.catalog.release_data import triton_releases
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import PinError, SourceError, UnreachableError
@@ -156,6 +157,10 @@ def test_an_llvm_for_a_gpu_can_be_built_alone(request_: Request) -> None:
 
 
 # --- refusals ---
+
+
+def test_each_pin_on_record_has_a_rule() -> None:
+    assert {pin.target for row in triton_releases() for pin in row.codegen} <= {rule.target for rule in codegens()}
 
 
 def test_an_llvm_that_no_rule_knows_is_refused_by_name(request_: Request, tree: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scripts.new_pins import Finding, findings, gather, main
-from toolchain.catalog.codegen import codegen_of
+from toolchain.catalog.codegen import codegens
 from toolchain.catalog.release_data import triton_releases
 
 # Read from AOTriton's repository in November 2026: each ref with its commit, its Triton, and that one's pin file.
@@ -32,7 +32,12 @@ def as_recorded() -> dict[str, Any]:
             "ref": f"refs/tags/v{row.version}",
             "commit": NEW,
             "files": ({HASH: f"{row.llvm}\n"} if row.llvm else {})
-            | {rule.pin_file: pinned(pin.llvm, pin.build) for pin in row.codegen if (rule := codegen_of(pin.target))},
+            | {
+                rule.pin_file: pinned(pin.llvm, pin.build)
+                for pin in row.codegen
+                for rule in codegens()
+                if rule.target == pin.target
+            },
         }
         for row in triton_releases()
         if row.version and "+" not in row.version

@@ -51,11 +51,6 @@ def codegens() -> tuple[Codegen, ...]:
     return tuple(typed_row(Codegen, {**row, "name": name}, name, FOLDER / "codegen.toml") for name, row in rows)
 
 
-def codegen_of(target: str) -> Codegen | None:
-    """Return the table for an LLVM target such as `AMDGPU`; None if there is none."""
-    return next((codegen for codegen in codegens() if codegen.target == target), None)
-
-
 def codegen_named(name: str) -> Codegen | None:
     """Return the table for the prefix of a pin file's name, such as `amd`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.name == name), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.codegen import Codegen, codegen_of, codegens
+from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.costs import ninja_of
 from toolchain.catalog.pin_files import read_codegen_pins
 from toolchain.catalog.release_data import CodegenPin
@@ -211,22 +211,8 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
 
 
 def rules_of(request: Request) -> tuple[Codegen, ...]:
-    """Return the rules for the LLVMs that the request's Triton pins to generate code for GPUs.
-
-    UnsupportedError is raised if there is no rule for a pin.
-    """
-    rules = []
-    for pin in codegen_pins(request):
-        rule = codegen_of(pin.target)
-        if rule is None:
-            raise UnsupportedError(
-                "unknown-codegen",
-                f"this Triton has a separate LLVM for {pin.target}, and the tool has no rule for it",
-                why=pin.source,
-                fix=f"use an older Triton, or add a table for {pin.target} to toolchain/data/codegen.toml",
-            )
-        rules.append(rule)
-    return tuple(rules)
+    """Return the rules for the LLVMs that the request's Triton pins to generate code for GPUs."""
+    return tuple(rule for pin in codegen_pins(request) for rule in codegens() if rule.target == pin.target)
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
