@@ -18,7 +18,7 @@ from tests.kernel_fixtures import FakeWorkers, make_rule
 from tests.refusals import refused
 from toolchain.core.errors import KernelError
 from toolchain.kernels import worker_process
-from toolchain.kernels.campaign import CampaignResult, Reporting, run_campaign
+from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
@@ -49,7 +49,7 @@ class Place:
                 self.out,
                 worker_tree="/src",
                 keep_going=keep_going,
-                reporting=Reporting(on_count=lambda done, total, label: self.counts.append((done, total, label))),
+                on_count=lambda done, total, label: self.counts.append((done, total, label)),
             )
 
 

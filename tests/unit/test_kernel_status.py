@@ -23,7 +23,7 @@ from toolchain.cli.kernels_view import screen
 from toolchain.core.cache import LEDGER
 from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds
-from toolchain.kernels.campaign import CampaignResult, Reporting, run_campaign
+from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger, counts, look
 from toolchain.kernels.status import STATUS, Board, read
@@ -185,9 +185,6 @@ class Place:
         self.ending: list[str] = []
         self.cache = root / "cache"
 
-    def reporting(self) -> Reporting:
-        return Reporting(on_end=self.ending.extend, command="toolchain build kernels")
-
     def run(self, *kernels: str, keep_going: bool = False, timeout: float = 3.0) -> CampaignResult:
         rules = [make_rule(kernel) for kernel in kernels]
         self.workers.provide(rules)
@@ -195,7 +192,7 @@ class Place:
         with Ledger(self.folder / LEDGER) as ledger:
             return run_campaign(
                 rules, executor, ledger, self.folder / "out", worker_tree="/src", keep_going=keep_going,
-                reporting=self.reporting(), bounds=MemoryBounds(together=9, share=3),
+                on_end=self.ending.extend, command="toolchain build kernels", bounds=MemoryBounds(together=9, share=3),
             )  # fmt: skip
 
     def ask(self, *words: str) -> str:

@@ -40,7 +40,7 @@ from toolchain.kernels.cache_entries import (
 )
 from toolchain.kernels.cache_image import TritonCache, read_cache, require_hit
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
-from toolchain.kernels.campaign import Reporting, run_campaign
+from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.rules import Rule, RuleSet
@@ -103,7 +103,7 @@ def made(
         shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared)
         result = run_campaign(
             shard.rules, executor, ledger, folder, worker_tree=os.fspath(TESTS / "standin_wheel"), keep_going=True,
-            reporting=Reporting(on_count=count), shared=shared,
+            on_count=count, shared=shared,
         )  # fmt: skip
         shard.finish(shared, result.entries)
     return outcomes_of(result, calls, folder)

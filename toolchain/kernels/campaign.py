@@ -105,25 +105,6 @@ class CampaignResult:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reporting:
-    """The functions by which a campaign reports its progress and its end, and a command for the reports.
-
-    Args:
-        on_count: a function that is called with the number of finished rules, the number of all rules, and text about
-            the latest rule. The text is empty at first.
-        on_end: a function that is called with the lines of a summary when every rule has an entry, before an error is
-            raised for failures.
-    """
-
-    on_count: Callable[[int, int, str], None] | None = None
-    on_end: Callable[[Sequence[str]], None] | None = None
-    command: str = ""
-
-
-SILENT = Reporting()
-
-
 def run_campaign(
     rules: RuleSet | Sequence[Rule],
     executor: Executor,
@@ -132,7 +113,9 @@ def run_campaign(
     *,
     worker_tree: str,
     keep_going: bool = False,
-    reporting: Reporting = SILENT,
+    on_count: Callable[[int, int, str], None] | None = None,
+    on_end: Callable[[Sequence[str]], None] | None = None,
+    command: str = "",
     bounds: MemoryBounds | None = None,
     shared: SharedResults | None = None,
     scope: str = "",
@@ -145,9 +128,11 @@ def run_campaign(
         out: the folder of the objects and of `report.json`.
         worker_tree: the path at which the workers see the source tree.
         keep_going: whether to mark failed rules as known bad, with an empty object and its JSON, instead of raising an
-            error.
-        bounds: the bounds on the memory of the executor's workers, for the status.
-        shared: the kernel stores; None if the campaign uses none.
+            error after all rules were tried.
+        on_count: called with the number of finished rules, the number of all rules, and text about the latest rule,
+            which is empty at first.
+        on_end: called with the lines of a summary when every rule has an entry, before an error is raised for failures.
+        command: the command line that continues the campaign.
         scope: the value of `Naming.scope`. Objects of earlier runs are added to a store only if all entries of the
             ledger have this scope.
 
@@ -163,9 +148,9 @@ def run_campaign(
     partial = rules.partial if isinstance(rules, RuleSet) else False
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
-    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=reporting.command) as board:
+    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
         todo = {rule.id: rule for rule in wanted}
-        run = _Run(wanted, todo, executor, ledger, out, worker_tree, reporting.on_count, board, shared)
+        run = _Run(wanted, todo, executor, ledger, out, worker_tree, on_count, board, shared)
         alike, earlier = ledger.begin(scope), run.earlier()
         if alike and shared is not None:
             shared.compiled_by(ledger.facts())
@@ -178,11 +163,11 @@ def run_campaign(
             about=compiled_here if len(earlier) < len(wanted) else {},
             shared=asdict(shared.counts) if shared is not None else {},
         )
-        if reporting.on_end is not None:
+        if on_end is not None:
             seconds = time.monotonic() - began
-            lines = summary(result, seconds=seconds, command=reporting.command, keep_going=keep_going)
+            lines = summary(result, seconds=seconds, command=command, keep_going=keep_going)
             where = ["to look at all of them:", f"  toolchain report {shlex.quote(str(ledger.path.parent))}"]
-            reporting.on_end([*lines, *(where if result.bad else [])])
+            on_end([*lines, *(where if result.bad else [])])
         _write_report(result, ledger, out, keep_going=keep_going)
     return result
 

@@ -191,7 +191,7 @@ class Workers:
             calls: whether the rules are calls of a wheel. Failures then raise no error here, because the caller reports
                 them.
         """
-        from toolchain.kernels.campaign import Reporting, run_campaign  # noqa: PLC0415 - a plan compiles nothing
+        from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
 
         return run_campaign(
             rules,
@@ -200,11 +200,9 @@ class Workers:
             self.setup.out,
             worker_tree=self.setup.source,
             keep_going=calls or self.workspace.request.keep_going,
-            reporting=Reporting(
-                on_count=on_count or self.workspace.count,
-                on_end=None if calls else _tell,
-                command=console.command(),
-            ),
+            on_count=on_count or self.workspace.count,
+            on_end=None if calls else _tell,
+            command=console.command(),
             bounds=self.bounds,
             shared=self.shared,
             scope=self.setup.naming.scope,
