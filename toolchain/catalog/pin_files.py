@@ -68,7 +68,7 @@ def read_pin(path: Path) -> LlvmPin:
     if path.is_dir():
         files = pin_files(path)
         if not files:
-            if is_aotriton(path):
+            if (path / "include" / "aotriton").is_dir():
                 raise PinError(
                     "pin-of-aotriton",
                     f"{path} is a checkout of AOTriton, which pins no LLVM itself",
@@ -114,11 +114,6 @@ def read_pin(path: Path) -> LlvmPin:
         certainty="verified" if known else "inferred",
         warnings=tuple(warnings),
     )
-
-
-def is_aotriton(folder: Path) -> bool:
-    """Return whether a folder is a checkout of AOTriton rather than of Triton."""
-    return (folder / "include" / "aotriton").is_dir()
 
 
 @dataclass(frozen=True)

@@ -228,12 +228,9 @@ class Request:
         " buildah.",
     )  # fmt: skip
     fresh: bool = option(
-        "fresh",
-        default=False,
-        panel="Machine",
-        kind="flag",
+        "fresh", default=False, panel="Machine", kind="flag",
         help="Build without the compiler cache, in a new build tree.",
-    )
+    )  # fmt: skip
     offline: bool = option("offline", default=False, panel="Machine", kind="flag", help="Do not use the network.")
     contract: bool = option(
         "contract", default=True, panel="Trust",

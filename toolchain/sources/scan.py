@@ -175,7 +175,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
     if what := _kind(head):
         yield where, what
     elif depth == 0:
-        if _is_container(head) or _ends_as_zip(stream):
+        if head.startswith(_CONTAINERS) or _is_tar(head) or _ends_as_zip(stream):
             yield where, f"archive in archives, {_DEPTH} deep, not scanned"
     elif head.startswith(b"\x1f\x8b"):
         with gzip.open(stream) as opened, _held(cast("IO[bytes]", opened)) as held:
@@ -285,10 +285,6 @@ def _held(stream: IO[bytes]) -> IO[bytes]:
             raise OSError("it unpacks to too many bytes")
     kept.seek(0)
     return cast("IO[bytes]", kept)
-
-
-def _is_container(head: bytes) -> bool:
-    return head.startswith(_CONTAINERS) or _is_tar(head)
 
 
 def _is_tar(head: bytes) -> bool:

@@ -163,7 +163,7 @@ class Suite:
                         package_version=package_version,
                         suites=(self.name,),
                     )
-        return _newest_first(packages.values())
+        return sorted(packages.values(), key=cmp_to_key(_compare), reverse=True)
 
     def uri(self, package: Package) -> str:
         """Return the URL from which apt would download the file of a package."""
@@ -234,10 +234,6 @@ class Suite:
             env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
             helpers=True,
         ).stdout
-
-
-def _newest_first(packages: Collection[Package]) -> list[Package]:
-    return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
 
 def _compare(first: Package, second: Package) -> int:

@@ -179,21 +179,14 @@ def _of_checkout(row: Headers, request: Request) -> Path | None:
     return tree
 
 
-def headers_in(tree: Path) -> Path | None:
-    """Return the folder with HIP's headers in a tree: the first one in `_WHERE` that contains `hip_version.h`.
-
-    Return None if none of them contains this file.
-    """
-    return next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
-
-
 def check_headers(tree: Path, row: Headers) -> Path:
     """Return the folder of HIP's headers in a tree.
 
     SourceError is raised if headers or their version are missing, and UnsupportedError if their version does not fit
     the row or they lack a function that AOTriton's library calls.
     """
-    folder, given = headers_in(tree), f"--source {row.name}="
+    folder = next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
+    given = f"--source {row.name}="
     if folder is None:
         raise SourceError(
             "hip-headers-missing",
