@@ -19,7 +19,7 @@ from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.docker import DockerRunner
 from toolchain.sources.mirrors import apt_mirrors
-from toolchain.stages.contract import check_layer, check_names
+from toolchain.stages.contract import Expected, check_layer, check_names
 
 UNPREPARED = 90
 PACKAGES = "libmlir-19-dev mlir-19-tools liblld-19-dev llvm-19-dev llvm-19-tools"
@@ -122,8 +122,10 @@ def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> No
         pytest.skip("NO MIRROR: apt has none configured")
     (tmp_path / "mirror.list").write_text(f"deb {mirror.site} trixie main\n")
     mounts = [Mount(tmp_path / "mirror.list", "/etc/apt/sources.list")]
+    expected = Expected.of_needs(needs)
     runner = Prepared(engine, before=INSTALL, after=CASES + BREAK, mounts=mounts)
-    report = check_layer(runner, image, "/usr/lib/llvm-19", needs, log=tmp_path / "log", env=env)
+    expected = dataclasses.replace(expected, settings={**expected.settings, **env})
+    report = check_layer(runner, image, "/usr/lib/llvm-19", expected, log=tmp_path / "log")
     assert [check["name"] for check in report["checks"]] == list(check_names(needs))
     details = {check["name"]: check["detail"] for check in report["checks"]}
     assert details["configure"].startswith("LLVM 19.")

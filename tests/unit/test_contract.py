@@ -16,7 +16,7 @@ from toolchain.core import process, recipe
 from toolchain.core.errors import ContractError
 from toolchain.core.process import CommandError, Result, RunOptions
 from toolchain.core.recipe import Mount
-from toolchain.stages.contract import check_layer, check_names
+from toolchain.stages.contract import Expected, check_layer, check_names
 
 NEEDS = needs_for("3.8")
 LIBRARIES = sorted({*NEEDS.libtriton, *NEEDS.bin_tools})
@@ -73,7 +73,9 @@ def answers(needs: LlvmRequirements, **failing: str) -> list[str]:
 
 
 def checked(runner: Script, needs: LlvmRequirements = NEEDS) -> dict[str, Any]:
-    return check_layer(runner, "image", "/usr/lib64/llvm-triton-5f07f818", needs, log=Path("full.log"))
+    return check_layer(
+        runner, "image", "/usr/lib64/llvm-triton-5f07f818", Expected.of_needs(needs), log=Path("full.log")
+    )
 
 
 def test_report_holds_every_check_in_order() -> None:

@@ -38,7 +38,7 @@ from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.images import deliver
 from toolchain.request.model import Request
 from toolchain.stages import base, contract, unpacked
-from toolchain.stages.contract import CrossTarget, check_part
+from toolchain.stages.contract import CrossTarget, Expected, check_layer
 from toolchain.stages.llvm_subset import SUPPORT
 from toolchain.stages.stage import LayerContent, Planned
 
@@ -164,7 +164,8 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
     names = [name for name in contract._OF_PART[part] if name != "symbols"]
     runner = Runner(*(f"@contract {name} ok" for name in names))
     where = CrossTarget("arm64", tmp_path / "qemu", tmp_path / "system")
-    report = check_part(runner, "image", "/usr/lib64/x", part, ("LLVMSupport",), log=tmp_path / "log", on=where)
+    expected = Expected.of_part(part, ("LLVMSupport",))
+    report = check_layer(runner, "image", "/usr/lib64/x", expected, log=tmp_path / "log", on=where)
     assert [check["name"] for check in report["checks"]] == names
     settings = runner.called["env"]
     assert (settings["PART"], settings["CROSS"]) == (part, "arm64")

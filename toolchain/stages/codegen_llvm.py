@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen, codegens
@@ -22,6 +21,7 @@ from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, require
+from toolchain.stages.contract import Expected
 from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.llvm import PORTABLE_RECIPE, build_llvm, recipe_files
 from toolchain.stages.stage import Built, Planned, Workspace
@@ -112,13 +112,10 @@ class CodegenLlvmStage:
             steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
             ninja=ninja_of("llvm-codegen"),
         )
-
-        def check(image: str, **how: Any) -> dict[str, Any]:
-            from toolchain.stages.contract import check_part  # noqa: PLC0415 - a plan runs no check
-
-            return check_part(workspace.runner, image, planned.prefix, "codegen", sorted(rule.links), **how)
-
-        return build_llvm(planned, dependencies, workspace, source, recipe, check=check, emulate=emulate, facts={})
+        expected = Expected.of_part("codegen", sorted(rule.links))
+        return build_llvm(
+            planned, dependencies, workspace, source, recipe, expected=expected, emulate=emulate, facts={}
+        )
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:

@@ -113,14 +113,40 @@ def check_names(needs: LlvmRequirements, *, portable: bool = False) -> tuple[str
     return tuple(name for name in _FIXES if name not in _PARTS_ONLY and conditions.get(name, True))
 
 
+@dataclass(frozen=True)
+class Expected:
+    """The environment variables that describe a layer to check.sh, and the checks that the layer must pass, in order.
+
+    The check `symbols` is only made if the layer is for an old system.
+    """
+
+    settings: Mapping[str, str]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of_needs(cls, needs: LlvmRequirements) -> Expected:
+        """Return what is expected of an LLVM with all parts that a Triton needs."""
+        settings = {
+            "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
+            "LLD": "ON" if needs.lld else "OFF",
+            "FILECHECK": "ON" if needs.filecheck else "OFF",
+            "CLANG": "ON" if needs.clang else "OFF",
+        }
+        return cls(settings, check_names(needs, portable=True))
+
+    @classmethod
+    def of_part(cls, part: str, libraries: Sequence[str]) -> Expected:
+        """Return what is expected of a layer that contains only a part of LLVM, such as `support`."""
+        return cls({"PART": part, "LIBRARIES": ";".join(libraries)}, _OF_PART[part])
+
+
 def check_layer(
     runner: Runner,
     image: str,
     prefix: str,
-    needs: LlvmRequirements,
+    expected: Expected,
     *,
     log: Path,
-    env: Mapping[str, str] | None = None,
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
@@ -128,7 +154,6 @@ def check_layer(
 
     Args:
         image: an image that contains the base, with a C++ compiler and CMake, and the layer.
-        needs: the parts of LLVM that Triton needs; see `toolchain.catalog.components`.
         on: the target machine of the layer; None for this machine.
         floor: the folder of the oldest system that may link the layer. Its C and C++ libraries must define every symbol
             that the layer leaves undefined. If it is None, these symbols are not checked.
@@ -136,45 +161,7 @@ def check_layer(
     Returns:
         `{"seconds", "checks": [{"name", "ok", "detail", "seconds"}]}`, in the order in which the checks ran.
     """
-    settings = {
-        "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
-        "LLD": "ON" if needs.lld else "OFF",
-        "FILECHECK": "ON" if needs.filecheck else "OFF",
-        "CLANG": "ON" if needs.clang else "OFF",
-        **(env or {}),
-    }
-    names = check_names(needs, portable=floor is not None)
-    return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
-
-
-def check_part(
-    runner: Runner,
-    image: str,
-    prefix: str,
-    part: str,
-    libraries: Sequence[str],
-    *,
-    log: Path,
-    on: CrossTarget | None = None,
-    floor: Path | None = None,
-) -> dict[str, Any]:
-    """Check a layer that contains only a part of LLVM, as `check_layer` does."""
-    settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
-    names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
-    return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
-
-
-def _check(
-    runner: Runner,
-    image: str,
-    prefix: str,
-    settings: dict[str, str],
-    expected: Sequence[str],
-    *,
-    log: Path,
-    on: CrossTarget | None,
-    floor: Path | None,
-) -> dict[str, Any]:
+    names = [name for name in expected.names if name != "symbols" or floor is not None]
     checks: list[Check] = []
     last = time.monotonic()
 
@@ -191,7 +178,7 @@ def _check(
             image,
             ["sh", f"{_INSIDE}/check.sh", prefix],
             mounts=[Mount(source, _INSIDE), *(on.mounts() if on else ()), *([Mount(floor, "/floor")] if floor else ())],
-            env={**settings, **(on.settings() if on else {}), **({"SYSTEM": "/floor"} if floor else {})},
+            env={**expected.settings, **(on.settings() if on else {}), **({"SYSTEM": "/floor"} if floor else {})},
             log=log,
             on_line=on_line,
             check=False,
@@ -201,7 +188,7 @@ def _check(
         raise _unfinished(prefix, error.returncode, error.tail, log) from error
     if failed := [check for check in checks if not check.ok]:
         raise _failed(prefix, failed, log)
-    if result.returncode != 0 or [check.name for check in checks] != list(expected):
+    if result.returncode != 0 or [check.name for check in checks] != names:
         raise _unfinished(prefix, result.returncode, result.tail, log)
     rows = [{**asdict(check), "seconds": round(check.seconds, 1)} for check in checks]
     return {"seconds": round(sum(check.seconds for check in checks), 1), "checks": rows}

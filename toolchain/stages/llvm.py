@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import FetchedSource, Source, require
+from toolchain.stages.contract import CrossTarget, Expected, check_layer
 from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.llvm_choice import llvm_needs, llvm_source, triton_of
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
@@ -210,18 +211,11 @@ class LlvmStage:
             steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
             ninja=ninja_of("llvm", part.name),
         )
-
-        def check(image: str, **how: Any) -> dict[str, Any]:
-            from toolchain.stages.contract import check_layer, check_part  # noqa: PLC0415 - a plan runs no check
-
-            if part.whole:
-                return check_layer(workspace.runner, image, planned.prefix, needs, **how)
-            return check_part(workspace.runner, image, planned.prefix, part.name, part.libraries, **how)
-
+        expected = Expected.of_needs(needs) if part.whole else Expected.of_part(part.name, part.libraries)
         facts = {"version": version, "serves": needs.serves}
         return build_llvm(
             planned, dependencies, workspace, source, recipe,
-            check=check if proved else None, emulate=emulate, facts=facts,
+            expected=expected if proved else None, emulate=emulate, facts=facts,
         )  # fmt: skip
 
 
@@ -232,7 +226,7 @@ def build_llvm(
     source: FetchedSource,
     recipe: Recipe,
     *,
-    check: Callable[..., dict[str, Any]] | None,
+    expected: Expected | None,
     emulate: Path | None,
     facts: Mapping[str, Any],
 ) -> Built:
@@ -240,8 +234,7 @@ def build_llvm(
 
     Args:
         recipe: the recipe, without the arguments and contexts that are common to every LLVM.
-        check: runs the contract check on an image, with the arguments `log`, `on` and `floor` of `check_layer`; None to
-            skip the check.
+        expected: what the contract check expects of the layer; None to skip the check.
         emulate: the emulator that runs the check's programs for another machine; None if the layer is for this machine
             or is not checked.
     """
@@ -271,19 +264,19 @@ def build_llvm(
     )
 
     def checked(image: str) -> Mapping[str, Any]:
-        from toolchain.stages.contract import CrossTarget  # noqa: PLC0415 - a plan runs no check
-
-        assert check is not None  # noqa: S101 - without a check, `finish` gets no `checked`
+        assert expected is not None  # noqa: S101 - without a check, `finish` gets no `checked`
         workspace.step("contract")
         where = CrossTarget(arch, emulate, system) if emulate and system else None
-        return {"contract": check(image, log=workspace.log, on=where, floor=system if request.glibc else None)}
+        floor, log = system if request.glibc else None, workspace.log
+        report = check_layer(workspace.runner, image, planned.prefix, expected, log=log, on=where, floor=floor)
+        return {"contract": report}
 
     return workspace.finish(
         planned,
         LayerContent(tree=tree),
         ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
         facts={"prefix": planned.prefix, **facts, **intake_facts},
-        check=ContractCheck(run=checked, on=dependencies["base"]) if check is not None else None,
+        check=ContractCheck(run=checked, on=dependencies["base"]) if expected is not None else None,
     )
 
 
