@@ -25,7 +25,7 @@ from toolchain.kernels.pool import is_answer
 from toolchain.kernels.scheduler import check_address, check_version, security
 from toolchain.pipeline import cluster_member
 from toolchain.pipeline.plan import PlanRow
-from toolchain.stages import kernels
+from toolchain.stages.kernel_workers import KernelProject
 from toolchain.stages.stage import Built, Planned
 
 
@@ -148,7 +148,7 @@ def test_the_cache_of_a_worker_is_in_use(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cluster_member, "build", lambda *_, **__: [triton])
     monkeypatch.setattr(cluster_member, "plan", lambda *_: [PlanRow(planned, None)])
-    monkeypatch.setattr(kernels, "compile_setup", lambda *_, **__: Machine(tmp_path / "machine").setup)
+    monkeypatch.setattr(KernelProject, "compile_setup", lambda *_, **__: Machine(tmp_path / "machine").setup)
     monkeypatch.setattr(cluster_member, "serve", serve)
     cluster_member.serve_kernels(request, "kernels", "tcp://127.0.0.1:1")
     assert len(served[0]) == 1

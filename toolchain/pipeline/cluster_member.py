@@ -58,10 +58,9 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
         out.mkdir()
         if stage == "triton-cache":
             setup = triton_cache.compile_setup(image, out, workspace)
-        elif stage == "kernels":
-            setup = kernels.compile_setup(source, image, out, workspace, scratch=out.with_name(SCRATCH))
         else:
-            setup = aotriton_images.compile_setup(source, image, out, workspace)
+            project = kernels.PROJECT if stage == "kernels" else aotriton_images.PROJECT
+            setup = project.compile_setup(source, image, out, workspace, scratch=out.with_name(SCRATCH))
         slots, limits = workspace.jobs("kernel"), kernel_limits(request)
         bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
         compiler, name = Compiler(setup, slots=slots, limits=limits, bounds=bounds), name or socket.gethostname()

@@ -40,9 +40,8 @@ from toolchain.stages.kernel_workers import (
     WORKER_FILES,
     KernelProject,
     compiling,
-    layer_digests,
 )
-from toolchain.stages.stage import Built, Workspace
+from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
 
 # These are the paths of the plan and of the source tree in containers. Upstream's generator writes both into the plan.
@@ -281,13 +280,6 @@ class KernelImages:
             on_line=self.workspace.on_line,
             capture=True,
         )
-
-
-def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """Return the `CompileSetup` that compiles the kernels of an AOTriton source tree in a Triton image."""
-    return KernelImages(
-        out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
-    ).compile_setup()
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:

@@ -104,6 +104,14 @@ class KernelProject:
             search=self.search,
         )
 
+    def compile_setup(
+        self, tree: Path, triton: Built, out: Path, workspace: Workspace, *, scratch: Path
+    ) -> CompileSetup:
+        """Return the `CompileSetup` that compiles the kernels of a source tree; see the function `compile_setup`."""
+        naming = self.naming(tree, layer_digests(triton, workspace.cache), workspace.request)
+        image = workspace.image_to_run(triton)
+        return compile_setup(naming, image, workspace, source=self.source, out=out, scratch=scratch)
+
 
 def compile_setup(
     naming: Naming,

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from toolchain.core import recipe
 from toolchain.core.digest import write_atomically
@@ -16,7 +15,6 @@ from toolchain.request.model import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
-from toolchain.stages import kernel_workers
 from toolchain.stages.inputs import source_inputs, stage_inputs, triton_id
 from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
@@ -27,15 +25,11 @@ from toolchain.stages.kernel_workers import (
     campaign_facts,
     campaign_inputs,
     compiling,
-    layer_digests,
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import Intake, take_in
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_wheel import SITE
-
-if TYPE_CHECKING:
-    from toolchain.kernels.pool import CompileSetup
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
 # This is the folder of the code objects in the image.
@@ -96,7 +90,7 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        at = compile_setup(source.path, dependencies["triton"], out, workspace)
+        at = PROJECT.compile_setup(source.path, dependencies["triton"], out, workspace, scratch=work / SCRATCH)
         workspace.step("compile")
         shared = workspace.shared_results(at.naming)
         with Ledger(work / "ledger.sqlite") as ledger:
@@ -124,25 +118,6 @@ class KernelsStage:
                 **({"numbers": numbers} if numbers else {}),
             },
         )
-
-
-def compile_setup(
-    source: Path, triton: Built, out: Path, workspace: Workspace, *, scratch: Path | None = None
-) -> CompileSetup:
-    """Return the `CompileSetup` that compiles the kernels of a source tree.
-
-    Args:
-        scratch: the folder for the files that compile processes see; None for `SCRATCH` in the stage's working folder.
-    """
-    naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
-    return kernel_workers.compile_setup(
-        naming,
-        workspace.image_to_run(triton),
-        workspace,
-        source=PROJECT.source,
-        out=out,
-        scratch=scratch or workspace.work() / SCRATCH,
-    )
 
 
 def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
