@@ -16,7 +16,7 @@ from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.typed import typed
 from toolchain.data import load
-from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
+from toolchain.sources.elsewhere import first_or_elsewhere
 from toolchain.sources.mirrors import apt_mirrors, suites
 from toolchain.sources.network import refuse_offline
 from toolchain.sources.spec import PACKAGE, VERSION
@@ -106,12 +106,11 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
     if row is None:
         entry, path = _by_apt(package, version, source, cache, offline=offline)
         return replace(source, version=entry.version, digest=f"sha256:{entry.sha256}"), path
-    wanted = Wanted(
-        source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="apt", mirrors=row.mirrors
-    )
-    path = first_or_elsewhere(
-        lambda: _by_apt(package, row.version, source, cache, offline=offline)[1], wanted, store, offline=offline
-    )
+
+    def fetch() -> Path:
+        return _by_apt(package, row.version, source, cache, offline=offline)[1]
+
+    path = first_or_elsewhere(fetch, row, source, store, origin="apt", offline=offline)
     return replace(source, version=row.version, digest=f"sha256:{row.sha256}"), path
 
 

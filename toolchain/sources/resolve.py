@@ -24,7 +24,7 @@ from toolchain.sources.archive import archive_name, fetch_mirrored
 from toolchain.sources.candidates import first_holder
 from toolchain.sources.commit_archives import archive_of, commit_archives, commit_of
 from toolchain.sources.distro import fetch_distro, known_distro, known_packages
-from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
+from toolchain.sources.elsewhere import first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.local import TAR
 from toolchain.sources.network import Mirrors, mirrored
@@ -250,15 +250,11 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
     """Return a file from the store, from the package index, or from a mirror in data/pypi.toml."""
     row = pypi_row(source.where, source.version)
-    wanted = Wanted(
-        source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors
-    )
-    return first_or_elsewhere(
-        lambda: fetch_pypi(source.where, source.version, row.file, row.sha256, store, offline=offline),
-        wanted,
-        store,
-        offline=offline,
-    )
+
+    def fetch() -> Path:
+        return fetch_pypi(source.where, source.version, row.file, row.sha256, store, offline=offline)
+
+    return first_or_elsewhere(fetch, row, source, store, origin="the index", offline=offline)
 
 
 @dataclass(frozen=True)
