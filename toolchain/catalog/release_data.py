@@ -187,10 +187,7 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     if isinstance(row, TritonRelease) and (major := row.llvm_version.partition(".")[0]):
         fix += f"; or use the nearest release in your distribution: --source llvm=distro:llvm-toolchain-{major}"
     raise PinError(
-        "release-incomplete",
-        f"{row.title}: {lacking} {'is' if len(missing) == 1 else 'are'} unknown",
-        why=why,
-        fix=fix,
+        "release-incomplete", f"{row.title}: {lacking} {'is' if len(missing) == 1 else 'are'} unknown", why=why, fix=fix
     )
 
 

@@ -98,17 +98,8 @@ _WHEELS = tuple(
 
 STAGES: tuple[StageRow, ...] = (
     StageRow(name="base", title="base {}", packages=True),
-    StageRow(
-        name="sysroot",
-        title="headers and libraries of {}",
-        packages=True,
-        published_with=("base",),
-    ),
-    StageRow(
-        name="python",
-        title="CPython {}",
-        packages=True,
-    ),
+    StageRow(name="sysroot", title="headers and libraries of {}", packages=True, published_with=("base",)),
+    StageRow(name="python", title="CPython {}", packages=True),
     StageRow(
         name="llvm",
         on=("base", "sysroot"),
@@ -156,12 +147,7 @@ STAGES: tuple[StageRow, ...] = (
         all_with="aotriton",
         published_with=(ALL,),
     ),
-    StageRow(
-        name="torch",
-        title="PyTorch for {}",
-        machines=("amd64",),
-        packages=True,
-    ),
+    StageRow(name="torch", title="PyTorch for {}", machines=("amd64",), packages=True),
     *_WHEELS,
     StageRow(
         name="wheels",

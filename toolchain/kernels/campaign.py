@@ -21,17 +21,7 @@ from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.cache_entries import check_made
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.executors import Executor
-from toolchain.kernels.ledger import (
-    DONE,
-    FAILED,
-    TIMEOUT,
-    Entry,
-    Ledger,
-    Maker,
-    by_kernel,
-    counts,
-    reproducible,
-)
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Maker, by_kernel, counts, reproducible
 from toolchain.kernels.pool import Outcome
 from toolchain.kernels.result_store import LARGEST_METADATA, write_result
 from toolchain.kernels.rules import Rule, RuleSet, in_order
@@ -84,11 +74,7 @@ class CampaignResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the report."""
-        return {
-            "partial": self.partial,
-            **self.counts(),
-            "kernels": reproducible(self.entries),
-        }
+        return {"partial": self.partial, **self.counts(), "kernels": reproducible(self.entries)}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row with counts, seconds and bytes for each kernel and GPU."""

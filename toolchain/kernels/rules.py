@@ -131,9 +131,7 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
     everything = tuple(rules)
     if limit is not None and limit < 1:
         raise ConfigError(
-            "kernel-limit-invalid",
-            f"--limit {limit} selects no kernels",
-            fix="give --limit 1 or more, or omit it",
+            "kernel-limit-invalid", f"--limit {limit} selects no kernels", fix="give --limit 1 or more, or omit it"
         )
     clusters: dict[str, list[Rule]] = {}
     for rule in everything:

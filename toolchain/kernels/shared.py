@@ -60,12 +60,7 @@ class SharedResults:
     """
 
     def __init__(
-        self,
-        stores: Sequence[KernelStore],
-        naming: Naming,
-        *,
-        key: Key | None = None,
-        only: bool = False,
+        self, stores: Sequence[KernelStore], naming: Naming, *, key: Key | None = None, only: bool = False
     ) -> None:
         self.counts = Counts()
         self.naming = naming

@@ -45,13 +45,7 @@ def archive_name(url: str) -> str:
 
 
 def fetch_archive(
-    url: str,
-    sha256: str,
-    store: Store,
-    *,
-    offline: bool,
-    name: str = "",
-    limit_bytes: int = LIMIT_BYTES,
+    url: str, sha256: str, store: Store, *, offline: bool, name: str = "", limit_bytes: int = LIMIT_BYTES
 ) -> Path:
     """Return the path of a file in the store, after downloading it if the store lacks it.
 

@@ -12,12 +12,7 @@ from toolchain.core import process
 from toolchain.core.environment import network_environment
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.process import CommandError
-from toolchain.sources.network import (
-    Mirrors,
-    git_protocol,
-    mirrored,
-    refuse_offline,
-)
+from toolchain.sources.network import Mirrors, git_protocol, mirrored, refuse_offline
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.store import Store
 from toolchain.sources.unpack import unpack_tar

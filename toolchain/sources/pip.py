@@ -59,10 +59,7 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
         return SourceError("pip-missing", "this Python has no pip", why=output, fix="install it: python -m ensurepip")
     if "No matching distribution" in output and "connection" not in output.lower():
         return SourceError(
-            "not-in-index",
-            f"the index has no {what}",
-            why=output,
-            fix="check which index `pip config list` names",
+            "not-in-index", f"the index has no {what}", why=output, fix="check which index `pip config list` names"
         )
     return UnreachableError(
         "index-unreachable",

@@ -34,13 +34,7 @@ from toolchain.stages import kernel_workers
 from toolchain.stages.aotriton_comparison import compare, read_answers
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_check import check_numbers
-from toolchain.stages.kernel_workers import (
-    RECIPE,
-    SCRATCH,
-    WORKER_FILES,
-    KernelProject,
-    compiling,
-)
+from toolchain.stages.kernel_workers import RECIPE, SCRATCH, WORKER_FILES, KernelProject, compiling
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
 

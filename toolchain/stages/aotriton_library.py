@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.aotriton_generations import (
-    DATABASE,
-    Generation,
-    generation_in,
-    generator_in,
-    refuse,
-    release_of,
-)
+from toolchain.catalog.aotriton_generations import DATABASE, Generation, generation_in, generator_in, refuse, release_of
 from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.releases import aotriton_release

@@ -92,11 +92,7 @@ class CrossTarget:
 
     def mounts(self) -> list[Mount]:
         toolchain = recipe.root() / "llvm-config" / "cross.cmake"
-        return [
-            Mount(self.emulator, "/emulator"),
-            Mount(self.system, "/sysroot"),
-            Mount(toolchain, "/cross.cmake"),
-        ]
+        return [Mount(self.emulator, "/emulator"), Mount(self.system, "/sysroot"), Mount(toolchain, "/cross.cmake")]
 
     def settings(self) -> dict[str, str]:
         """Return the environment variables that check.sh needs for the target machine."""

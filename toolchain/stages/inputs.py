@@ -23,12 +23,7 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
 
     The compressor is not an input, because it does not change the tree.
     """
-    return {
-        "stage": name,
-        "format": FORMAT,
-        "epoch": EPOCH,
-        "arch": request.arch[0],
-    }
+    return {"stage": name, "format": FORMAT, "epoch": EPOCH, "arch": request.arch[0]}
 
 
 def stage_inputs(

@@ -56,14 +56,7 @@ class KernelCheck(Protocol):
         """
 
     def check_files(
-        self,
-        files: Iterable[StoredFile],
-        cache: Cache,
-        *,
-        count: int,
-        jobs: int,
-        label: str,
-        progress: Progress | None,
+        self, files: Iterable[StoredFile], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None
     ) -> dict[str, Any]:
         """Check the code objects in `files`.
 

@@ -53,10 +53,7 @@ class KernelsStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[tuple[str, ...]]:
         source, gpus = sdist_source(request), request.gpus or DEFAULT_GPUS
         part = part_of_kernels(request)
-        resolved = {
-            "triton": dependencies["triton"].input_digest,
-            "sources": source_inputs([source], request.patches),
-        }
+        resolved = {"triton": dependencies["triton"].input_digest, "sources": source_inputs([source], request.patches)}
         more = {"recipe": digests(_RULES, *PROJECT.recipe), **campaign_inputs(request, gpus)}
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         triton = triton_id(dependencies["triton"])

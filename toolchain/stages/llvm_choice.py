@@ -5,11 +5,7 @@ from __future__ import annotations
 from toolchain.catalog.components import LlvmRequirements, features_of, needs_for, newest_triton_on
 from toolchain.catalog.pin_files import named_in_setup, pin_files, read_pin
 from toolchain.catalog.release_data import LlvmPin, is_commit
-from toolchain.catalog.releases import (
-    aotriton_release,
-    newest_on_one_llvm,
-    triton_release,
-)
+from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_release
 from toolchain.core.errors import PinError, UnsupportedError
 from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec, of_github

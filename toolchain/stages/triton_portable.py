@@ -53,9 +53,7 @@ class TritonPortableStage:
             check_pythons(details.pythons, details.tree, details.source.ref)
         cross = request.arch[0] != this_machine()
         details = replace(
-            details,
-            cross=cross,
-            held=details.pythons[-1] if cross else _own_among(request, details.pythons),
+            details, cross=cross, held=details.pythons[-1] if cross else _own_among(request, details.pythons)
         )
         files = [
             COMPILER_CACHE,

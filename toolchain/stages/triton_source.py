@@ -222,11 +222,7 @@ def build_wheels(
                 "INPUT_DIGEST": str(planned.input_digest),
                 **args,
             },
-            contexts={
-                "triton": taken.source.path,
-                "wheels": wheel_folder(planned.sources[1:], workspace),
-                **contexts,
-            },
+            contexts={"triton": taken.source.path, "wheels": wheel_folder(planned.sources[1:], workspace), **contexts},
             cache_key=planned.tree_key,
             steps=_WEIGHTS,
         )
@@ -271,11 +267,7 @@ def finish(
     return workspace.finish(
         taken.planned,
         LayerContent(tree=tree, compress=False),
-        ImageParts(
-            revision=taken.source.ref,
-            binaries=True,
-            under=dependencies["base"] if with_base else None,
-        ),
+        ImageParts(revision=taken.source.ref, binaries=True, under=dependencies["base"] if with_base else None),
         facts=known,
         check=ContractCheck(run=check, on=dependencies["base"]),
     )

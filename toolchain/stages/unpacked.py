@@ -133,10 +133,7 @@ class UnpackedStage:
         if self.name == "torch":
             facts["torch"] = next((row["version"] for row in rows if row["name"] == "python3-torch"), "")
         built = workspace.finish(
-            resolved,
-            LayerContent(tree=tree, compress=False),
-            ImageParts(title=content.title),
-            facts=facts,
+            resolved, LayerContent(tree=tree, compress=False), ImageParts(title=content.title), facts=facts
         )
         write_packages(workspace.cache.package_list(self.name, content.name, request.arch[0]), lock)
         return built
