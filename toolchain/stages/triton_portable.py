@@ -89,7 +89,7 @@ class TritonPortableStage:
             "BINDINGS": details.bindings.project,
             **({"STABLE_ABI": "ON"} if details.bindings.stable else {}),
         }
-        out, made = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
+        out, made = build_wheels(RECIPE, taken, args=args, contexts=contexts)
         wheels = {version: for_python(made, version) for version in versions}
         carried = {rule.installed: str(library["sha256"]) for rule, library in zip(rules, libraries, strict=True)}
         for wheel in wheels.values():
@@ -109,17 +109,7 @@ class TritonPortableStage:
             }
             return {"contract": {"pythons": tried, **({} if cross else {"image": check_compiles(workspace, image)})}}
 
-        return finish(
-            taken,
-            out,
-            wheels[details.held],
-            dependencies,
-            workspace,
-            wheels=made,
-            check=check,
-            facts=facts,
-            with_base=not cross,
-        )
+        return finish(taken, out, wheels[details.held], wheels=made, check=check, facts=facts, with_base=not cross)
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:

@@ -68,14 +68,12 @@ class TritonSourceStage:
     def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         taken = take_source(planned, dependencies, workspace)
         args = {"PYTHONS": " ".join(planned.details.pythons)}
-        out, wheels = build_wheels("triton", taken, dependencies, workspace, args=args, contexts={})
+        out, wheels = build_wheels("triton", taken, args=args, contexts={})
         own = read_built(out, "python").strip()
         return finish(
             taken,
             out,
             for_python(wheels, own),
-            dependencies,
-            workspace,
             wheels=wheels,
             check=lambda image: {"contract": check_compiles(workspace, image)},
         )
@@ -155,7 +153,7 @@ def plan_from_source(
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A source of Triton that was fetched and checked.
+    """A source of Triton that was fetched and checked, and what the stage is built with.
 
     Args:
         planned: the plan, completed with the binaries and the bindings of the fetched tree.
@@ -166,6 +164,8 @@ class Taken:
     source: FetchedSource
     intake: Intake
     findings: Sequence[Finding]
+    dependencies: Mapping[str, Built]
+    workspace: Workspace
 
 
 def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
@@ -185,17 +185,13 @@ def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Buil
     check_llvm(workspace, dependencies["llvm"])
     intake, findings = take_in("triton", source.path, workspace.request)
     planned = replace(planned, binaries=intake.binaries(planned.binaries), details=details)
-    return Taken(planned=planned, source=source, intake=intake, findings=findings)
+    return Taken(
+        planned=planned, source=source, intake=intake, findings=findings, dependencies=dependencies, workspace=workspace
+    )
 
 
 def build_wheels(
-    recipe_name: str,
-    taken: Taken,
-    dependencies: Mapping[str, Built],
-    workspace: Workspace,
-    *,
-    args: Mapping[str, str],
-    contexts: Mapping[str, Path],
+    recipe_name: str, taken: Taken, *, args: Mapping[str, str], contexts: Mapping[str, Path]
 ) -> tuple[Path, list[Path]]:
     """Build Triton's wheels with the recipe in `containerfiles/<recipe_name>`; raise BuildError if there is no wheel.
 
@@ -205,7 +201,7 @@ def build_wheels(
     Returns:
         the folder with the recipe's output, and copies of the wheels with an SBOM inside each.
     """
-    request, planned, intake = workspace.request, taken.planned, taken.intake
+    planned, intake, dependencies, workspace = taken.planned, taken.intake, taken.dependencies, taken.workspace
     out = workspace.build(
         Recipe(
             name="triton",
@@ -216,7 +212,7 @@ def build_wheels(
                 "PREFIX": str(dependencies["llvm"].facts["prefix"]),
                 "DROP": ";".join(intake.dropped),
                 "REPLACE": ";".join(f"{path}={glob}" for path, glob in sorted(intake.replaced.items())),
-                "LIT": "ON" if request.contract else "OFF",
+                "LIT": "ON" if workspace.request.contract else "OFF",
                 "JOBS": str(workspace.jobs("compile")),
                 "LINK_JOBS": str(workspace.jobs("link")),
                 "INPUT_DIGEST": str(planned.input_digest),
@@ -238,8 +234,6 @@ def finish(
     taken: Taken,
     out: Path,
     wheel: Path,
-    dependencies: Mapping[str, Built],
-    workspace: Workspace,
     *,
     wheels: Sequence[Path],
     check: Callable[[str], Mapping[str, Any]],
@@ -253,11 +247,11 @@ def finish(
         with_base: whether the image contains the base's layers; False for wheels for another machine. If it is False,
             the report of upstream's lit tests may be missing.
     """
-    request = workspace.request
+    workspace = taken.workspace
     known = {
         "wheels": [keep_wheel(file, workspace.cache) for file in wheels],
         "auditwheel": read_built(out, "auditwheel.txt"),
-        "lit": lit(out, required=request.contract and with_base),
+        "lit": lit(out, required=workspace.request.contract and with_base),
         "found_binaries": taken.intake.rows(taken.findings),
         **(facts or {}),
     }
@@ -267,9 +261,9 @@ def finish(
     return workspace.finish(
         taken.planned,
         LayerContent(tree=tree, compress=False),
-        ImageParts(revision=taken.source.ref, binaries=True, under=dependencies["base"] if with_base else None),
+        ImageParts(revision=taken.source.ref, binaries=True, under=taken.dependencies["base"] if with_base else None),
         facts=known,
-        check=ContractCheck(run=check, on=dependencies["base"]),
+        check=ContractCheck(run=check, on=taken.dependencies["base"]),
     )
 
 
