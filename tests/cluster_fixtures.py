@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_object, make_rule
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.cluster import ClusterExecutor, requirements
 from toolchain.kernels.cluster_worker import Compiler, serve
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, of_worker
 from toolchain.kernels.pool import CompileSetup, Outcome
 from toolchain.kernels.result_name import Naming
@@ -128,7 +127,7 @@ class Machine:
         how: dict[str, Any] = {"worker_tree": "/src", "keep_going": True, "shared": shared}
         with Ledger(self.root / "ledger.sqlite") as ledger:
             if not address:
-                here = LocalExecutor(self.workers, workers=1, timeout=self.limits.timeout)
+                here = local_executor(self.workers, workers=1, timeout=self.limits.timeout)
                 return run_campaign(rules, here, ledger, self.out, **how)
             with ClusterExecutor(address, self.needs) as elsewhere:
                 return run_campaign(rules, elsewhere, ledger, self.out, **how)

@@ -9,13 +9,35 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from toolchain.catalog.gpus import machine_flag
 from toolchain.core.process import die_with_parent
 from toolchain.core.stored_file import StoredFile
+from toolchain.kernels.bounds import MemoryBounds
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.rules import Rule
+from toolchain.kernels.worker_process import MakeWorker
+
+
+def local_executor(
+    start: MakeWorker,
+    *,
+    workers: int,
+    timeout: float | None = None,
+    bounds: MemoryBounds | None = None,
+    files: Callable[[Rule], str] = lambda _: "",
+    seen: str = "",
+    scratch: Path | None = None,
+) -> LocalExecutor:
+    """An executor whose workers `start` starts. Its rules have one set of sources, unless `files` names others."""
+    naming: Any = SimpleNamespace(files=files)
+    setup = CompileSetup(start=start, naming=naming, out=Path(), source="", seen=seen, scratch=scratch)
+    return LocalExecutor(setup, workers=workers, timeout=timeout, bounds=bounds)
 
 
 def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:

@@ -17,7 +17,7 @@ import pytest
 
 from tests import tiny_image
 from tests.dockerd_fixture import dockerd
-from tests.kernel_fixtures import make_rule
+from tests.kernel_fixtures import local_executor, make_rule
 from tests.other_user import read_by_another
 from tests.refusals import refused
 from toolchain.core.cache import Cache
@@ -209,7 +209,7 @@ def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str
 
     def executor(timeout: float | None) -> LocalExecutor:
         mounts = [Mount(out, "/out", read_only=False)]
-        return LocalExecutor(
+        return local_executor(
             lambda _files, _out: runner.worker(image, ["/bin/sh", "-c", WORKER], mounts=mounts),
             workers=2,
             timeout=timeout,

@@ -21,12 +21,12 @@ import pytest
 
 from tests.cluster_fixtures import Direct, Standin
 from tests.integration.test_worker import TOP, WORKER, Source, python
+from tests.kernel_fixtures import local_executor
 from tests.refusals import refused
 from toolchain.core.digest import sha256_file
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.cluster_worker import Compiler
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, reproducible
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.reached import Reach
@@ -66,7 +66,7 @@ class Machine(Source):
         with Ledger(self.root / "ledger.sqlite") as ledger:
             result = run_campaign(
                 shard.rules,
-                LocalExecutor(self.worker, workers=1, timeout=300),
+                local_executor(self.worker, workers=1, timeout=300),
                 ledger,
                 out,
                 worker_tree=str(self.root),

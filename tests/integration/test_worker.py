@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.kernel_fixtures import local_executor
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.codeobject import check_object
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, counts, look
 from toolchain.kernels.rules import Rule, load_rules
 
@@ -181,7 +181,7 @@ class Source:
         with Ledger(self.root / "ledger.sqlite") as ledger:
             run_campaign(
                 rules,
-                LocalExecutor(self.worker, workers=1, timeout=300),
+                local_executor(self.worker, workers=1, timeout=300),
                 ledger,
                 out,
                 worker_tree=str(self.root),

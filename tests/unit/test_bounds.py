@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel_fixtures import FakeWorkers, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_rule
 from toolchain.kernels import pool
 from toolchain.kernels.bounds import MemoryBounds, processes, proportional, resident
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, Ledger
 from toolchain.kernels.rules import Rule
 
@@ -33,7 +32,7 @@ class Place:
         self, rules: Sequence[Rule], limits: MemoryBounds, *, workers: int = 1, timeout: float = 60.0
     ) -> CampaignResult:
         self.workers.provide(list(rules))
-        executor = LocalExecutor(self.workers, workers=workers, timeout=timeout, bounds=limits)
+        executor = local_executor(self.workers, workers=workers, timeout=timeout, bounds=limits)
         with Ledger(self.root / "ledger.sqlite") as ledger:
             return run_campaign(rules, executor, ledger, self.root / "out", worker_tree="/src", keep_going=True)
 

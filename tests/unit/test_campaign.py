@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.kernel_fixtures import FakeWorkers, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_rule
 from tests.refusals import refused
 from toolchain.core.errors import KernelError
 from toolchain.kernels import worker_process
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
 
@@ -44,7 +43,7 @@ class Place:
         with Ledger(self.root / "ledger.sqlite") as ledger:
             return run_campaign(
                 rules,
-                LocalExecutor(self.workers, workers=workers, timeout=timeout),
+                local_executor(self.workers, workers=workers, timeout=timeout),
                 ledger,
                 self.out,
                 worker_tree="/src",
@@ -200,7 +199,7 @@ def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:
             yield child
 
     with Ledger(place.root / "ledger.sqlite") as ledger:
-        executor = LocalExecutor(make, workers=1, timeout=60.0)
+        executor = local_executor(make, workers=1, timeout=60.0)
         result = run_campaign(rules, executor, ledger, place.out, worker_tree="/src")
     assert (result.counts()["done"], len(began)) == (1, 2)
 
@@ -215,7 +214,7 @@ def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
 def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
     rules = [make_rule("hangs", warps=2**number) for number in range(3)] + [make_rule("good")]
     place.workers.provide(rules)
-    executor = LocalExecutor(place.workers, workers=4, timeout=None)
+    executor = local_executor(place.workers, workers=4, timeout=None)
     outcomes = executor.run(rules, "/src", str(place.out))
     assert next(outcomes)["status"] == DONE
     outcomes.close()

@@ -17,14 +17,13 @@ from typing import Any, cast
 
 import pytest
 
-from tests.kernel_fixtures import FakeWorkers, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_rule
 from tests.refusals import refused
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.recipe import Mount
 from toolchain.engine.variation import Variation
 from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.file_sets import FileSets
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger
 from toolchain.kernels.result_name import Naming
@@ -160,7 +159,7 @@ def test_a_process_serves_one_set_and_has_a_folder_of_its_own(tmp_path: Path, wo
     rules = [rule_of(f"{name}.py", kernel=f"k{number}") for number in range(6) for name in "abc"]
     start = Recording(tmp_path / "workers")
     start.fake.provide(rules)
-    executor = LocalExecutor(
+    executor = local_executor(
         start, workers=workers, timeout=60, files=lambda rule: Path(rule.source).stem, scratch=tmp_path
     )
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -185,7 +184,7 @@ def test_what_is_no_file_is_not_taken_from_a_process(tmp_path: Path, what: str) 
     answers = "    print(json.dumps(answer), flush=True)"
     script.write_text(script.read_text().replace(answers, f"    {plant}\n{answers}"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        executor = LocalExecutor(start, workers=1, timeout=60)
+        executor = local_executor(start, workers=1, timeout=60)
         (entry,) = run_campaign([rule], executor, ledger, tmp_path / "out", worker_tree="/src", keep_going=True).entries
     assert entry.status == FAILED
     assert (tmp_path / "out" / rule.out).read_bytes() == b""
@@ -200,7 +199,7 @@ def test_what_was_changed_after_it_was_compiled_is_compiled_again_and_not_stored
 
     def run(shared: SharedResults | None = None) -> Entry:
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
-            executor = LocalExecutor(start, workers=1, timeout=60)
+            executor = local_executor(start, workers=1, timeout=60)
             (entry,) = run_campaign([rule], executor, ledger, out, worker_tree="/src", shared=shared).entries
         return entry
 
@@ -228,7 +227,7 @@ def test_what_another_worker_compiled_is_used_and_not_stored(tmp_path: Path) -> 
         shared = SharedResults([KernelStore(tmp_path / store)], naming_of(found)) if store else None
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             run_campaign(
-                rules[:count], LocalExecutor(start, workers=1, timeout=60), ledger, tmp_path / "out",
+                rules[:count], local_executor(start, workers=1, timeout=60), ledger, tmp_path / "out",
                 worker_tree="/src", shared=shared, scope=scope,
             )  # fmt: skip
         return shared.counts.added if shared is not None else 0

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kernel_fixtures import make_rule
+from tests.kernel_fixtures import local_executor, make_rule
 from tests.refusals import refused
 from tests.unit.test_kernel_store import Machine, PlainKey
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import name_of
 from toolchain.kernels.result_store import KernelStore
@@ -49,7 +48,7 @@ def run(
     shared = SharedResults(stores, machine.naming(), **how)
     shard = shard_of(RuleSet(tuple(rules), len(rules)), part, shared)
     with Ledger(machine.root / "ledger.sqlite") as ledger:
-        executor = LocalExecutor(machine.workers, workers=1, timeout=30)
+        executor = local_executor(machine.workers, workers=1, timeout=30)
         result = run_campaign(
             shard.rules, executor, ledger, machine.out, worker_tree="/src", keep_going=True, shared=shared
         )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kernel_fixtures import FakeWorkers, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_rule
 from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.cli.kernels_view import screen
@@ -24,7 +24,6 @@ from toolchain.core.cache import LEDGER
 from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger, counts, look
 from toolchain.kernels.status import STATUS, Board, read
 from toolchain.kernels.summary import summary
@@ -188,7 +187,7 @@ class Place:
     def run(self, *kernels: str, keep_going: bool = False, timeout: float = 3.0) -> CampaignResult:
         rules = [make_rule(kernel) for kernel in kernels]
         self.workers.provide(rules)
-        executor = LocalExecutor(self.workers, workers=2, timeout=timeout)
+        executor = local_executor(self.workers, workers=2, timeout=timeout)
         with Ledger(self.folder / LEDGER) as ledger:
             return run_campaign(
                 rules, executor, ledger, self.folder / "out", worker_tree="/src", keep_going=keep_going,
@@ -238,7 +237,7 @@ def test_a_campaign_that_was_given_up_says_so(place: Place, monkeypatch: pytest.
 def test_workers_say_what_they_are_at(place: Place) -> None:
     rules = [make_rule("hangs"), make_rule("good")]
     place.workers.provide(rules)
-    executor = LocalExecutor(place.workers, workers=2, timeout=None)
+    executor = local_executor(place.workers, workers=2, timeout=None)
     outcomes = executor.run(rules, "/src", str(place.folder))
     next(outcomes)
     deadline = time.monotonic() + 20

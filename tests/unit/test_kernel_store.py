@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_object, make_rule
 from tests.refusals import refused
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.result_store import KernelStore, Result
@@ -74,7 +73,7 @@ class Machine:
         if store is not None:
             shared = SharedResults([store], self.naming(), **how)
         with Ledger(self.root / "ledger.sqlite") as ledger:
-            executor = LocalExecutor(self.workers, workers=1, timeout=30)
+            executor = local_executor(self.workers, workers=1, timeout=30)
             return run_campaign(rules, executor, ledger, self.out, worker_tree="/src", keep_going=True, shared=shared)
 
     def files(self) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.kernel_fixtures import local_executor
 from tests.refusals import refused
 from toolchain.core.errors import (
     ContractError,
@@ -41,7 +42,6 @@ from toolchain.kernels.cache_entries import (
 from toolchain.kernels.cache_image import TritonCache, read_cache, require_hit
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
 from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
@@ -99,7 +99,7 @@ def made(
 ) -> tuple[list[Outcome], Mapping[str, Any]]:  # fmt: skip
     """What becomes of calls, with the workers and the ledger of a build; of a shard, of its own calls."""
     with Ledger(folder / "calls.sqlite") as ledger:
-        executor = LocalExecutor(starting(folder), workers=1)
+        executor = local_executor(starting(folder), workers=1)
         shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared)
         result = run_campaign(
             shard.rules, executor, ledger, folder, worker_tree=os.fspath(TESTS / "standin_wheel"), keep_going=True,

@@ -47,9 +47,8 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         self._worker, self._closed = worker, threading.Event()
         self._folder = TemporaryDirectory(dir=self._setup.scratch, prefix="kernels-", ignore_cleanup_errors=True)
         self._pool = WorkerPool(
-            self._setup.start, lambda _: [], folder=Path(self._folder.name), seen=self._setup.seen,
-            timeout=self._limits.timeout, bounds=self._bounds,
-        )  # fmt: skip
+            self._setup, lambda _: [], folder=Path(self._folder.name), timeout=self._limits.timeout, bounds=self._bounds
+        )
         self._pool.start(0)
 
     def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask passes the worker

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain.kernels.bounds import MemoryBounds
-from toolchain.kernels.pool import Outcome, WorkerPool
+from toolchain.kernels.pool import CompileSetup, Outcome, WorkerPool
 from toolchain.kernels.rules import Rule
-from toolchain.kernels.worker_process import Job, MakeWorker, groups
+from toolchain.kernels.worker_process import Job, groups
 
 SHARES = 4
 """A worker gets at most `1 / SHARES` of an equal share of the rules, rounded up, at a time.
@@ -57,35 +57,18 @@ class LocalExecutor:
     memory, the largest worker that compiles is ended. If there are others, its rule is tried again while they wait.
 
     Args:
-        make_worker: a function that returns a context manager, which starts a worker and yields its process. The
-            process has text pipes and is the leader of a session.
         workers: the number of workers that run at the same time; it is lowered to the number of rules.
         timeout: the seconds that one rule may take; None for no limit.
         bounds: the limits on the memory of the workers; None for no limits.
-        files: a function that returns the name of the set of source files that a rule's worker sees (see
-            `Naming.files`); by default all rules have the same set.
-        seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
-        scratch: the parent of the folders that workers write to; by default the system's temporary folder.
     """
 
     def __init__(
-        self,
-        make_worker: MakeWorker,
-        *,
-        workers: int,
-        timeout: float | None = None,
-        bounds: MemoryBounds | None = None,
-        files: Callable[[Rule], str] = lambda _: "",
-        seen: str = "",
-        scratch: Path | None = None,
+        self, setup: CompileSetup, *, workers: int, timeout: float | None = None, bounds: MemoryBounds | None = None
     ) -> None:
-        self._make = make_worker
+        self._setup = setup
         self._workers = workers
         self._timeout = timeout
         self.bounds = bounds
-        self._files = files
-        self._seen = seen
-        self._scratch = scratch
         self._about: dict[str, Any] = {}
         self._pool: WorkerPool | None = None
 
@@ -103,13 +86,12 @@ class LocalExecutor:
         """
         if not rules:
             return
-        workers = min(self._workers, len(rules))
-        shares = _Shares(rules, self._files, tree, Path(out), most=-(-len(rules) // (workers * SHARES)))
-        with tempfile.TemporaryDirectory(dir=self._scratch, prefix="kernels-", ignore_cleanup_errors=True) as scratch:
+        workers, setup = min(self._workers, len(rules)), self._setup
+        shares = _Shares(rules, setup.naming.files, tree, Path(out), most=-(-len(rules) // (workers * SHARES)))
+        with tempfile.TemporaryDirectory(dir=setup.scratch, prefix="kernels-", ignore_cleanup_errors=True) as scratch:
             pool = self._pool = WorkerPool(
-                self._make, shares.take, timeout=self._timeout, bounds=self.bounds, folder=Path(scratch),
-                seen=self._seen,
-            )  # fmt: skip
+                setup, shares.take, folder=Path(scratch), timeout=self._timeout, bounds=self.bounds
+            )
             pool.start(workers)
             try:
                 for _ in rules:

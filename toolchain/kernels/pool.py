@@ -48,10 +48,12 @@ class CompileSetup:
     """A description of how the kernels of a project are compiled.
 
     Args:
-        start: a function that starts a compile process; see `MakeWorker`.
+        start: a function that returns a context manager, which starts a compile process and yields it (see
+            `MakeWorker`). The process has text pipes and is the leader of a session.
         naming: the object that names the results, and determines the source files that a process sees.
         source: the path at which a process sees the source files.
-        seen, scratch: see `LocalExecutor`.
+        seen: the path at which a process sees the folder that it writes to; empty for the path on this machine.
+        scratch: the parent of the folders that processes write to; None for the system's temporary folder.
     """
 
     start: MakeWorker
@@ -79,31 +81,28 @@ class WorkerPool:
     """A pool of workers that compile on this machine.
 
     Args:
-        make: see `make_worker` of `LocalExecutor`.
         take: a function that returns the next jobs, or an empty list if no jobs are left. Its argument is the name of
             the set of source files that the worker sees; None for a new worker. Only one thread calls it at a time.
         folder: the parent of the folders that workers write to.
-        timeout, bounds, seen: see `LocalExecutor`.
+        timeout, bounds: see `LocalExecutor`.
     """
 
     def __init__(
         self,
-        make: MakeWorker,
+        setup: CompileSetup,
         take: Callable[[str | None], list[Job]],
         *,
         folder: Path,
-        seen: str = "",
         timeout: float | None,
         bounds: MemoryBounds | None,
     ) -> None:
         self.outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
         self.about: dict[str, Any] = {}
-        self._make = make
+        self._setup = setup
         self._timeout = timeout
         self._bounds = bounds
         self._take = take
         self._folder = folder
-        self._seen = seen
         self._serial = itertools.count(1)
         self._taking = threading.Lock()
         self._stopping = threading.Event()
@@ -256,7 +255,8 @@ class WorkerPool:
 
     def _ready(self, files: str) -> Worker:
         """Start a worker, and return it when it has reported that it is ready."""
-        worker = Worker(self._make, files, self._folder / f"worker-{next(self._serial)}", self._seen)
+        folder = self._folder / f"worker-{next(self._serial)}"
+        worker = Worker(self._setup.start, files, folder, self._setup.seen)
         with self._lock:
             self._live.add(worker)
         if self._stopping.is_set():

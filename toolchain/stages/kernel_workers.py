@@ -237,15 +237,7 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 
     limit, count = kernel_limits(workspace.request), workspace.jobs("kernel")
     bounds = MemoryBounds.of(workspace.memory(), count, limit.memory)
-    here = LocalExecutor(
-        setup.start,
-        workers=count,
-        timeout=limit.timeout,
-        bounds=bounds,
-        files=setup.naming.files,
-        seen=setup.seen,
-        scratch=setup.scratch,
-    )
+    here = LocalExecutor(setup, workers=count, timeout=limit.timeout, bounds=bounds)
     return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=bounds)
 
 
