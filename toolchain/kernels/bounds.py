@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from toolchain.core import console
 from toolchain.kernels.worker_process import Worker
@@ -57,17 +56,6 @@ class MemoryBounds:
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
-
-
-def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the memory use and limits of workers in bytes for `kernels status --json`. A limit of 0 means no limit."""
-    known = bounds or MemoryBounds(together=0, share=0)
-    return {
-        "workers": sum(int(worker["memory"]) for worker in workers),
-        "together": known.together,
-        "share": known.share,
-        "kernel": known.kernel,
-    }
 
 
 def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from toolchain.core import strict_json
 from toolchain.core.cache import LEDGER
 from toolchain.core.digest import canonical, write_atomically
 from toolchain.core.errors import KernelError
-from toolchain.kernels.bounds import MemoryBounds, memory_row
+from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, by_kernel, counts, look
 from toolchain.kernels.rules import Rule
 
@@ -168,7 +168,8 @@ class Board:
                 "left_seconds": left,
                 "memory": {
                     "coordinator": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                    **memory_row(self._bounds, workers),
+                    "workers": sum(int(worker["memory"]) for worker in workers),
+                    **asdict(self._bounds or MemoryBounds(together=0, share=0)),  # 0 means no limit
                 },
                 "by_kernel": [
                     {
