@@ -16,7 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.kernel_fixtures import FakeWorkers, local_executor, make_object, make_rule
+import pytest
+
+from tests.kernel_fixtures import (
+    FakeWorkers,
+    local_executor,
+    make_object,
+    make_rule,
+    only_hanging_ones_time_out,
+)
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.cluster import ClusterExecutor, requirements
@@ -28,11 +36,11 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
 
 TOP = Path(__file__).resolve().parents[1]
-LIMITS = Limits(timeout=60)
+LIMITS = Limits(timeout=600)
 LAYER = "sha256:" + "a" * 64
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 60) -> None:
+def until(true: Callable[[], object], what: str, seconds: float = 300) -> None:
     """Wait for something, for so long."""
     end = time.monotonic() + seconds
     while not true():
@@ -53,7 +61,7 @@ def process(*words: str, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
 def kill(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait(30)
+    child.wait(120)
 
 
 @contextlib.contextmanager
@@ -103,6 +111,7 @@ class Machine:
 
     def serve(self, address: str, *, slots: int = 1) -> None:
         """Work for a scheduler until the process ends."""
+        only_hanging_ones_time_out(pytest.MonkeyPatch())
         compiler = Compiler(self.setup, slots=slots, limits=self.limits)
         scratch = self.root / "dask"
         asyncio.run(serve(address, compiler, name=self.root.name, provides=self.needs.values(), scratch=scratch))

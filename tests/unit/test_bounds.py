@@ -29,7 +29,7 @@ class Place:
         self.workers = FakeWorkers(root / "workers")
 
     def run(
-        self, rules: Sequence[Rule], limits: MemoryBounds, *, workers: int = 1, timeout: float = 60.0
+        self, rules: Sequence[Rule], limits: MemoryBounds, *, workers: int = 1, timeout: float = 300.0
     ) -> CampaignResult:
         self.workers.provide(list(rules))
         executor = local_executor(self.workers, workers=workers, timeout=timeout, bounds=limits)

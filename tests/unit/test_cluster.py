@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cluster_fixtures import LIMITS, Machine, Standin, rules_of
+from tests.kernel_fixtures import only_hanging_ones_time_out
 from tests.refusals import refused
 from tests.request_fixtures import request_of
 from toolchain.cli.app import app
@@ -87,7 +88,8 @@ def compiler_of(machine: Machine, **limits: Any) -> Compiler:
     return Compiler(machine.setup, slots=1, limits=replace(LIMITS, **limits))
 
 
-def test_a_worker_answers_with_the_files(tmp_path: Path) -> None:
+def test_a_worker_answers_with_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_hanging_ones_time_out(monkeypatch)
     machine = Machine(tmp_path)
     rules = rules_of("one", "fails", "dies", "absent", "hangs", warps=[1])
     machine.provide(rules)

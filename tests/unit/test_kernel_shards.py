@@ -48,7 +48,7 @@ def run(
     shared = SharedResults(stores, machine.naming(), **how)
     shard = shard_of(RuleSet(tuple(rules), len(rules)), part, shared)
     with Ledger(machine.root / "ledger.sqlite") as ledger:
-        executor = local_executor(machine.workers, workers=1, timeout=30)
+        executor = local_executor(machine.workers, workers=1, timeout=300)
         result = run_campaign(
             shard.rules, executor, ledger, machine.out, worker_tree="/src", keep_going=True, shared=shared
         )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kernel_fixtures import FakeWorkers, local_executor, make_rule
+from tests.kernel_fixtures import FakeWorkers, local_executor, make_rule, only_hanging_ones_time_out
 from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.cli.kernels_view import screen
@@ -127,7 +127,7 @@ def test_a_campaign_that_was_killed_is_told_as_such(running: tuple[Path, subproc
         assert read(folder)["state"] == "killed", changed
     (folder / STATUS).write_bytes(written)
     child.kill()
-    child.wait(10)
+    child.wait(60)
     status = read(folder)
     assert (status["state"], status["count"], status["asked"]) == ("killed", 1, 4)
     assert (status["rate"], status["left_seconds"], status["workers"]) == (None, None, [])
@@ -137,7 +137,7 @@ def test_a_campaign_that_was_killed_is_told_as_such(running: tuple[Path, subproc
 def test_the_figures_are_renewed_while_it_runs(running: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, _ = running
     before = (folder / STATUS).stat().st_mtime_ns
-    deadline = time.monotonic() + 12
+    deadline = time.monotonic() + 120
     while (folder / STATUS).stat().st_mtime_ns == before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert (folder / STATUS).stat().st_mtime_ns != before
@@ -201,7 +201,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    only_hanging_ones_time_out(monkeypatch)
     return Place(tmp_path)
 
 
@@ -240,7 +241,7 @@ def test_workers_say_what_they_are_at(place: Place) -> None:
     executor = local_executor(place.workers, workers=2, timeout=None)
     outcomes = executor.run(rules, "/src", str(place.folder))
     next(outcomes)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not (busy := [row for row in executor.workers() if row["kernel"] and row["memory"]]):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -73,7 +73,7 @@ class Machine:
         if store is not None:
             shared = SharedResults([store], self.naming(), **how)
         with Ledger(self.root / "ledger.sqlite") as ledger:
-            executor = local_executor(self.workers, workers=1, timeout=30)
+            executor = local_executor(self.workers, workers=1, timeout=300)
             return run_campaign(rules, executor, ledger, self.out, worker_tree="/src", keep_going=True, shared=shared)
 
     def files(self) -> dict[str, bytes]:
