@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.worker_process import Worker
 
 __all__ = ["python"]  # the fixture
 Files = dict[str, str]
@@ -111,19 +110,17 @@ def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
 
 
 def test_a_dask_worker_makes_what_one_machine_makes_also_when_a_process_is_killed(
-    local: tuple[Files, CampaignResult], python: str, tmp_path: Path
+    local: tuple[Files, CampaignResult], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel's own killer does it, in the middle of a kernel."""
+    """As the kernel's own killer does it, while the process has a kernel to compile."""
     machine, desk = Machine(tmp_path / "machine", python), Machine(tmp_path / "desk", python)
     out = machine.root / "out"
     out.mkdir()
     setup = CompileSetup(start=machine.worker, naming=machine.naming(), out=out, source=str(machine.root))
     with Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler:
-        killer = threading.Thread(target=kill_once, args=(compiler,), daemon=True)
-        killer.start()
+        kill_once(monkeypatch)
         with Ledger(desk.root / "ledger.sqlite") as ledger:
             result = run_campaign(desk.rules(), Direct(compiler), ledger, desk.root / "out", worker_tree="/")
-        killer.join(60)
     assert [entry.attempt for entry in result.entries] == [2, 1, 1, 1]
     assert machine.started == 2
     assert desk.files() == local[0]
@@ -131,15 +128,17 @@ def test_a_dask_worker_makes_what_one_machine_makes_also_when_a_process_is_kille
     assert result.about == local[1].about
 
 
-def kill_once(compiler: Compiler) -> None:
-    """kill -9 of the first process that compiles a kernel."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for row in compiler._pool.rows():
-            if row["kernel"]:
-                os.kill(row["pid"], signal.SIGKILL)
-                return
-        time.sleep(0.005)
+def kill_once(patch: pytest.MonkeyPatch) -> None:
+    """Kill the first process that gets a kernel before its answer; a thread that looks for it may be too late."""
+    answer, killed = Worker.answer, list[int]()
+
+    def late(worker: Worker, timeout: float | None) -> dict[str, Any]:
+        if worker.task is not None and not killed:
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+        return answer(worker, timeout)
+
+    patch.setattr(Worker, "answer", late)
 
 
 def test_the_scan_finds_every_module_that_python_loads(python: str, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, monkeypa
         thread.start()
         thread.join(0.5)
         order.append("first")
-    thread.join(10)
+    thread.join(300)
     assert order == ["first", folder.name]
 
 

@@ -267,7 +267,7 @@ def test_the_reason_is_not_the_text_of_a_library(url: str) -> None:
 
 def _failure(url: str) -> Exception:
     try:
-        requests.get(url, timeout=5)
+        requests.get(url, timeout=60)
     except requests.RequestException as error:
         return error
     raise AssertionError

@@ -160,11 +160,11 @@ def test_programs_start_in_a_neutral_folder(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_what_an_ended_child_left_running_is_ended() -> None:
-    with process.piped(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]) as child:
+    with process.piped(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]) as child:
         assert child.stdout is not None
         left = int(child.stdout.read())
         assert Path(f"/proc/{left}").exists()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while "State:\tZ" not in Path(f"/proc/{left}/status").read_text():
             assert time.monotonic() < end

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -196,7 +198,7 @@ def test_two_at_once_unpack_once(store: Store) -> None:
     gate = threading.Event()
 
     def slow(dest: Path) -> None:
-        gate.wait(5)
+        gate.wait(60)
         filler(calls=calls)(dest)
 
     threads = [threading.Thread(target=lambda: store.tree(DIGEST, slow)) for _ in range(3)]
@@ -204,8 +206,15 @@ def test_two_at_once_unpack_once(store: Store) -> None:
         thread.start()
     gate.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
     assert len(calls) == 1
+
+
+def _close_after(said: list[str], stream: IO[str]) -> None:
+    """Close a stream as soon as a note is printed."""
+    while not said:
+        time.sleep(0.05)
+    stream.close()
 
 
 def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +244,11 @@ def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pyt
             pass
         monkeypatch.delenv("TOOLCHAIN_LOCK_TIMEOUT")
         assert said == [], "nobody is told of what is over before two seconds"
-        threading.Timer(0.5, other.stdin.close).start()
+        release = threading.Thread(target=_close_after, args=(said, other.stdin))
+        release.start()
         with held(path, what="the work"):
             pass
+        release.join()
         assert said == [f"waiting for pid {other.pid} (build llvm): the work"]
     monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
     with held(path, what="the work"):
