@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,10 @@ def a_system(engine: Buildah, release: str, folder: Path, *, tools: Sequence[str
     if mirror is None:
         pytest.skip("NO MIRROR: apt has none configured")
     suite, tar = SUITES[release], folder / "rootfs.tar"
-    signed = f"[signed-by={mirror.keyring}] " if mirror.keyring else ""
-    (folder / "sources.list").write_text(f"deb {signed}{mirror.site} {suite} main\n")
+    (folder / "mirror.sources").write_text(replace(mirror, suite=suite, components=("main",)).stanza("deb"))
     process.run(
         ["mmdebstrap", "--mode=auto", "--variant=extract", f"--include={','.join(tools)}", "--format=tar",
-         "--dpkgopt=path-exclude=/usr/share/doc/*", suite, tar, folder / "sources.list"]
+         "--dpkgopt=path-exclude=/usr/share/doc/*", suite, tar, folder / "mirror.sources"]
     )  # fmt: skip
     (folder / "cmake").mkdir()
     if release == "11" and "cmake" in tools:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.refusals import refused
+from toolchain.core import process
+from toolchain.core.cache import Cache
+from toolchain.core.deb822 import stanzas
+from toolchain.request.model import Request
 from toolchain.sources import mirrors, suites
 from toolchain.sources.mirrors import apt_mirrors
+from toolchain.stages import base
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, updated: bool) -> None:
@@ -57,6 +66,37 @@ def test_the_key_of_a_mirror_is_that_of_its_own_entry(monkeypatch: pytest.Monkey
     text = target("http://main.test/debian", "trixie", "main", "Debian", f"{sources}:2")
     configured(monkeypatch, tmp_path, text, updated=True)
     assert [mirror.keyring for mirror in apt_mirrors()] == ["/debian.gpg"]
+
+
+def test_a_whole_key_reaches_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key = "\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mDMEZm\n =abcd\n -----END PGP PUBLIC KEY BLOCK-----"
+    (tmp_path / "a.sources").write_text(
+        f"Types: deb\nURIs: http://main.test/debian\nSuites: trixie\nComponents: main\nSigned-By:{key}\n"
+    )
+    listing = target("http://main.test/debian", "trixie", "main", "Debian", f"{tmp_path}/a.sources:1")
+    configured(monkeypatch, tmp_path, listing, updated=True)
+    (mirror,) = apt_mirrors()
+    monkeypatch.undo()
+    files: list[Path] = []
+
+    def called(argv: list[str], **_: object) -> None:
+        (tmp_path / "parts").mkdir()
+        files.append(Path(shutil.copy(argv[-1], tmp_path / "parts")))
+
+    monkeypatch.setattr(mirrors, "apt_mirrors", lambda: [mirror])
+    monkeypatch.setattr(process, "which", str)
+    monkeypatch.setattr(process, "run", called)
+    request = Request(cache=Cache(tmp_path / "cache"))
+    workspace: Any = SimpleNamespace(
+        request=request, cache=request.cache, work=lambda: tmp_path / "work", log=None, on_line=None
+    )
+    base.run_mmdebstrap(workspace, tmp_path / "tar", suite="sid", variant="v", packages=("p",), what="it", options=())
+    asked = ["-o", f"Dir::Etc::sourceparts={tmp_path}/parts", "-o", "Dir::Etc::sourcelist=/dev/null"]
+    asked += ["-o", "APT::Get::IndexTargets::ReleaseInfo=false", "--format", "$(SITE) $(RELEASE)"]
+    shown = subprocess.run(["apt-get", "indextargets", *asked], capture_output=True, text=True, check=True)
+    assert "http://main.test/debian sid" in shown.stdout.splitlines()
+    (stanza,) = stanzas(files[0].read_text())
+    assert stanza["signed-by"] == key
 
 
 def test_no_mirror_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ class Mirror:
         """Return whether the suite belongs to the security archive, judged by its name."""
         return self.suite.endswith("-security") or "/updates" in self.suite
 
+    def stanza(self, kind: str) -> str:
+        """Return the mirror for apt as a paragraph of a .sources file; `kind` is `deb` or `deb-src`.
+
+        The form with one line for each mirror cannot contain a whole key.
+        """
+        lines = [f"Types: {kind}", f"URIs: {self.site}", f"Suites: {self.suite}"]
+        lines += [f"Components: {' '.join(self.components)}"]
+        lines += [f"Signed-By: {self.keyring}"] if self.keyring else []
+        return "\n".join(lines) + "\n"
+
 
 def apt_mirrors() -> list[Mirror]:
     """Return the suites of the distribution's own archives in apt's configuration.

@@ -99,11 +99,7 @@ class Suite:
                 caller refuses a package with a different digest.
         """
         folder = self._folders()
-        mirror = self.mirror
-        lines = ["Types: deb-src", f"URIs: {mirror.site}", f"Suites: {mirror.suite}"]
-        lines += [f"Components: {' '.join(mirror.components)}"]
-        lines += [f"Signed-By: {mirror.keyring}"] if mirror.keyring else []
-        write_atomically(folder / "mirrors.sources", ("\n".join(lines) + "\n").encode())
+        write_atomically(folder / "mirrors.sources", self.mirror.stanza("deb-src").encode())
         lax = ("-o", "Acquire::Check-Valid-Until=false") if bound else ()
         try:
             self._run("apt-get", *lax, "-q", "update")

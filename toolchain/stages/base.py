@@ -227,7 +227,6 @@ def run_mmdebstrap(
             "apt has no package mirror configured",
             fix="add one to /etc/apt/sources.list, and run apt-get update",
         )
-    signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
     # apt fails if the path of the root contains quotes, so a temporary folder is used if the path contains unusual
     # characters.
@@ -236,9 +235,9 @@ def run_mmdebstrap(
     # A killed run may have left a root file system in this folder.
     emptied(place)
     # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
-    mirror = place / "sources.list"
+    mirror = place / "mirror.sources"
     mirror.touch(mode=0o600)
-    mirror.write_text(f"deb {signed}{main.site} {suite} main\n", encoding="utf-8")
+    mirror.write_text(replace(main, suite=suite, components=("main",)).stanza("deb"), encoding="utf-8")
     # fmt: off
     argv = [
         "mmdebstrap", "--mode=auto", f"--variant={variant}", f"--include={','.join(packages)}", *options,
