@@ -16,15 +16,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.kernel_fixtures import local_executor
 from tests.refusals import refused
+from toolchain.core import cache as places
 from toolchain.core.errors import (
     ContractError,
     DigestError,
+    KernelError,
     UnsupportedError,
 )
 from toolchain.core.process import piped
@@ -52,7 +55,9 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.stages.triton_cache import _not_served, _require_any, _require_compiled, outcomes_of
+from toolchain.request.model import Request
+from toolchain.stages import kernel_workers, triton_cache
+from toolchain.stages.triton_cache import _not_served, _require_any, _require_compiled, _unpack, outcomes_of
 
 TESTS = Path(__file__).resolve().parents[1]
 CALLS = root() / "containerfiles/triton-cache/calls.py"
@@ -258,6 +263,23 @@ def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> 
         outside.symlink_to(outside.rename(tmp_path / linked / "moved"))
         with refused("cache-entry-damaged", "leads out of"):
             lay_out(outside.parent, [(gpu, name, hash_)], tmp_path / linked / "tree", "/mount")
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_fresh_drops_a_damaged_entry(
+    cache: Cache, tmp_path: Path, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, (name, hash_) = Path(shutil.copytree(cache.folder, tmp_path / "out")), cache.outcomes[0].kernels[0]
+    (out / "made" / entry_folder(hash_) / f"{name}.hsaco").write_bytes(b"")
+    monkeypatch.setattr(triton_cache, "layer_digests", lambda *_: [])
+    monkeypatch.setattr(kernel_workers, "compile_setup", lambda *_, **__: None)
+    request = Request(cache=places.Cache(tmp_path / "cache"), fresh=fresh)
+    workspace: Any = SimpleNamespace(request=request, cache=request.cache, image_to_run=str)
+    built: Any = SimpleNamespace(planned=SimpleNamespace(name="flash-attn"))
+    triton_cache.compile_setup(built, out, workspace)
+    _unpack(cache.outcomes, out)
+    with contextlib.nullcontext() if fresh else pytest.raises(KernelError):
+        lay_out(out / "made", [("gfx942", name, hash_)], tmp_path / "tree", "/mount")
 
 
 # What is found out beforehand, and that Triton then finds nothing.

@@ -150,7 +150,10 @@ def unpack(path: Path, made: Path) -> None:
                     new.finish(replace=False, flush=False)
     except (OSError, ValueError, OverflowError, MemoryError, tarfile.TarError) as error:
         raise KernelError(
-            "cache-entry-damaged", f"{path} is not an archive of a worker", why=_why(error), fix="run the command again"
+            "cache-entry-damaged",
+            f"{path} is not an archive of a worker",
+            why=_why(error),
+            fix="run the command again with --fresh",
         ) from error
 
 

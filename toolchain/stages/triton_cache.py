@@ -240,6 +240,9 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
     """Return the `CompileSetup` whose processes call the functions of a wheel, so that Triton fills its cache."""
     image = workspace.image_to_run(built)
     made = out / MADE
+    if workspace.request.fresh:
+        # A crash of the machine may have damaged entries here. The results of finished calls bring theirs again.
+        emptied(made)
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
     own = variables(built.planned.name)
     naming = Naming(
