@@ -465,6 +465,20 @@ def test_a_signature_must_be_the_objects() -> None:
             check_parameters(code, wrong)
 
 
+def test_arguments_of_an_object_alone_are_at_its_offsets() -> None:
+    """The metadata of AITER's objects does not list all parts of the argument block."""
+    places = {"x": (8, 8, "global_buffer"), "n": (20, 4, "by_value"), "y": (48, 8, "global_buffer")}
+    arguments = tuple(codeobject.Argument(*place, name) for name, place in places.items())
+    code = code_object("gfx942", arguments=arguments)
+    block = argument_block(described(code, None).parameters, {"x": 1, "n": 2, "y": 3}, 64)
+    assert block == struct.pack("<8xq4xi24xq8x", 1, 2, 3)
+    # No JSON file is next to the object, so none may be named.
+    for odd in ((codeobject.Argument(8, 8, "by_value"), arguments[0]), (codeobject.Argument(0, 4, "sampler"),)):
+        with refused("kernel-signature-mismatch") as caught:
+            described(replace(code, arguments=odd), None)
+        assert "JSON" not in caught.value.fix
+
+
 @pytest.mark.parametrize(("grid", "only"), [((0, 1, 1), None), ((1 << 20, 1, 1), None), ((2, 1, 1), [(2, 0, 0)])])
 def test_a_grid_that_cannot_run_is_refused(grid: tuple[int, int, int], only: list[tuple[int, int, int]] | None) -> None:
     launch = Launch(parameters=[], values={}, grid=grid, waves=1, lds=0, only=only)

@@ -82,6 +82,9 @@ def test_arguments_with_the_same_name_keep_their_places() -> None:
     metadata = Metadata("k", "gfx942", tuple(Parameter(*one) for one in kinds), waves=1, lds=0)
     ordered, values = _arguments(metadata, {"x": "1", "pad": "2", "n": "3", "m": "4"}, 0)
     assert argument_block(ordered, values, 28) == struct.pack("<QQIII", 1, 2, 3, 2, 4)
+    pointers = tuple(Parameter("p", "*", offset=offset) for offset in (0, 16))
+    ordered, _ = _arguments(Metadata("k", "gfx942", pointers, waves=1, lds=0), {"p": "zeros:4:fp32"}, 0)
+    assert [(one.type, one.offset) for one in ordered] == [("*fp32", 0), ("*fp32", 16)]
 
 
 def test_gates_that_name_nothing() -> None:

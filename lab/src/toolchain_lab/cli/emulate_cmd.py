@@ -6,6 +6,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -285,7 +286,10 @@ def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple
     for name, text in texts.items():
         known[name], values[name] = parse_argument(known[name], text, seed=seed)
     # A value may determine the element type of its pointer.
-    ordered = [known[one.name] if one.pointer and known[one.name].pointer else one for one in metadata.parameters]
+    ordered = [
+        replace(one, type=known[one.name].type) if one.pointer and known[one.name].pointer else one
+        for one in metadata.parameters
+    ]
     return ordered, values
 
 

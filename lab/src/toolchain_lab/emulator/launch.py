@@ -36,11 +36,14 @@ class Parameter:
         type: Triton's name for the type, such as `*fp16` or `i32`. If the type is unknown, `*` stands for a pointer,
             and `bN` for a value of N bits.
         optional: whether the argument may be omitted, as for the pointers that Triton appends.
+        offset: the offset in the argument block, from the object's metadata; by default, the argument follows the one
+            before it.
     """
 
     name: str
     type: str
     optional: bool = False
+    offset: int | None = None
 
     @property
     def pointer(self) -> bool:
@@ -54,6 +57,10 @@ class Parameter:
     @property
     def untyped(self) -> bool:
         return self.type.removeprefix("b").isdigit()
+
+    def place(self, end: int) -> int:
+        """Return the offset in the argument block; `end` is the end of the argument before."""
+        return end + -end % struct.calcsize("<" + self.format) if self.offset is None else max(end, self.offset)
 
     @property
     def format(self) -> str:
@@ -137,6 +144,8 @@ class Launch:
 def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float], size: int) -> bytes:
     """Return the argument block that the AMDGPU ABI defines, in which each argument is aligned to its size.
 
+    An argument with a known offset is at this offset.
+
     Args:
         values: the number for each parameter; for a pointer, its address.
         size: the size of the block in bytes; unused bytes are 0.
@@ -147,7 +156,7 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
             raise LaunchError(
                 "arguments-missing", f"argument {parameter.name} has no value", fix="give a value for each argument"
             )
-        block += b"\0" * (-len(block) % struct.calcsize("<" + parameter.format))
+        block += b"\0" * (parameter.place(len(block)) - len(block))
         value = values[parameter.name]
         try:
             block += _packed(parameter, value)
@@ -183,7 +192,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
     place, expected = 0, []
     for parameter in parameters:
         size = struct.calcsize("<" + parameter.format)
-        place += -place % size
+        place = parameter.place(place)
         expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
         place += size
     # Triton appends arguments that point to its scratch memory; the signature does not list them.

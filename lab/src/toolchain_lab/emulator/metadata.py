@@ -179,13 +179,17 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
     try:
         check_metadata(code, metadata)
     except NotEmulatedError as error:
-        if signature and error.id == "kernel-signature-mismatch":
+        if error.id != "kernel-signature-mismatch":
+            raise
+        if signature:
             raise LaunchError(
                 "kernel-signature-invalid",
                 "--signature does not match the kernel",
                 why=error.why,
                 fix="correct the signature",
             ) from error
+        # The arguments are those of the object itself, so no other JSON file could help.
+        error.fix = "report it with the code object"
         raise
     return metadata
 
@@ -230,7 +234,12 @@ def _fitting(code: CodeObject, parameters: Sequence[Parameter]) -> list[Paramete
     kinds = ["*" if argument.kind == "global_buffer" else f"b{8 * argument.size}" for argument in arguments]
     own = range(len(kinds) - _OWN, len(kinds))
     return [
-        Parameter(argument.name or f"arg{number}", kind, optional=number in own and set(kinds[number:]) == {"*"})
+        Parameter(
+            argument.name or f"arg{number}",
+            kind,
+            optional=number in own and set(kinds[number:]) == {"*"},
+            offset=argument.offset,
+        )
         for number, (argument, kind) in enumerate(zip(arguments, kinds, strict=True))
     ]
 
