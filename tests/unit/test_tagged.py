@@ -146,6 +146,27 @@ def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) 
         assert server.manifests[tag] == image
 
 
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    ("limit", "id"),
+    [
+        ("toolchain.core.strict_json._MOST", "json-too-many-values"),
+        ("toolchain.publish.attestations.LARGEST", "json-too-large"),
+    ],
+)
+def test_an_sbom_that_nobody_could_verify_is_not_attached(
+    stand: Stand, limit: str, id: str, signed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name for path in stand.layout.root.rglob("*")}
+    monkeypatch.setattr(limit, 100)
+    with refused(id):
+        attach_evidence(
+            stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref,
+            signer=stand.signer if signed else None, scratch=stand.work,
+        )  # fmt: skip
+    assert {path.name for path in stand.layout.root.rglob("*")} == before
+
+
 def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
     attach_evidence(
         stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work

@@ -39,12 +39,8 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
             surrogate pair occurs, or if the document is too large, has too many values, or is nested too deeply. A
             DocumentError is also a ValueError.
     """
-    if len(content) > limit:
-        raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")
+    require_size(content, name, limit=limit)
     text = content if isinstance(content, str) else content.decode("utf-8")
-    # A value of two bytes may need a hundred bytes of memory, so limiting the size of the document is not enough.
-    if (count := sum(text.count(sign) for sign in "[{,")) > _MOST:
-        raise _error("json-too-many-values", name, f"it has {count} values; the limit is {_MOST}")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value: dict[str, Any] = {}
@@ -76,6 +72,16 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
     if keys is not None:
         _require_case(value, keys, name)
     return value
+
+
+def require_size(content: bytes | str, name: str, *, limit: int = LIMIT) -> None:
+    """Raise DocumentError if `read` would refuse a document because it is too large or has too many values."""
+    if len(content) > limit:
+        raise _error("json-too-large", name, f"it has {len(content)} bytes; the limit is {limit}")
+    # A value of two bytes may need a hundred bytes of memory, so limiting the size of the document is not enough.
+    signs: Any = "[{," if isinstance(content, str) else (b"[", b"{", b",")
+    if (count := sum(content.count(sign) for sign in signs)) > _MOST:
+        raise _error("json-too-many-values", name, f"it has {count} values; the limit is {_MOST}")
 
 
 _DEEP = f"it has more than {DEEPEST} levels of nesting"

@@ -15,7 +15,7 @@ from toolchain.catalog.pythons import load_pythons
 from toolchain.core import strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import EPOCH, canonical, sha256_json
-from toolchain.core.errors import UnsupportedError, UntrustedError
+from toolchain.core.errors import DocumentError, UnsupportedError, UntrustedError
 from toolchain.core.record import Record
 from toolchain.oci.descriptor import PREDICATE_TYPE, Descriptor
 from toolchain.oci.files import PlainFile
@@ -39,7 +39,7 @@ from toolchain.trust.image_facts import (
 )
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.keys import Signer
-from toolchain.trust.sbom import CYCLONEDX, SPDX, Format
+from toolchain.trust.sbom import CYCLONEDX, LARGEST, SPDX, Format
 from toolchain.trust.spdx import spdx
 from toolchain.trust.statements import Evidence, gather
 
@@ -184,19 +184,29 @@ def attach_evidence(
         signer: the key or identity that signs; None for unsigned SBOMs.
     """
     documents, subjects = sboms(image_facts, layout, manifest), (manifest, index)
+    image, facts = image_facts.record.image, image_facts.record.facts
+    about = attest.subjects(image, [manifest.digest, index.digest])
+    listed = {of.kind: attest.statement(about, of.predicate, document) for of, document in documents}
+    for kind, statement in listed.items():
+        _require_readable(canonical(statement), f"the {kind} of {image}")
     if signer is None:
         contents = [_Content(canonical(document), of.media_type, {}) for of, document in documents]
         return _attach(contents, subjects, place, scratch, tuple(of.kind for of, _ in documents))
-    image, facts = image_facts.record.image, image_facts.record.facts
-    about = attest.subjects(image, [manifest.digest, index.digest])
-    made = {
-        **{of.kind: attest.statement(about, of.predicate, document) for of, document in documents},
-        "provenance": attest.provenance(image_facts, about),
-    }
+    made = {**listed, "provenance": attest.provenance(image_facts, about)}
     if checked := facts.get("numbers"):
         made["numbers"] = numbers.statement(about, checked)
     statements, kinds = list(made.values()), tuple(made)
     return _sign(statements, about, subjects, place, signer=signer, scratch=scratch, image=image, kinds=kinds)
+
+
+def _require_readable(content: bytes, name: str) -> None:
+    """Raise DocumentError for an SBOM that `verify` would not read, because it then accepts no signature either."""
+    try:
+        strict_json.require_size(content, name, limit=LARGEST)
+    except DocumentError as error:
+        error.why = "an SBOM lists every file of the image's own layer, and `verify` reads at most about 150,000 files"
+        error.fix = "build an image with fewer files"
+        raise
 
 
 def attach_to_files(
