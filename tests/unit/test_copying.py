@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,6 +127,27 @@ def test_what_was_lost_in_the_source_is_not_copied_as_whole(published: Published
         with pytest.raises(DigestError):
             copy(LayoutRef(layout.root), RegistryRef(registry.host, "ns"), tmp_path)
         assert tags_of(registry) == []
+
+
+def test_an_attachment_that_the_registry_deleted_is_not_called_a_wrong_name(
+    published: Published, tmp_path: Path
+) -> None:
+    with fake_registry(api=False) as registry:
+        copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+        source = RegistryRef(registry.host, "ns").image(published.name)
+        subject, lost = next(
+            (json.loads(content)["subject"]["digest"], name)
+            for name, (_, content) in registry.manifests.items()
+            if b'"subject"' in content
+        )
+        del registry.manifests[lost]
+        with refused("registry-refused", lost, subject) as caught:
+            copy(source, LayoutRef(tmp_path / "to"), tmp_path)
+        assert caught.value.code == 13
+        assert "skopeo login" not in caught.value.fix
+        assert not (tmp_path / "to").exists()
+        copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+        copy(source, LayoutRef(tmp_path / "to"), tmp_path)
 
 
 def test_changed_bytes_are_refused_before_anything_is_sent(published: Published, tmp_path: Path) -> None:

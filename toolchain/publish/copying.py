@@ -125,7 +125,16 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
     while waiting:
         subject = waiting.pop(0)
         for artifact in place.referrers(subject):
-            content = place.manifest(artifact.digest)[1]
+            try:
+                content = place.manifest(artifact.digest)[1]
+            except RegistryError as error:
+                if error.id == "blob-missing" or error.why.startswith("HTTP 404"):
+                    error.why = f"{error.why}; it is listed as attached to {subject}".removeprefix("; ")
+                    error.fix = (
+                        f"publish the image to {place.ref} again, which restores what this tool attached, "
+                        "or remove the entry from the list of attached artifacts"
+                    )
+                raise
             if subject_of(parse_object(content, artifact.digest)) != subject:
                 continue
             place.fetch_below(artifact, content, layout)
