@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.kernel_fixtures import aks2, stored
+from tests.kernel_fixtures import aks2, make_object, stored
 from tests.refusals import refused
 from tests.tiny_image import make
 from toolchain.cli.app import app
@@ -359,6 +359,16 @@ def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) 
     with refused("no-code-objects", "gfx1100") as caught:
         collect(files, tmp_path, gpus=["gfx1100"], label="place")
     assert "gfx942" in caught.value.why
+
+
+def test_objects_without_launch_data_are_chosen_by_their_own_gpu(tmp_path: Path) -> None:
+    """The JSON files of Triton's cache do not count, so the objects themselves name the GPU."""
+    content = {gpu: make_object(gpu, "k") for gpu in ("gfx942", "gfx1100")}
+    files = [stored(f"{gpu}/k.hsaco", code) for gpu, code in content.items()] + [stored("x/k.hsaco", b"damaged")]
+    (chosen,) = collect(files, tmp_path, gpus=["gfx942"]).objects
+    assert (chosen.name, chosen.gpu, chosen.path.read_bytes()) == ("gfx942/k.hsaco", "gfx942", content["gfx942"])
+    with refused("no-code-objects", "gfx942", "gfx1100", "gfx90a"):
+        collect(files, tmp_path, gpus=["gfx90a"])
 
 
 @pytest.mark.parametrize("content", [None, "", "a;b;c\n"])

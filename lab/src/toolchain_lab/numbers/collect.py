@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
+from toolchain.catalog.gpus import gpu_of_flag
 from toolchain.core.check_result import Object
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.stored_file import StoredFile
+from toolchain.kernels.codeobject import ElfTables
 from toolchain.kernels.launches import NAME
 from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.emulator.metadata import Metadata, metadata_of
@@ -69,8 +71,8 @@ def collect(
     known = _Known(planned)
     objects: dict[str, Object] = {}
     there: set[str] = set()
-    for name, about in known.list(files):
-        gpu, kernel = (about.gpu, f"{about.source}:{about.kernel}") if about is not None else ("", "")
+    for name, own, about in known.list(files, gpus=bool(gpus)):
+        gpu, kernel = (about.gpu, f"{about.source}:{about.kernel}") if about is not None else (own, "")
         if name in objects:
             raise ConfigError(
                 "object-ambiguous",
@@ -120,12 +122,16 @@ class _Known:
         self._launches: dict[str, Launches] = {}
         self.unknown: list[str] = []
 
-    def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
-        """Yield the name and the metadata of each code object; the metadata is None if it is unknown.
+    def list(self, files: Iterable[StoredFile], *, gpus: bool) -> Iterator[tuple[str, str, Metadata | None]]:
+        """Yield the name, the GPU and the metadata of each code object; the metadata is None if it is unknown.
 
-        PTX and .co files, empty code objects, and code objects in packs without known launch data are omitted.
+        The GPU is empty if only the metadata names it. PTX and .co files, empty code objects, and code objects in packs
+        without known launch data are omitted.
+
+        Args:
+            gpus: whether to read the GPU from code objects in neither a pack nor a store.
         """
-        codes: list[Code] = []
+        codes: list[tuple[Code, str]] = []
         beside: dict[str, Metadata] = {}
         packs: list[tuple[str, list[tuple[str, int]]]] = []
         for item in contents(files, _refuse):
@@ -138,14 +144,15 @@ class _Known:
                 # The kernels of packs are yielded last, because the launch data of a pack may follow the pack.
                 packs.append((item.path, [] if self._planned is None else list(_keys(item))))
             elif item.launch is not None:
-                yield item.name, _metadata(item.launch)
+                yield item.name, "", _metadata(item.launch)
             elif item.size and item.file.endswith(SUFFIX):
-                codes.append(item)
-        for code in codes:
+                codes.append((item, item.gpu or (_gpu_of(item.read()) if gpus else "")))
+        for code, gpu in codes:
             metadata = beside.get(code.stem)
-            yield code.name, metadata if metadata is None or code.gpu in {"", metadata.gpu} else None
+            yield code.name, gpu, metadata if metadata is None or code.gpu in {"", metadata.gpu} else None
         for path, keys in packs:
-            yield from self._of_pack(path, keys)
+            for key, about in self._of_pack(path, keys):
+                yield key, "", about
 
     def _of_pack(self, path: str, keys: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Metadata | None]]:
         if (named := self._beside(path)) is not None:
@@ -209,6 +216,14 @@ class _Known:
 
 def _refuse(error: ToolchainError) -> NoReturn:
     raise error
+
+
+def _gpu_of(content: bytes) -> str:
+    """Return the GPU of a code object; an empty string if the object is damaged or the GPU is unknown."""
+    try:
+        return gpu_of_flag(ElfTables(content).mach) or ""
+    except ValueError:
+        return ""
 
 
 def _keys(pack: Pack) -> Iterator[tuple[str, int]]:
