@@ -124,6 +124,15 @@ def test_two_llvms_as_pinned(tmp_path: Path) -> None:
     assert of(wheel, "bitcode").told[0].revision == OTHER
 
 
+@pytest.mark.parametrize("vendor", ["", "AMD "])
+def test_the_linker_of_a_library_is_not_inside_it(tmp_path: Path, vendor: str) -> None:
+    linker = f"\0Linker: {vendor}LLD 22.0.0 ({FORK} {OTHER})\0".encode()
+    wheel = read_wheel(made(tmp_path, "3.7.1", {CORE: core(OLD.llvm) + linker}))
+    assert verdicts(wheel) == {"core": "pinned"}
+    (text,) = [text for text in of(wheel, "core").told if text.revision == OTHER]
+    assert (text.kind, text.version, text.repository) == ("compiler", "22.0.0", FORK)
+
+
 PIN = NEW.codegen[0].llvm
 CASES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
     "another core": ({CORE: core(OLD.llvm), AMD: codegen(PIN)}, {"core": "other", "AMDGPU": "pinned"}),

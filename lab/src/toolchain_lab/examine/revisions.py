@@ -18,7 +18,7 @@ KINDS = {
     "symtab": "LLVM's symbol tables of bitcode name their producer by it: this LLVM's Object library is linked in",
     "bare": "the key of LLVM's LTO cache, for example, has only the digits: they support other texts, but prove little",
     "codegen": "the build of a codegen library was given it: the text has LLVM's commit and the number of the build",
-    "compiler": "a clang writes its version into its output: this clang compiled the file, and its LLVM is not in it",
+    "compiler": "a clang or lld writes its version into its output: it made the file, and its LLVM is not in it",
 }
 # Texts of these kinds name an LLVM that is linked into the library.
 INSIDE = ("lld", "asm-printer", "symtab")
@@ -33,12 +33,19 @@ _VERSION = rb"(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+-]{0,24}
 _URL = rb"(?P<repository>[!-'*-~]{1,200})"
 # Each kind of text has a pattern for the bytes before the digits, and a pattern for the bytes after them.
 _FORMS = {
-    "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
-    "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
+    # This form is tried before lld's own, because an lld writes its version into each file that it links.
     "compiler": (
-        re.compile(rb"clang version " + _VERSION + rb" \((?:" + _URL + rb" (?:[ -'*-~]{1,80} )?)?\Z"),
+        re.compile(
+            rb"(?:clang version |Linker: [ -'*-~]{0,40}LLD )"
+            + _VERSION
+            + rb" \((?:"
+            + _URL
+            + rb" (?:[ -'*-~]{1,80} )?)?\Z"
+        ),
         re.compile(rb"\)"),
     ),
+    "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
+    "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
     "symtab": (re.compile(rb"\0" + _VERSION + rb" \Z"), re.compile(rb"\0")),
     "codegen": (re.compile(rb"\0\Z"), re.compile(rb"-(?P<build>[0-9]{1,6})\0")),
     "bare": (re.compile(rb"\0\Z"), re.compile(rb"\0")),
