@@ -1,0 +1,100 @@
+"""Compile random kernels of AOTriton under other heaps, hash seeds and orders, and compare the objects.
+
+    python -m scripts.kernel_variation PLAN SOURCE PYTHON --gpu GPU[,GPU] [--kernels N] [--seeds N] [--draw SEED]
+
+PLAN is the build folder of AOTriton's generator, SOURCE the tree that it read, and PYTHON an interpreter with Triton.
+A worker process compiles each kernel as usual, and the third that took longest is left out. Then each seed has a worker
+process with the allocator of `reproduce --vary`, another PYTHONHASHSEED and another order of kernels. Objects and JSON
+files are compared. The program prints a JSON line for each GPU, and exits with 1 if a file differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from toolchain.kernels.aotriton_plan import read_plan
+from toolchain.kernels.rules import Rule
+from toolchain.stages.kernel_workers import VARIABLES
+
+TOP = Path(__file__).resolve().parents[1]
+START = TOP / "aotriton" / "start.py"
+HEAP = TOP / "toolchain" / "data" / "vary" / "heap.c"
+Digests = dict[str, tuple[str, str]]  # of an object and its JSON file, by the id of the rule
+
+
+def compiled(source: Path, python: str, rules: Sequence[Rule], changed: Mapping[str, str]) -> tuple[Digests, Any]:
+    """Compile rules with one worker process; return the digests of their files, and the worker's answers."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tasks = [rule.task(str(source), str(folder)) for rule in rules]
+        for task in tasks:
+            task["out"] = str(folder / f"{task['id']}.hsaco")
+        env = {**VARIABLES, "TRITON_F32_DEFAULT": "ieee", "TRITON_CACHE_DIR": str(folder / "cache"), **changed}
+        if "TRITON_HIP_LLD_PATH" in os.environ:  # old versions of Triton link with this program
+            env["TRITON_HIP_LLD_PATH"] = os.environ["TRITON_HIP_LLD_PATH"]
+        lines = "".join(json.dumps(task) + "\n" for task in tasks)
+        argv: list[str | Path] = [python, START, "", ""]
+        done = subprocess.run(argv, env=env, check=True, input=lines, stdout=subprocess.PIPE, text=True)
+        answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
+        if failed := [answer for answer in answers if answer["status"] != "done"]:
+            raise SystemExit(f"a kernel was not compiled: {failed[0]}")
+        files = {rule.id: [folder / f"{rule.id}{suffix}" for suffix in (".hsaco", ".json")] for rule in rules}
+        digests = {key: [hashlib.sha256(path.read_bytes()).hexdigest() for path in both] for key, both in files.items()}
+    return {key: (code, about) for key, (code, about) in digests.items()}, answers
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compile and compare; print a row for each GPU, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("python")
+    parser.add_argument("--gpu", required=True)
+    parser.add_argument("--kernels", type=int, default=200, help="the number of kernels of all GPUs together")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--draw", type=int, default=1, help="the seed of the sample")
+    given = parser.parse_args(argv)
+    source, gpus = given.source.resolve(), given.gpu.split(",")
+    plan = read_plan(given.plan, given.source, build=str(given.plan), source=str(given.source))
+    wanted: list[Rule] = []
+    usual: Digests = {}
+    for gpu in gpus:
+        rules = [rule for rule in plan.rules if rule.target == gpu]
+        count = given.kernels // len(gpus)
+        sample = random.Random(given.draw).sample(rules, count * 3 // 2)  # noqa: S311 - a sample needs no secure numbers
+        digests, answers = compiled(source, given.python, sample, {})
+        seconds = {answer["id"]: answer["seconds"] for answer in answers}
+        wanted += sorted(sample, key=lambda rule: float(seconds[rule.id]))[:count]
+        usual |= digests
+    with tempfile.TemporaryDirectory() as name:
+
+        def again(seed: int) -> Digests:
+            heap = Path(name) / f"heap-{seed}.so"
+            subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-DSEED={seed}u", "-o", heap, HEAP], check=True)
+            shuffled = random.Random(seed).sample(wanted, len(wanted))  # noqa: S311
+            return compiled(source, given.python, shuffled, {"LD_PRELOAD": str(heap), "PYTHONHASHSEED": str(seed)})[0]
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = list(pool.map(again, range(1, given.seeds + 1)))
+    differing = {rule.id: rule for rule in wanted if any(digests[rule.id] != usual[rule.id] for digests in found)}
+    for gpu in gpus:
+        names = [rule.out for rule in differing.values() if rule.target == gpu]
+        count = sum(rule.target == gpu for rule in wanted)
+        row = {"gpu": gpu, "kernels": count, "seeds": len(found), "equal": count - len(names), "differing": names}
+        sys.stdout.write(json.dumps(row) + "\n")
+    return int(bool(differing))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
