@@ -162,7 +162,12 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         raise ConfigError(
             "nothing-compiled",
             f"{what} contains no compiled code",
-            why="\n".join(["it contains neither kernels nor libraries", *result.notes]),
+            why="\n".join(
+                [
+                    "it contains neither kernels nor libraries for Linux; unpack packages such as .deb first",
+                    *result.notes,
+                ]
+            ),
             fix="name an image, a prefix, an archive, a wheel or a folder with compiled code",
         )
     result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
