@@ -35,7 +35,7 @@ class Headers:
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """A `[[function]]` row of data/hip.toml, which documents the fields."""
+    """A `[[function]]` row of data/hip.toml: functions of HIP with the same symbol version and headers."""
 
     names: tuple[str, ...]
     node: str

@@ -298,7 +298,8 @@ def _asked_source(spec: SourceSpec, source: Source | None) -> str:
 def _asked_sources(request: Request, sources: Mapping[str, Source]) -> dict[str, str]:
     """Return the sources that a request names, without paths of this machine.
 
-    An LLVM at the pin of a folder is named by its commit instead of the folder, which another machine may lack.
+    If the request uses only the LLVM pin of a local Triton folder, the result contains that LLVM's repository and
+    commit instead of the folder, because another machine may lack the folder.
     """
     asked = {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())}
     llvm = sources.get("llvm")

@@ -32,7 +32,8 @@ from toolchain.request.model import Request
 from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
-# This command lists the archives before mmdebstrap removes them, because dpkg lists no packages that are only unpacked.
+# This command lists the archives before mmdebstrap removes them. Its variant `extract` does not register packages in
+# dpkg's database, so dpkg cannot list them.
 _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'

@@ -312,6 +312,9 @@ def _on_record(llvm: str) -> tuple[str, ...]:
 
 
 def repository_inside(library: Library) -> str:
-    """Return the repository that lld's text in a library names, or an empty string if there are none or several."""
+    """Return the source repository in the version string of the lld that a library contains.
+
+    The result is an empty string if there is no such repository, or more than one.
+    """
     repositories = {revision.repository for revision in library.told if revision.kind in INSIDE and revision.repository}
     return next(iter(repositories)) if len(repositories) == 1 else ""

@@ -210,7 +210,11 @@ class Problem:
         return self._done[key]
 
     def row_numbers(self, name: str) -> Tensor:
-        """Return `name`, which is `lse` or `delta`, for all rows, as a float32 tensor for a backward pass."""
+        """Return the values of all rows as a float32 tensor for a backward pass.
+
+        Args:
+            name: the values to return, `lse` or `delta`.
+        """
         shape = self.shape
         if shape.packed:
             batch, rows = 1, sum(queries for queries, _ in shape.lengths)
