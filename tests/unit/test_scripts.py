@@ -71,8 +71,8 @@ def test_the_workflow_runs_all_nightly_tests_on_schedule_alone(tmp_path: Path, e
     nightly = value_of(job["env"]["TOOLCHAIN_TEST_NIGHTLY"], Scope({"github": {"event_name": event}}))
     _, asked = run_tests(tmp_path, nightly=nightly)
     runs = [
+        "--durations=10 -n 2 tests/unit",
         "--durations=10 lab/tests",
-        "--durations=10 tests/unit",
         "--part quickstart --durations=10 tests/integration",
         "--part recipes --durations=10 tests/integration",
         "--part rest --durations=10 tests/integration",
