@@ -245,6 +245,16 @@ def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_
         assert registry.instead["HEAD latest"] == []
 
 
+def test_a_bundle_in_the_folder_is_left_behind(published: Published, tmp_path: Path) -> None:
+    layout = Layout(shutil.copytree(published.folder, tmp_path / "carried"))
+    bundle = layout.put_artifact("application/vnd.toolchain.bundle.v1", [layout.put_bytes(b"{}", media.LAYER)])
+    layout.tag(bundle, "bundle-llvm")
+    layout.tag(bundle.plain, "as-skopeo-writes-it")
+    copied = copy(LayoutRef(layout.root), LayoutRef(tmp_path / "inside"), tmp_path)
+    assert (copied.image, copied.digest) == (published.name, published.delivered.digest)
+    assert not Layout(tmp_path / "inside").has(bundle.digest)
+
+
 def test_the_last_attachment_counts_too(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = copy(LayoutRef(published.folder), LayoutRef(tmp_path / "whole"), tmp_path)
     monkeypatch.setattr("toolchain.publish.copying._MOST_ARTIFACTS", copied.attached)

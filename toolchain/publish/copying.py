@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from toolchain.core.errors import ConfigError, RegistryError, UntrustedError
+from toolchain.core import console
+from toolchain.core.errors import ConfigError, RegistryError, ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES
@@ -104,8 +106,13 @@ def _named(source: Target) -> list[Target]:
     """
     if source.path is None or source.tag or source.digest:
         return [source]
-    images = Layout(source.path).images()
-    refs = {image.digest: source.at(tag=tag) for tag, image in reversed(images.items()) if image.artifact_type != FILES}
+    layout = Layout(source.path)
+    refs: dict[str, Target] = {}
+    for tag, image in layout.images().items():
+        if not _is_artifact(layout, image):
+            refs.setdefault(image.digest, source.at(tag=tag))
+        elif image.artifact_type != FILES:  # plain files are copied with their image
+            console.note(f"not copied, because it is not an image: {source.at(tag=tag)}")
     if not refs:
         raise ConfigError(
             "copy-without-tag",
@@ -113,6 +120,12 @@ def _named(source: Target) -> list[Target]:
             fix="name an image by its digest, or publish an image to the folder first",
         )
     return list(refs.values())
+
+
+def _is_artifact(layout: Layout, image: Descriptor) -> bool:
+    with contextlib.suppress(ToolchainError):  # the check before the copy reports a damaged manifest
+        return image.media_type in media.IMAGES and layout.is_artifact(image)
+    return False
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
