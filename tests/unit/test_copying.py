@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from toolchain.core.errors import DigestError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
+from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
 from toolchain.oci.tagged import about_tag
@@ -243,6 +245,22 @@ def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_
         with refused("publish-changed"):
             copy(LayoutRef(published.folder), dest, tmp_path)
         assert registry.instead["HEAD latest"] == []
+
+
+def test_a_folder_needs_disk_for_one_image_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(tmp_path / "carried").ensure()
+    for name in ("a", "b", "c"):
+        layout.tag(small_image(layout, tmp_path / name, files={"usr/lib64/thing/bin/tool": name.encode()}), name)
+    scratch, most = tmp_path / "scratch", []
+    open_ = open_place
+
+    def opened(ref: Target) -> AbstractContextManager[Place]:
+        most.append(len(list(scratch.glob("copy-*/*"))))
+        return open_(ref)
+
+    monkeypatch.setattr("toolchain.publish.copying.open_place", opened)
+    assert len(copy_images(LayoutRef(layout.root), LayoutRef(tmp_path / "inside"), scratch)) == 3
+    assert max(most) == 1
 
 
 def test_a_bundle_in_the_folder_is_left_behind(published: Published, tmp_path: Path) -> None:

@@ -85,15 +85,16 @@ def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
     The tags of an image are set after everything that is attached to it has been copied.
 
     Args:
-        scratch: a folder for temporary files, which needs space for the images.
+        scratch: a folder for temporary files, which needs space for two copies of the largest image.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     copied = []
-    with open_place(source) as place, tempfile.TemporaryDirectory(dir=scratch, prefix="copy-") as folder:
+    with open_place(source) as place:
         known = frozenset(place.tags())
-        for at, ref in enumerate(_named(source)):
-            with open_place(ref) as one:
-                found = _gather(one, Layout(Path(folder) / f"image-{at}").ensure(), known)
+        for ref in _named(source):
+            # Each image has its own folder, so that the disk needs space for one of them at a time.
+            with tempfile.TemporaryDirectory(dir=scratch, prefix="copy-") as folder, open_place(ref) as one:
+                found = _gather(one, Layout(Path(folder) / "image").ensure(), known)
                 _name(one, found, known)
                 copied.append(_bring(found, dest))
     return copied
