@@ -247,6 +247,17 @@ def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_
         assert registry.instead["HEAD latest"] == []
 
 
+def test_an_image_keeps_each_of_its_names(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "carried").ensure()
+    image = small_image(layout, tmp_path / "image")
+    names = {"one", "one.1", "other", "other.1"}
+    for name in names:
+        layout.tag(image, name)
+    copied = copy_images(LayoutRef(layout.root), LayoutRef(tmp_path / "inside"), tmp_path / "scratch")
+    assert sorted(row.image for row in copied) == ["one", "other"]
+    assert set(Layout(tmp_path / "inside").refs()) == names
+
+
 def test_a_folder_needs_disk_for_one_image_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(tmp_path / "carried").ensure()
     for name in ("a", "b", "c"):

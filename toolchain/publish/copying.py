@@ -108,10 +108,11 @@ def _named(source: Target) -> list[Target]:
     if source.path is None or source.tag or source.digest:
         return [source]
     layout = Layout(source.path)
-    refs: dict[str, Target] = {}
+    refs: dict[tuple[str, str], Target] = {}
     for tag, image in layout.images().items():
         if not _is_artifact(layout, image):
-            refs.setdefault(image.digest, source.at(tag=tag))
+            # A copy takes all tags that begin with one name, so an image with two names is copied twice.
+            refs.setdefault((image.digest, tag.partition(".")[0]), source.at(tag=tag))
         elif image.artifact_type != FILES:  # plain files are copied with their image
             console.note(f"not copied, because it is not an image: {source.at(tag=tag)}")
     if not refs:
