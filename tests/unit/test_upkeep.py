@@ -436,6 +436,13 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
     assert child.communicate(timeout=300)[0] == "in\n"
 
 
+def test_the_size_of_a_linked_cache(cache: Cache, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(cache.root)
+    done = CliRunner().invoke(app, ["cache", "ls", "--cache", str(link), "--json"])
+    assert json.loads(done.stdout) == {"cache": str(link), "bytes": disk_bytes(cache.root)}
+
+
 def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
     monkeypatch.setenv("COLUMNS", "200")

@@ -41,7 +41,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
         from toolchain.engine.namespace import enter  # noqa: PLC0415 - root does not need it
 
         enter()  # some folders that builds create are unreadable outside the user namespace
-    size = disk_bytes(where.root)
+    size = disk_bytes(where.root.resolve())  # the cache may be a link to a folder on a larger disk
     if json_:
         console.data({"cache": str(where.root), "bytes": size})
         return
