@@ -11,7 +11,6 @@ each kind and GPU, and exits with 1 if an object differs.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -23,8 +22,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts.worker_run import command_line, compile_rules, planned
 from toolchain.catalog.aotriton_generations import generation_of
-from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.rules import Rule, in_order
 from toolchain.stages.aotriton_images import SOURCE, upstream_arguments
 from toolchain.stages.kernel_workers import VARIABLES
@@ -36,7 +35,6 @@ ENVIRONMENT = {
     "TRITON_STORE_BINARY_ONLY": "1",
     "TRITON_DISABLE_LINE_INFO": "1",
 }
-START = Path(__file__).resolve().parents[1] / "aotriton" / "start.py"
 
 
 class Ways:
@@ -50,26 +48,17 @@ class Ways:
 
     def upstream(self, rules: Sequence[Rule], folder: Path) -> None:
         """Compile each rule with upstream's script in a process of its own."""
-        for number, rule in enumerate(rules):
+        for rule in rules:
             words = upstream_arguments(rule, *self._of.words_of([rule.target]))
             words[0] = words[0].replace(SOURCE, str(self._source), 1)
-            out = folder / f"{number}.hsaco"
-            env = {**VARIABLES, **ENVIRONMENT, "TRITON_CACHE_DIR": str(folder / f"cache-{number}")}
+            out = folder / f"{rule.id}.hsaco"
+            env = {**VARIABLES, **ENVIRONMENT, "TRITON_CACHE_DIR": str(folder / f"cache-{rule.id}")}
             argv: list[str | Path] = [self._python, self._source / self._of.script, *words, "-o", out, "--timeout", "0"]
             subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
 
     def worker(self, rules: Sequence[Rule], folder: Path) -> None:
         """Compile the rules with one process of the worker."""
-        tasks = [rule.task(str(self._source), str(folder)) for rule in rules]
-        for number, task in enumerate(tasks):
-            task["out"] = str(folder / f"{number}.hsaco")
-        env = {**VARIABLES, **self._worker, "TRITON_F32_DEFAULT": "ieee", "TRITON_CACHE_DIR": str(folder / "cache")}
-        lines = "".join(json.dumps(task) + "\n" for task in tasks)
-        argv: list[str | Path] = [self._python, START, "", ""]
-        done = subprocess.run(argv, env=env, check=True, input=lines, stdout=subprocess.PIPE, text=True)
-        answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
-        if failed := [answer for answer in answers if answer["status"] != "done"]:
-            raise SystemExit(f"a rule was not compiled: {failed[0]}")
+        compile_rules(self._python, self._source, rules, folder, self._worker)
 
     def compare(self, rules: Sequence[Rule], first: str) -> tuple[dict[str, float], int]:
         """Return the CPU seconds of both ways by name, and the number of objects that differ; `first` starts."""
@@ -80,7 +69,7 @@ class Ways:
                 before = _children()
                 getattr(self, way)(rules, folder)
                 seconds[way] = _children() - before
-                objects = [folder / f"{number}.hsaco" for number in range(len(rules))]
+                objects = [folder / f"{rule.id}.hsaco" for rule in rules]
                 digests[way] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in objects]
         return seconds, sum(one != other for one, other in zip(digests["upstream"], digests["worker"], strict=True))
 
@@ -101,20 +90,16 @@ def drawn(rules: Sequence[Rule], size: int, count: int, seed: int) -> list[Seque
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print a row for each kind and GPU, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("python")
-    parser.add_argument("--gpu", required=True)
+    parser = command_line(__doc__)
     parser.add_argument("--groups", type=int, default=3)
     parser.add_argument("--single", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--preload", default="", help="the allocator that the worker gets, as in a campaign")
     given = parser.parse_args(argv)
-    plan = read_plan(given.plan, given.source, build=str(given.plan), source=str(given.source))
+    plan = planned(given)
     ways, differ = Ways(given.source.resolve(), given.python, given.preload), 0
     for gpu in given.gpu.split(","):
-        rules = in_order(rule for rule in plan.rules if rule.target == gpu)
+        rules = in_order(rule for rule in plan if rule.target == gpu)
         for kind, size, count in (("groups", GROUP, given.groups), ("single", 1, given.single)):
             ratios, total = [], {"upstream": 0.0, "worker": 0.0}
             if not count:

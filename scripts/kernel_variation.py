@@ -10,7 +10,6 @@ files are compared. The program prints a JSON line for each GPU, and exits with 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -23,12 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from toolchain.kernels.aotriton_plan import read_plan
+from scripts.worker_run import TOP, command_line, compile_rules, planned
 from toolchain.kernels.rules import Rule
-from toolchain.stages.kernel_workers import VARIABLES
 
-TOP = Path(__file__).resolve().parents[1]
-START = TOP / "aotriton" / "start.py"
 HEAP = TOP / "toolchain" / "data" / "vary" / "heap.c"
 Digests = dict[str, tuple[str, str]]  # of an object and its JSON file, by the id of the rule
 
@@ -37,18 +33,9 @@ def compiled(source: Path, python: str, rules: Sequence[Rule], changed: Mapping[
     """Compile rules with one worker process; return the digests of their files, and the worker's answers."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tasks = [rule.task(str(source), str(folder)) for rule in rules]
-        for task in tasks:
-            task["out"] = str(folder / f"{task['id']}.hsaco")
-        env = {**VARIABLES, "TRITON_F32_DEFAULT": "ieee", "TRITON_CACHE_DIR": str(folder / "cache"), **changed}
-        if "TRITON_HIP_LLD_PATH" in os.environ:  # old versions of Triton link with this program
-            env["TRITON_HIP_LLD_PATH"] = os.environ["TRITON_HIP_LLD_PATH"]
-        lines = "".join(json.dumps(task) + "\n" for task in tasks)
-        argv: list[str | Path] = [python, START, "", ""]
-        done = subprocess.run(argv, env=env, check=True, input=lines, stdout=subprocess.PIPE, text=True)
-        answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
-        if failed := [answer for answer in answers if answer["status"] != "done"]:
-            raise SystemExit(f"a kernel was not compiled: {failed[0]}")
+        # Old versions of Triton link with this program.
+        linker = {key: value for key, value in os.environ.items() if key == "TRITON_HIP_LLD_PATH"}
+        answers = compile_rules(python, source, rules, folder, {**linker, **changed})
         files = {rule.id: [folder / f"{rule.id}{suffix}" for suffix in (".hsaco", ".json")] for rule in rules}
         digests = {key: [hashlib.sha256(path.read_bytes()).hexdigest() for path in both] for key, both in files.items()}
     return {key: (code, about) for key, (code, about) in digests.items()}, answers
@@ -56,21 +43,17 @@ def compiled(source: Path, python: str, rules: Sequence[Rule], changed: Mapping[
 
 def main(argv: Sequence[str]) -> int:
     """Compile and compare; print a row for each GPU, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("python")
-    parser.add_argument("--gpu", required=True)
+    parser = command_line(__doc__)
     parser.add_argument("--kernels", type=int, default=200, help="the number of kernels of all GPUs together")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--draw", type=int, default=1, help="the seed of the sample")
     given = parser.parse_args(argv)
     source, gpus = given.source.resolve(), given.gpu.split(",")
-    plan = read_plan(given.plan, given.source, build=str(given.plan), source=str(given.source))
+    plan = planned(given)
     wanted: list[Rule] = []
     usual: Digests = {}
     for gpu in gpus:
-        rules = [rule for rule in plan.rules if rule.target == gpu]
+        rules = [rule for rule in plan if rule.target == gpu]
         count = given.kernels // len(gpus)
         sample = random.Random(given.draw).sample(rules, count * 3 // 2)  # noqa: S311 - a sample needs no secure numbers
         digests, answers = compiled(source, given.python, sample, {})
