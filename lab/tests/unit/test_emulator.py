@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from lab.tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
-from tests.kernel_fixtures import endless, make_object
 from tests.refusals import refused
-from toolchain.cli.app import app
 from toolchain_lab import bridge
-from toolchain_lab.emulator import codeobject, messagepack
 from toolchain_lab.emulator.control import wait
 from toolchain_lab.emulator.decode import decode
 from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
@@ -32,18 +25,14 @@ from toolchain_lab.emulator.errors import (
     NotEmulatedError,
     OutsideError,
 )
-from toolchain_lab.emulator.given import parse_argument
-from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
-from toolchain_lab.emulator.launch import run as launch_run
 from toolchain_lab.emulator.memory import Lds, Memory
-from toolchain_lab.emulator.metadata import check_metadata, described, metadata_of
 from toolchain_lab.emulator.placement import UPPER
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
 from toolchain_lab.emulator.workgroup import Workgroup, refuse
 
-GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
+GFX942, GFX1100 = Target("gfx942", 64), Target("gfx1100", 32)
 
 
 # -------------------------------------------------------------------- memory
@@ -438,105 +427,6 @@ def test_workgroup_ids_stand_where_each_generation_expects_them() -> None:
     assert get(new, "ttmp8") >> 25 & 31 == 1
 
 
-def test_arguments_are_aligned_to_their_size() -> None:
-    parameters = [Parameter("x", "*fp16"), Parameter("n", "i32"), Parameter("s", "i64"), Parameter("f", "fp32")]
-    block = argument_block(parameters, {"x": 0x7F0000001000, "n": -1, "s": 5, "f": 1.5}, 64)
-    assert block == struct.pack("<Qi4xqf", 0x7F0000001000, -1, 5, 1.5).ljust(64, b"\0")
-    with pytest.raises(NotEmulatedError):
-        argument_block(parameters, {"x": 0, "n": 0, "s": 0, "f": 0}, 16)
-    with pytest.raises(LaunchError):
-        argument_block(parameters, {"x": 0, "n": 1 << 40, "s": 0, "f": 0}, 64)
-
-
-def test_a_signature_must_be_the_objects() -> None:
-    arguments = (
-        codeobject.Argument(0, 8, "global_buffer"),
-        codeobject.Argument(8, 4, "by_value"),
-        codeobject.Argument(16, 8, "global_buffer"),
-    )
-    code = code_object("gfx942", arguments=arguments)
-    check_parameters(code, [Parameter("x", "*fp16"), Parameter("n", "i32")])
-    for wrong in (
-        [Parameter("n", "i32")],
-        [Parameter("x", "*fp16"), Parameter("n", "i64")],
-        [Parameter("x", "*fp16")] * 4,
-    ):
-        with refused("kernel-signature-mismatch"):
-            check_parameters(code, wrong)
-
-
-def test_arguments_of_an_object_alone_are_at_its_offsets() -> None:
-    """The metadata of AITER's objects does not list all parts of the argument block."""
-    places = {"x": (8, 8, "global_buffer"), "n": (20, 4, "by_value"), "y": (48, 8, "global_buffer")}
-    arguments = tuple(codeobject.Argument(*place, name) for name, place in places.items())
-    code = code_object("gfx942", arguments=arguments)
-    block = argument_block(described(code, None).parameters, {"x": 1, "n": 2, "y": 3}, 64)
-    assert block == struct.pack("<8xq4xi24xq8x", 1, 2, 3)
-    # No JSON file is next to the object, so none may be named.
-    for odd in ((codeobject.Argument(8, 8, "by_value"), arguments[0]), (codeobject.Argument(0, 4, "sampler"),)):
-        with refused("kernel-signature-mismatch") as caught:
-            described(replace(code, arguments=odd), None)
-        assert "JSON" not in caught.value.fix
-
-
-@pytest.mark.parametrize(("grid", "only"), [((0, 1, 1), None), ((1 << 20, 1, 1), None), ((2, 1, 1), [(2, 0, 0)])])
-def test_a_grid_that_cannot_run_is_refused(grid: tuple[int, int, int], only: list[tuple[int, int, int]] | None) -> None:
-    launch = Launch(parameters=[], values={}, grid=grid, waves=1, lds=0, only=only)
-    with pytest.raises(LaunchError):
-        launch.places()
-
-
-def test_values_are_read_from_text(tmp_path: Any) -> None:
-    np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float16))
-    x = Parameter("x", "*fp16")
-    assert np.array_equal(np.asarray(parse_argument(x, str(tmp_path / "x.npy"), seed=0)[1]), np.arange(3))
-    assert parse_argument(x, "null", seed=0)[1] is None
-    assert np.asarray(parse_argument(x, "zeros:5", seed=0)[1]).tolist() == [0] * 5
-    assert parse_argument(Parameter("n", "i32"), "0x10", seed=0)[1] == 16
-    assert parse_argument(Parameter("f", "fp32"), "0.5", seed=0)[1] == 0.5
-    assert parse_argument(Parameter("b", "b32"), "0.5", seed=0)[1] == 0x3F000000
-    assert parse_argument(Parameter("b", "b32"), "-1", seed=0)[1] == -1
-    untyped, zeros = parse_argument(Parameter("z", "*"), "zeros:5:bf16", seed=0)
-    assert (untyped.type, np.asarray(zeros).dtype.name) == ("*bf16", "uint16")
-    for parameter, text in (
-        (Parameter("y", "*fp32"), str(tmp_path / "x.npy")),
-        (Parameter("y", "*"), "zeros:5"),
-        (x, "zeros:5:fp32"),
-        (x, "zeros:0"),
-        (x, "7"),
-        (Parameter("n", "i32"), "a"),
-    ):
-        with pytest.raises(LaunchError):
-            parse_argument(parameter, text, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("data", "value"),
-    [
-        (b"\x82\xa1a\x01\xa1b\x93\xc2\xc3\xc0", {"a": 1, "b": [False, True, None]}),
-        (b"\xcd\x01\x00", 256),
-        (b"\xd0\xff", -1),
-        (b"\xff", -1),
-        (b"\xc4\x02hi", b"hi"),
-        (b"\xda\x00\x02hi", "hi"),
-    ],
-)
-def test_metadata_is_read(data: bytes, value: Any) -> None:
-    assert messagepack.unpack(data) == value
-
-
-@pytest.mark.parametrize("data", [b"", b"\xa5ab", b"\xc1", b"\x91" * 40])
-def test_broken_metadata_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="metadata"):
-        messagepack.unpack(data)
-
-
-@pytest.mark.parametrize("content", [{}, [], {"name": "k"}, {"compile_status": "Failed"}, None])
-def test_a_json_without_what_a_launch_needs_is_refused(content: Any) -> None:
-    with pytest.raises(NotEmulatedError):
-        metadata_of(content, "k.json")
-
-
 def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
     moved = ["s_add_u32 s0, s0, s8", "s_addc_u32 s1, s1, 0"]
     used = [
@@ -562,27 +452,6 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
         ran(used)
 
 
-@pytest.mark.parametrize("text", ["zeros:²", f"zeros:{'1' * 5000}", "normal:0", "empty.npy", "zip.npy"])
-def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("empty.npy").touch()
-    Path("zip.npy").write_bytes(b"PK\3\4 no zip")
-    with pytest.raises(LaunchError):
-        parse_argument(Parameter("x", "*fp32"), text, seed=0)
-
-
-def test_a_number_that_does_not_fit_its_argument() -> None:
-    for kind, number in (("fp32", 1e300), ("i32", 1 << 40), ("i32", math.nan)):
-        with refused("argument-invalid"):
-            argument_block([Parameter("n", kind)], {"n": number}, 16)
-
-
-@pytest.mark.parametrize("words", [("--arg", "n=1"), ("--out", "folder"), ("--workgroup", "0"), ("--reverse",)])
-def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(app, ["emulate", "kernel.hsaco", *words])
-    assert (done.exit_code, "need --grid" in done.output) == (3, True), done.output
-
-
 def test_halves_of_registers_are_decoded_as_such() -> None:
     asked: list[Sequence[str | Path]] = []
 
@@ -603,36 +472,6 @@ def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
         bridge.disassembler(Path("/bin/true"))
 
 
-def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
-    about = {"name": "kernel", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
-    for lds in (1 << 50, -1):
-        with refused("memory-too-large"):
-            check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))
-
-
-@pytest.mark.parametrize(("offset", "size"), [(0, 1 << 40), (0, -1), (1 << 40, 8), (-8, 8), (60, 8)])
-def test_an_argument_outside_of_the_argument_block_is_refused(offset: int, size: int) -> None:
-    code = code_object("gfx942", arguments=(codeobject.Argument(offset, size, "hidden_none"),))
-    with refused("arguments-unfit"):
-        described(code, None)
-    with refused("memory-too-large"):
-        described(replace(code, descriptor=replace(code.descriptor, kernarg=0xFFFFFFFF)), None)
-
-
-def test_a_hidden_argument_may_be_smaller_than_its_value() -> None:
-    code = code_object("gfx942", arguments=(codeobject.Argument(0, 1, "hidden_block_count_x"),))
-    launch = Launch([], {}, (70_000, 1, 1), 1, 0, only=[(0, 0, 0)])
-    assert launch_run(Program(code, [Line(0, "s_endpgm", (0,))]), launch).instructions == 1
-
-
-@pytest.mark.parametrize("threads", [0, 32, 100, 1 << 40])
-def test_a_workgroup_that_is_not_of_whole_waves_is_not_blamed_on_a_json(threads: int) -> None:
-    """The JSON file is optional, and a HIP kernel has no JSON file."""
-    code = replace(code_object("gfx942"), workgroup_size=threads)
-    with refused("kernel-not-emulated", threads):
-        described(code, None)
-
-
 def test_every_error_has_an_exit_code_of_the_tool() -> None:
     codes = {CodeObjectError: 12, DisassemblerError: 8, FaultyKernelError: 24, LaunchError: 3, NotEmulatedError: 23}
     assert codes.keys() == set(EmulatorError.__subclasses__())
@@ -640,30 +479,6 @@ def test_every_error_has_an_exit_code_of_the_tool() -> None:
     for kind, code in codes.items():
         told = bridge.translated(kind("some-id", "it failed", why="so", fix="do"))
         assert (told.id, told.code, told.what, told.why, told.fix) == ("some-id", code, "it failed", "so", "do")
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("table", ["sections", "segments"])
-def test_a_table_without_end_is_no_code_object(table: str, tmp_path: Path) -> None:
-    path = tmp_path / "k.hsaco"
-    path.write_bytes(endless(make_object("gfx942", "k"))[table])
-    with pytest.raises(CodeObjectError):
-        bridge.load(path)
-
-
-@pytest.mark.timeout(300)
-def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "k.json").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "pipe.json")
-    for name in ("k", "pipe"):
-        with pytest.raises(NotEmulatedError):
-            bridge.read_metadata(tmp_path / f"{name}.hsaco")
-
-
-@pytest.mark.timeout(300)
-def test_metadata_of_millions_of_empty_values_is_refused() -> None:
-    with pytest.raises(ValueError, match="many"):
-        messagepack.unpack(b"\xdd\x00\x3d\x09\x00" + b"\x80" * 4_000_000)
 
 
 @pytest.mark.parametrize(
