@@ -69,14 +69,19 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
         write_atomically(real, content, check=True)
 
 
-def require_output(path: Path, *, option: str) -> None:
+def require_output(path: Path, *, option: str, make_folder: bool = False) -> None:
     """Raise the ConfigError with which `write_output` would refuse a path, or one for a folder that does not exist.
 
     Verbs that work for a long time call it first. The check creates a file next to the path and removes it, because
     the permissions of a folder do not show whether the file system accepts new files.
+
+    Args:
+        make_folder: whether to accept a folder that does not exist, if `write_output` can make it.
     """
-    with _output(path, option) as real, NewFile(real):
-        pass
+    with _output(path, option) as real:
+        folder = next(each for each in real.parents if each.exists()) if make_folder else real.parent
+        with NewFile(folder / real.name):
+            pass
 
 
 def clear_output(path: Path, *, option: str) -> None:

@@ -192,6 +192,14 @@ def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) ->
     run(name, "--statement", tmp_path / "out.json", code=ConfigError.code)
 
 
+@pytest.mark.parametrize("statement", ["/dev/null", "/proc/statement", "/proc/new/statement"])
+def test_a_statement_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, statement: str) -> None:
+    new_key(tmp_path / "key")
+    (tmp_path / "nothing").mkdir()
+    result = run(tmp_path / "nothing", "--key", tmp_path / "key", "--statement", statement, code=ConfigError.code)
+    assert result["id"] == "output-unwritable"
+
+
 def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: Path) -> None:
     shutil.copytree(campaign, tmp_path / "c")
     words = ("--rebuild", "9", "--source", KERNELS.parent, "--with-python", sys.executable)

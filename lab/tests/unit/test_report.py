@@ -142,6 +142,24 @@ def test_an_empty_ledger_is_told(tmp_path: Path) -> None:
     assert "[ledger-empty]" in made(tmp_path, tmp_path / "some.sqlite", code=3)
 
 
+@pytest.mark.parametrize("out", ["/dev/null", "link.html", "/proc/page.html", "/proc/new/page.html"])
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.html").symlink_to("/etc/page.html")
+    done = CliRunner().invoke(app, ["report", "no.sqlite", "--out", out, "--cache", "cache"])
+    assert done.exit_code == 3
+    assert "[output-" in done.output, done.output
+
+
+def test_a_page_is_written_to_a_new_folder(tmp_path: Path) -> None:
+    write_ledger(tmp_path / "some.sqlite", large_campaign(2)[0])
+    out = tmp_path / "new" / "folder" / "page.html"
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "some.sqlite"), "--out", str(out)])
+    assert (done.exit_code, [*out.parent.iterdir()]) == (0, [out]), done.output
+
+
 def test_a_comparison_has_both_sides(tmp_path: Path) -> None:
     _, kernels = large_campaign(40)
     worse = [

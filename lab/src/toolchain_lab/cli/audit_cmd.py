@@ -92,6 +92,10 @@ def audit(
         raise ConfigError(
             "option-needs-option", "--rebuild needs the kernels' source", fix="give --source DIR --triton-wheel VERSION"
         )
+    if statement is not None:
+        from toolchain.core.digest import require_output  # noqa: PLC0415
+
+        require_output(statement, option="--statement", make_folder=True)
     where = cache_of(cache)
     result = look(what, where, gpus=gpus, plan=plan)
     if rebuild and source is not None:

@@ -27,10 +27,11 @@ def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt =
 
     The page loads nothing from the network. A campaign may still be running.
     """
-    from toolchain.core.digest import write_output  # noqa: PLC0415
+    from toolchain.core.digest import require_output, write_output  # noqa: PLC0415
     from toolchain_lab.report.page import html  # noqa: PLC0415 - `--help` does not need it
     from toolchain_lab.report.subject import report_of  # noqa: PLC0415
 
+    require_output(out, option="--out", make_folder=True)
     page = html(report_of(what, cache_of(cache))).encode(errors="backslashreplace")
     write_output(out, page, option="--out")
     console.text(str(out), console.size(len(page)))
