@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -117,6 +118,23 @@ def test_addresses_do_not_count(tmp_path: Path, change: dict[str, int | str], st
     assemble(tmp_path / "a")
     assemble(tmp_path / "b", **change)  # type: ignore[arg-type]
     assert compared(tmp_path)[0] == {status: 1}
+
+
+def test_kernels_that_differ_are_disassembled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[dict[str, Any]] = [*({"register": f"s{number}"} for number in range(5)), {"pad": 512}]
+    for number, change in enumerate([*changes, {"pad": 512, "register": "s7"}]):
+        for side, its in (("a", {}), ("b", change)):
+            assemble(tmp_path / "made", **its)
+            (tmp_path / side / "gfx942").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "made" / "gfx942" / "k.hsaco").rename(tmp_path / side / "gfx942" / f"{number}.hsaco")
+            (tmp_path / "made" / "gfx942").rmdir()
+    program = tmp_path / "llvm-objdump"
+    program.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/calls\nexec {bridge.disassembler().path} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv(VARIABLE, str(program))
+    assert compared(tmp_path)[0] == {"same_instructions": 1, "changed": 6}
+    # The two kernels with other addresses of data are also disassembled as a whole.
+    assert (tmp_path / "calls").read_text().split() == ["--version", "-d", "-d", "-d"]
 
 
 @pytest.mark.parametrize(("register", "status"), [("s6", "same_instructions"), ("s7", "changed")])

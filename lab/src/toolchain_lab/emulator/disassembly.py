@@ -118,6 +118,19 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
 
     NotEmulatedError is raised if the disassembler is too old for the GPU, fails, or prints an unexpected line.
     """
+    (lines,) = disassemble_all([path], gpu, disassembler)
+    return lines
+
+
+def disassemble_all(
+    paths: Sequence[Path], gpu: str, disassembler: Disassembler, *, stop: int | None = None
+) -> list[tuple[Line, ...]]:
+    """Return the instructions of each code object as `disassemble` does, with one call of llvm-objdump.
+
+    Args:
+        paths: the code objects, which must all be for `gpu`.
+        stop: the address at which to stop; the last instruction before it may be cut. By default all are returned.
+    """
     rdna = _RDNA.match(gpu) is not None
     oldest = _OLDEST_RDNA if rdna else _OLDEST_FOR.get(gpu, _OLDEST)
     if disassembler.version[0] < oldest:
@@ -127,16 +140,19 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
             why=f"the oldest supported version for this GPU is LLVM {oldest}",
             fix="give the path of a newer one: --objdump PATH",
         )
+    options = [*([_HALVES] if rdna else []), *([f"--stop-address={stop:#x}"] if stop is not None else [])]
     try:
-        printed = disassembler.run([disassembler.path, "-d", *([_HALVES] if rdna else []), path], _LIMIT)
+        printed = disassembler.run([disassembler.path, "-d", *options, *paths], _LIMIT)
     except ProgramError as error:
         raise NotEmulatedError(
             "object-not-decoded",
-            f"{disassembler.label} could not decode {path.name}",
+            f"{disassembler.label} could not decode {paths[0].name}",
             why=str(error),
             fix="compile the object again",
         ) from error
-    lines = []
+    # A line with the path precedes the instructions of each code object. The first such line is not needed.
+    listed: dict[str, list[Line]] = {f"{path.absolute()}:\tfile format elf64-amdgpu": [] for path in paths}
+    lines = next(iter(listed.values()))
     for text in printed.splitlines():
         if match := _LINE.match(text):
             words = tuple(int(word, 16) for word in match[3].split())
@@ -148,4 +164,6 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
                 why=text.strip()[:200],
                 fix="report it with the code object",
             )
-    return tuple(lines)
+        else:
+            lines = listed.get(text, lines)
+    return [tuple(each) for each in listed.values()]
