@@ -66,16 +66,16 @@ def ccob(content: bytes, version: int, *, method: int = 1, size: int | None = No
     return b"CCOB" + head + packed
 
 
-def library(section: bytes) -> bytes:
-    """The smallest ELF file for a host that has a `.hip_fatbin`."""
-    names = b"\0.hip_fatbin\0.shstrtab\0"
+def library(section: bytes, name: bytes = b".hip_fatbin") -> bytes:
+    """The smallest ELF file for a host that has a section of device code."""
+    names = b"\0" + name + b"\0.shstrtab\0"
     at_names = 64 + len(section)
     at_headers = at_names + len(names)
     row = struct.Struct("<IIQQQQIIQQ")
     headers = (
         bytes(64)
         + row.pack(1, 1, 2, 0x1000, 64, len(section), 0, 0, 4096, 0)
-        + row.pack(13, 3, 0, 0, at_names, len(names), 0, 0, 1, 0)
+        + row.pack(len(name) + 2, 3, 0, 0, at_names, len(names), 0, 0, 1, 0)
     )
     about = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, at_headers, 0, 64, 0, 0, 64, 3, 2)
     head = b"\x7fELF\x02\x01\x01" + bytes(9) + about
@@ -90,6 +90,14 @@ def run(*words: Any, code: int = 0) -> dict[str, Any]:
 
 def bundle_of(campaign: Path, name: str = "add", gpus: tuple[str, ...] = GPUS) -> bytes:
     return plain(*((TARGET + gpu, (campaign / gpu / f"{name}-fp16.hsaco").read_bytes()) for gpu in gpus))
+
+
+@pytest.mark.parametrize("section", [b".nv_fatbin", b"__nv_relfatbin"])
+def test_code_of_cuda_is_read_relocatable_or_not(tmp_path: Path, section: bytes) -> None:
+    element = struct.pack("<HHIQ", 2, 0, 64, 0) + bytes(12) + struct.pack("<I", 90) + bytes(32)
+    content = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
+    (tmp_path / "lib.so").write_bytes(library(content, section))
+    assert run("audit", tmp_path)["gpus"] == {"sm_90": {}}
 
 
 FORMS: dict[str, Callable[[bytes], bytes]] = {

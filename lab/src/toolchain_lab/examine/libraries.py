@@ -18,6 +18,8 @@ from toolchain_lab.examine.revisions import INSIDE, revisions
 from toolchain_lab.metered import metered
 
 _FATBIN = b"\x50\xed\x55\xba"
+# CUDA's compilers put relocatable device code (-rdc=true) into a section of another name, with the same fat binaries.
+_NVIDIA = (".nv_fatbin", "__nv_relfatbin")
 _ELF = b"\x7fELF"
 _MOST = 100_000  # the limit for the numbers of sections, dynamic tags and versions
 
@@ -119,7 +121,7 @@ class _Found:
             elif section.name == ".hip_fatbin":
                 self._take(section["sh_size"], path)
                 self._amd(stream, section["sh_offset"], section["sh_size"], path)
-            elif section.name == ".nv_fatbin":
+            elif section.name in _NVIDIA:
                 self._take(section["sh_size"], path)
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
 
