@@ -284,6 +284,18 @@ def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "broken.whl", code=SourceError.code)
 
 
+def test_libraries_for_windows_are_noted(campaign: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "a-1-cp311-cp311-win_amd64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("a/a.pyd", "a.libs/b.dll"):
+            archive.writestr(name, b"MZ".ljust(100, b"\0"))
+    assert "a/a.pyd, a.libs/b.dll" in run(wheel, code=ConfigError.code)["why"]
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("a/gfx942/add.hsaco", (campaign / "gfx942" / "add-fp16.hsaco").read_bytes())
+    (note,) = run(wheel)["notes"]
+    assert "2 libraries for Windows" in note
+
+
 def test_a_prefix_of_no_known_plan_is_told(campaign: Path, tmp_path: Path) -> None:
     prefix(campaign, tmp_path / "p")
     (tmp_path / "none").mkdir()

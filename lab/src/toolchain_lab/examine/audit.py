@@ -22,7 +22,8 @@ from toolchain_lab.examine.libraries import Library, newest, read_library
 from toolchain_lab.examine.places import opened
 from toolchain_lab.examine.uneven import uneven
 
-_HOST = (".so", ".pyd")
+_WINDOWS = (".pyd", ".dll")
+_HOST = (".so", *_WINDOWS)
 
 
 @dataclass(kw_only=True)
@@ -155,9 +156,14 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         else:
             result.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
 
+    windows: list[str] = []
     with opened(what, cache) as files:
-        result.kernels = sorted(kernels_of(_looking(files, result, fault), fault), key=lambda kernel: kernel.key)
+        kernels = kernels_of(_looking(files, result, windows, fault), fault)
+        result.kernels = sorted(kernels, key=lambda kernel: kernel.key)
         result.images, result.notes = files.images, files.notes()
+    if windows:
+        one_or_more = "1 library for Windows was" if len(windows) == 1 else f"{len(windows)} libraries for Windows were"
+        result.notes.append(f"{one_or_more} not read: {_first(windows)}")
     if not (result.kernels or result.libraries or result.damaged or result.sealed):
         raise ConfigError(
             "nothing-compiled",
@@ -188,8 +194,12 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     return result
 
 
-def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> Iterator[StoredFile]:
-    """Yield the files that may contain kernels; record libraries, partial packs and prebuilt files in `result`."""
+def _looking(files: Iterable[StoredFile], result: Audit, windows: list[str], on_fault: OnFault) -> Iterator[StoredFile]:
+    """Yield the files that may contain kernels; record libraries, partial packs and prebuilt files in `result`.
+
+    Args:
+        windows: a list to which the libraries for Windows are added.
+    """
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for file in files:
         folder, _, name = file.path.rpartition("/")
@@ -204,6 +214,8 @@ def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> I
                     result.libraries.append(library)
                     if library.fault:
                         result.damaged.append(library.fault)
+                elif name.endswith(_WINDOWS):
+                    windows.append(file.path)
             except FAULTS as error:
                 on_fault(error)
             continue
