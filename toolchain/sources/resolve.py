@@ -280,11 +280,8 @@ def _tree_of(file: Path, digest: str, store: Store, how: _How, *, name: str) -> 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     """Store a snapshot of a user's file or folder, and return its path; later edits do not affect the snapshot."""
-    if source.path is None or source.digest is None:
-        raise SourceError(
-            "source-without-path", f"the source {source.name} has no path", fix=f"give --source {source.name}=PATH"
-        )
     top, digest = source.path, source.digest
+    assert top is not None and digest is not None  # noqa: S101, PT018 - `locate` looked them up
     if top.is_file():
         return _tree_of(_keep(top, digest, store, cache), digest, store, how, name=top.name)
 

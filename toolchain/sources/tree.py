@@ -113,15 +113,9 @@ class Source:
             )
 
     def fetched(self, path: Path) -> FetchedSource:
-        """Return the source with its path in the store; raise an error if its full commit or its digest is unknown."""
+        """Return the source with its path in the store; raise PinError if its full commit is unknown."""
         self.require_commit()
-        if self.digest is None:
-            raise SourceError(
-                "source-without-digest",
-                f"the source {self.name} has no digest",
-                why="a build records the digest of each source",
-                fix="name the source by a commit or with a digest",
-            )
+        assert self.digest is not None  # noqa: S101 - a fetch determines it
         # fmt: off
         return FetchedSource(
             name=self.name, kind=self.kind, where=self.where, version=self.version, digest=self.digest, path=path,

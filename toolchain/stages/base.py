@@ -316,13 +316,12 @@ def local_image(request: Request) -> LocalImage:
     """Return the local base image that the request names, for the architecture of the request.
 
     RegistryError is raised if the layout lacks the named image, or if the request gives neither a tag nor a digest and
-    the layout does not contain exactly one image. UnsupportedError is raised if the base is not a local image, or if
-    there is no image for the architecture.
+    the layout does not contain exactly one image. UnsupportedError is raised if there is no image for the
+    architecture.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - most bases are recipes
 
-    if request.base.image is None:
-        raise UnsupportedError("base-not-local", f"{request.base} is not a local image", fix="name one: --base oci:DIR")
+    assert request.base.image is not None  # noqa: S101 - the caller has checked it
     layout = Layout(request.base.image.path)
     top = resolve(request.base.image)
     for image in layout.images_below(top):
