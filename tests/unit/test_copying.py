@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from tests.evidence_fixtures import finished_base, finished_llvm, small_image
 from tests.fake_registry import FakeRegistry, fake_registry
 from tests.places import publish, referrers, verify
 from tests.refusals import refused
 from tests.request_fixtures import specs
+from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import DigestError
@@ -282,6 +284,23 @@ def test_a_bundle_in_the_folder_is_left_behind(published: Published, tmp_path: P
     copied = copy(LayoutRef(layout.root), LayoutRef(tmp_path / "inside"), tmp_path)
     assert (copied.image, copied.digest) == (published.name, published.delivered.digest)
     assert not Layout(tmp_path / "inside").has(bundle.digest)
+
+
+def test_a_bundle_in_the_folder_is_not_verified(published: Published, tmp_path: Path) -> None:
+    layout = Layout(shutil.copytree(published.folder, tmp_path / "carried"))
+    bundle = layout.put_artifact("application/vnd.toolchain.bundle.v1", [layout.put_bytes(b"{}", media.LAYER)])
+    layout.tag(bundle, "bundle-llvm")
+    layout.tag(bundle.plain, "as-skopeo-writes-it")
+    (tmp_path / "key.pub").write_bytes(published.signer.public.pem())
+
+    def verified(ref: str) -> Result:
+        return CliRunner().invoke(app, ["verify", ref, "--public-key", str(tmp_path / "key.pub")])
+
+    done = verified(f"oci:{layout.root}")
+    assert done.exit_code == 0, done.output
+    assert {line.split("\t")[2] for line in done.stdout.splitlines()} == {"trusted"}
+    assert f"not verified, because it is not an image: oci:{layout.root}:bundle-llvm" in done.stderr
+    assert verified(f"oci:{layout.root}:bundle-llvm").exit_code == 17
 
 
 def test_the_last_attachment_counts_too(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

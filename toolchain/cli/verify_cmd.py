@@ -18,6 +18,8 @@ from toolchain.core.errors import ConfigError, DigestError, DocumentError, Unrea
 from toolchain.oci.reference import parse
 
 if TYPE_CHECKING:
+    from toolchain.oci.layout import Layout
+    from toolchain.oci.place import NamedImage, Place
     from toolchain.trust.contents import Contents
     from toolchain.trust.rebuilt import Builder
     from toolchain.trust.verify import Verdict
@@ -111,12 +113,7 @@ def verify(
         deadline(timeout, lambda: took_too_long(ref, timeout)),
         open_place(parse(ref)) as place,
     ):
-        try:
-            layout, images = place.images(Path(scratch))
-        except (DigestError, DocumentError) as error:
-            raise UntrustedError(
-                "image-damaged", f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT
-            ) from error
+        layout, images = _images_in(place, ref, Path(scratch))
         rows = []
         for named_image in images:
             row = trust.verify(place, layout, named_image.image, key=public, demands=demands, rebuilders=again)
@@ -140,6 +137,20 @@ def verify(
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(bad.id, f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
+
+
+def _images_in(place: Place, ref: str, scratch: Path) -> tuple[Layout, list[NamedImage]]:
+    """Return the images to verify; a note names each other artifact next to them, such as a bundle."""
+    from toolchain.oci.layout_place import without_others  # noqa: PLC0415
+
+    try:
+        layout, named = place.images(scratch)
+    except (DigestError, DocumentError) as error:
+        raise UntrustedError("image-damaged", f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
+    images, others = without_others(layout, named)
+    for other in others:
+        console.note(f"not verified, because it is not an image: {other.ref}")
+    return layout, images
 
 
 def _print(row: Verdict) -> None:

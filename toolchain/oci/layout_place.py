@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError
+from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES
+from toolchain.oci.files import are_files
 from toolchain.oci.layout import Layout, check_name
 from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
 from toolchain.oci.reference import LayoutRef
@@ -163,3 +165,19 @@ def _unnamed(there: Layout) -> list[Descriptor]:
     """Return the entries of index.json that have no tag and no artifact type."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]
+
+
+def is_other_artifact(layout: Layout, entry: Descriptor) -> bool:
+    """Return whether an entry of index.json is neither an image nor plain files, such as a bundle.
+
+    The result is False for a damaged manifest, because the checks of an image report it.
+    """
+    with contextlib.suppress(ToolchainError):
+        return entry.media_type in media.IMAGES and layout.is_artifact(entry) and not are_files(layout.read_json(entry))
+    return False
+
+
+def without_others(layout: Layout, named: Sequence[NamedImage]) -> tuple[list[NamedImage], list[NamedImage]]:
+    """Return the images and plain files, and the other artifacts next to them; alone, an artifact is not left out."""
+    others = [row for row in named if is_other_artifact(layout, row.image)]
+    return ([row for row in named if row not in others], others) if len(others) < len(named) else ([*named], [])

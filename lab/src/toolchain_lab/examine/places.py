@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
+from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.entry_names import EntryNames
 from toolchain.core.errors import ConfigError, HostileInputError, SourceError, UntrustedError
@@ -30,6 +31,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import are_files, read_files
 from toolchain.oci.layer_files import open_members
 from toolchain.oci.layout import Layout
+from toolchain.oci.layout_place import without_others
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.sources.unpack import decompressed
@@ -256,7 +258,10 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
         layout = Layout(cache.images)
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]
     with open_place(parse(what)) as place:
-        layout, named = place.images(scratch)
+        layout, content = place.images(scratch)
+    named, others = without_others(layout, content)
+    for other in others:
+        console.note(f"not read, because it is not an image: {other.ref}")
     images = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
     # Duplicates are removed, because several tags may name the same image.
     return layout, list({image.digest: image for image in images}.values())
