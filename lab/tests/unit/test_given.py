@@ -21,7 +21,6 @@ from toolchain_lab.emulator.launch import Parameter, argument_block
 from toolchain_lab.emulator.metadata import Metadata
 from toolchain_lab.examine.launch_values import Launches
 from toolchain_lab.examine.recompile import rule_of
-from toolchain_lab.numbers.case import NotCheckedError
 
 
 @pytest.mark.parametrize(("element", "bits"), [("bf16", np.uint16), ("fp8e5b16", np.uint8)])
@@ -99,7 +98,3 @@ def test_a_list_of_launches_with_malformed_rows() -> None:
     for kernels in ({"k": [0, "gfx942", 1, 0]}, {"k": 3}, 3):
         with pytest.raises((ValueError, LookupError, TypeError)):
             Launches({"format": FORMAT, "functions": [], "signatures": [], "kernels": kernels})
-
-
-def test_the_reason_of_a_skipped_kernel_is_a_sentence() -> None:
-    assert str(NotCheckedError("no-case", "there is no test case")) == "there is no test case"

@@ -42,7 +42,7 @@ from toolchain_lab.examine.places import local_files
 from toolchain_lab.examine.rebuild import launches_of
 from toolchain_lab.numbers import flash_attn
 from toolchain_lab.numbers.campaign import results
-from toolchain_lab.numbers.case import Expected, NotCheckedError
+from toolchain_lab.numbers.case import Expected, NoCaseError
 from toolchain_lab.numbers.check import CASES, Checked, _cases, check_object
 from toolchain_lab.numbers.collect import Collected, collect
 from toolchain_lab.numbers.contained import check_contained
@@ -336,7 +336,7 @@ def test_constants_that_do_not_fit_a_test_case(error: type[Exception]) -> None:
         yield
 
     metadata: Any = SimpleNamespace(kernel="k")
-    with pytest.raises(NotCheckedError, match="constants of k"):
+    with pytest.raises(NoCaseError, match="constants of k"):
         list(_cases(make, metadata, 0))
 
 

@@ -18,17 +18,8 @@ from toolchain_lab.numbers.elements import Element, Tensor
 Array = NDArray[Any]
 
 
-class NotCheckedError(Exception):
-    """There is no test case for a kernel.
-
-    Args:
-        id: a short name for the reason.
-        why: the reason in words, which is the error's message.
-    """
-
-    def __init__(self, id: str, why: str) -> None:
-        super().__init__(why)
-        self.id = id
+class NoCaseError(Exception):
+    """There is no test case for a kernel; the message is the reason for which the kernel is skipped."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +108,18 @@ class Arguments:
     def numbers(self, **given: float) -> None:
         """Set numbers, by the name of the argument; numbers that the kernel does not take are ignored.
 
-        NotCheckedError is raised if a compile-time argument has a different value that is not None.
+        NoCaseError is raised if a compile-time argument has a different value that is not None.
         """
         for name, value in given.items():
             if self.has(name):
                 self.values[name] = value
             elif name in self.metadata.constants and self.metadata.constants[name] not in (value, None):
-                raise NotCheckedError(
-                    "no-case", f"the compile-time argument {name} is {self.metadata.constants[name]}, not {value}"
-                )
+                raise NoCaseError(f"the compile-time argument {name} is {self.metadata.constants[name]}, not {value}")
 
     def strides(self, **given: Sequence[int]) -> None:
         """Set the strides of tensors, in the order of the kernel's arguments.
 
-        The arguments are named `stride_NAMEx` or `stride_NAME_x`, where x is one character. NotCheckedError is raised
+        The arguments are named `stride_NAMEx` or `stride_NAME_x`, where x is one character. NoCaseError is raised
         if a compile-time stride has a different value, or if the number of strides is unexpected.
         """
         for name, strides in given.items():
@@ -141,7 +130,7 @@ class Arguments:
                 and len(argument.removeprefix(f"stride_{name}").strip("_")) == 1
             ]
             if names and len(names) != len(strides):
-                raise NotCheckedError("no-case", f"{name} has {len(names)} strides: {', '.join(names)}")
+                raise NoCaseError(f"{name} has {len(names)} strides: {', '.join(names)}")
             self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
@@ -154,8 +143,8 @@ class Arguments:
                 self.values[parameter.name] = None if parameter.pointer else 0
 
     def done(self) -> dict[str, Value]:
-        """Return the values of all arguments, by name; raise NotCheckedError if an argument has no value."""
+        """Return the values of all arguments, by name; raise NoCaseError if an argument has no value."""
         lacking = [parameter.name for parameter in self.metadata.parameters if parameter.name not in self.values]
         if lacking:
-            raise NotCheckedError("no-case", f"no value is known for {', '.join(lacking)}")
+            raise NoCaseError(f"no value is known for {', '.join(lacking)}")
         return self.values

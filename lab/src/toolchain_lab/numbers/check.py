@@ -24,7 +24,7 @@ from toolchain_lab.emulator.metadata import Metadata, check_metadata
 from toolchain_lab.emulator.placement import UPPER
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.numbers import aotriton, flash_attn
-from toolchain_lab.numbers.case import Case, NotCheckedError
+from toolchain_lab.numbers.case import Case, NoCaseError
 from toolchain_lab.numbers.objects import SUFFIX
 
 Cases = Callable[[Metadata, int], Iterator[Case]]
@@ -123,13 +123,13 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
                 raise
             code = load(path, first=True)
             gpu, kernel = code.gpu, code.kernel
-            raise NotCheckedError("no-case", _reason(error)) from error
+            raise NoCaseError(_reason(error)) from error
         gpu, kernel = metadata.gpu, metadata.kernel
         code = load(path, kernel)
         check_metadata(code, metadata)
         done = check_program(Program.of(code, disassembler, exact=exact), metadata, name, seed=seed, began=began)
         return replace(done, sha256=digest)
-    except NotCheckedError as error:
+    except NoCaseError as error:
         reason = _named(str(error), path, name)
         return Checked(name, gpu, kernel, SKIPPED, reason, seconds=_since(began), sha256=digest)
     except (NotEmulatedError, CodeObjectError, FaultyKernelError) as error:
@@ -143,7 +143,7 @@ def _cases(make: Cases, metadata: Metadata, seed: int) -> Iterator[Case]:
     try:
         yield from make(metadata, seed)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise NotCheckedError("no-case", f"the test case does not fit the constants of {metadata.kernel}") from error
+        raise NoCaseError(f"the test case does not fit the constants of {metadata.kernel}") from error
 
 
 def check_program(
@@ -161,12 +161,12 @@ def check_program(
         began: the process's CPU time in seconds at the beginning of the check; by default, the time of this call.
         make: a function that returns the cases; by default, the known cases for the kernel.
 
-    NotCheckedError is raised if there is no test case for the kernel.
+    NoCaseError is raised if there is no test case for the kernel.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))
     if make is None:
-        raise NotCheckedError("no-case", f"there is no test case for {metadata.kernel} of {metadata.source}")
+        raise NoCaseError(f"there is no test case for {metadata.kernel} of {metadata.source}")
     errors: dict[str, tuple[float, float]] = {}
     labels, faults, instructions, workgroups = [], [], 0, 0
     for case in _cases(make, metadata, seed):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolchain_lab.emulator.metadata import Metadata
-from toolchain_lab.numbers.case import Arguments, Case, Expected, NotCheckedError
+from toolchain_lab.numbers.case import Arguments, Case, Expected, NoCaseError
 from toolchain_lab.numbers.elements import ELEMENTS, FP32, Element, rows_tensor, tensor
 from toolchain_lab.numbers.problem import Problem, Shape
 from toolchain_lab.numbers.reference import exactly
@@ -27,26 +27,26 @@ _ROWS = 144  # rows in a backward pass; not a multiple of 32, 64 or 128, the pos
 def element_of(metadata: Metadata, *names: str) -> Element:
     """Return the element type of the first of the named tensors that the kernel takes.
 
-    NotCheckedError is raised if the kernel takes none of the tensors, or if the element type is unknown.
+    NoCaseError is raised if the kernel takes none of the tensors, or if the element type is unknown.
     """
     types = {parameter.name: parameter.type.removeprefix("*") for parameter in metadata.parameters}
     for name in names:
         if name in types:
             if types[name] not in ELEMENTS:
-                raise NotCheckedError("no-case", f"{name} has elements of type {types[name]}")
+                raise NoCaseError(f"{name} has elements of type {types[name]}")
             return ELEMENTS[types[name]]
-    raise NotCheckedError("no-case", f"the kernel takes none of {', '.join(names)}")
+    raise NoCaseError(f"the kernel takes none of {', '.join(names)}")
 
 
 def refuse_forms(arguments: Arguments, **off: Any) -> None:
-    """Raise NotCheckedError if a compile-time argument enables a feature for which there is no test case.
+    """Raise NoCaseError if a compile-time argument enables a feature for which there is no test case.
 
     Args:
         off: for each such argument, the value that disables the feature.
     """
     for name, value in off.items():
         if arguments.constant(name, value) != value:
-            raise NotCheckedError("no-case", f"there is no test case for {name} = {arguments.constant(name)}")
+            raise NoCaseError(f"there is no test case for {name} = {arguments.constant(name)}")
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
