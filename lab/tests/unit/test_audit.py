@@ -30,6 +30,7 @@ from toolchain.core.errors import (
     ToolchainError,
     UntrustedError,
 )
+from toolchain.oci.descriptor import LAYER
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.trust import dsse
@@ -155,6 +156,8 @@ def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: P
     files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
     image = small_image(layout, tmp_path / "work", files=files)
     layout.tag(write_index(layout, [image]), "aotriton")
+    layout.tag(layout.put_artifact("application/vnd.toolchain.bundle.v1", [layout.put_bytes(b"{}", LAYER)]), "bundle")
+    assert run(f"oci:{layout.root}", "--gpu", "gfx942")["ok"]
     new_key(tmp_path / "key")
     result = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
     assert (result["ok"], result["attested"]["kinds"]) == (True, ["audit"])
