@@ -133,6 +133,14 @@ def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> Non
     refuses(place, HostileInputError)
 
 
+@pytest.mark.parametrize("fact", [{"diff_id": "sha256:" + "0" * 64}, {"blob_bytes": 10**400}])
+def test_a_record_of_another_layer(place: Place, fact: dict[str, Any]) -> None:
+    """Signed provenance of the images on the base repeats the digest, and `build` shows the size."""
+    record = json.loads(place.content("record"))
+    place.swap("record", canonical({**record, "facts": {**record["facts"], **fact}}))
+    refuses(place, HostileInputError, "bundle-record-mismatch")
+
+
 @pytest.mark.parametrize("kind", ["record", "base", "tree"])
 def test_two_of_one(place: Place, kind: str) -> None:
 

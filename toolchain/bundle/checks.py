@@ -62,7 +62,9 @@ def require_fitting(lock: Lock) -> None:
             )
 
 
-def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
+def require_record(
+    value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], diff_ids: Sequence[str], title: str
+) -> Record:
     """Return the record of a `LockedBase`; raise HostileInputError if it is malformed or contradicts the lock.
 
     Of the record's facts, only the number of packages and the facts about the layer are kept, because the other facts
@@ -70,6 +72,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
     Args:
         layers: the layers in the manifest of the image.
+        diff_ids: the digests of the uncompressed layers in the config of the image.
     """
     try:
         record = Record.parse(value)
@@ -96,6 +99,10 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
         raise hostile("bundle-record-mismatch", f"the bundle's record does not match the {base.stage} in its lock")
     if list(record.layers) != list(layers):
         raise hostile("bundle-record-mismatch", f"the bundle's record names other layers than the image of {base}")
+    # Provenance of the images that are built on the base repeats the digest of its uncompressed layer.
+    own = [(diff_id, layer["size"]) for diff_id, layer in zip(diff_ids, layers, strict=False)][-1:]
+    if own != [(known["diff_id"], known["blob_bytes"])]:
+        raise hostile("bundle-record-mismatch", f"the bundle's record describes another layer than that of {base}")
     return replace(record, facts={"packages": packages, **known}).without_claims()
 
 

@@ -31,6 +31,7 @@ from toolchain.core.record import KEYS, Record
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import diff_ids_of
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place
@@ -128,8 +129,9 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
-        # This maps the digest of each image's manifest to the image's layers, lowest first.
+        # These map the digest of each image's manifest to the image's layers and diff ids, lowest first.
         self._layers: dict[str, list[dict[str, Any]]] = {}
+        self._diff_ids: dict[str, list[str]] = {}
 
     def _of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self._entries if entry.kind in kinds]
@@ -169,7 +171,7 @@ class _Taker:
         return done
 
     def _named_parts(self, lock: Lock) -> None:
-        """Check the blobs of each image in the lock, and store the descriptors of its layers in `_layers`.
+        """Check the blobs of each image in the lock, and fill `_layers` and `_diff_ids`.
 
         HostileInputError is raised if the bundle lacks a blob of an image or contains other blobs, or if an image does
         not have the architecture in the lock.
@@ -200,6 +202,7 @@ class _Taker:
                     f"its config says {str(config.get('architecture'))[:80]!r}",
                 )
             self._layers[base.image] = [child.plain.as_json() for child in named[1:]]
+            self._diff_ids[base.image] = diff_ids_of(config)
 
     def _record(self, record: Record) -> bool:
         new = known_record(self._cache, record.input_digest) != record
@@ -212,7 +215,8 @@ class _Taker:
         for entry in self._of("record"):
             value = parse_object(self._small(entry), entry.title, keys=KEYS)
             base = _owner(entry, lock)
-            record = require_record(value, base, self._layers[base.image], entry.title)
+            layers, diff_ids = self._layers[base.image], self._diff_ids[base.image]
+            record = require_record(value, base, layers, diff_ids, entry.title)
             known = known_record(self._cache, record.input_digest)
             if known is not None and known.manifest != base.image:
                 raise refused([f"{base} has another image in this cache"], "the bundle contains another base")
