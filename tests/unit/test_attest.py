@@ -275,6 +275,13 @@ def test_a_provenance_says_it_all() -> None:
     assert "/root/place" not in canonical(said).decode()
 
 
+def test_the_start_of_a_build_elsewhere_is_not_computed() -> None:
+    """A base from a bundle has no times, and the bundle's author chose how long the build took."""
+    base = image_facts(started=None, finished=None, facts={"total_seconds": 1e12})
+    metadata = attest.provenance(base, SUBJECT)["predicate"]["runDetails"]["metadata"]
+    assert metadata["startedOn"] == metadata["finishedOn"]
+
+
 def test_the_build_type_is_documented() -> None:
     """A documentation address, once the project has one, belongs into the constant."""
     urls = tomllib.loads((TOP / "pyproject.toml").read_text())["project"].get("urls", {})

@@ -80,7 +80,8 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
     record = image_facts.record
     inputs = dict(record.inputs)
     finished = record.finished or image_facts.finished
-    started = record.started or finished - float(record.facts.get("total_seconds") or 0)
+    # Only the machine that built an image knows when its build started.
+    started = finished if record.started is None else record.started
     metadata = {"startedOn": timestamp(started), "finishedOn": timestamp(finished)}
     if run := record.tool.get("run"):
         metadata["invocationId"] = str(run)
