@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +123,50 @@ def test_a_line_without_an_end_is_read_in_pieces(programs: Path, tmp_path: Path)
     DockerRunner(settings=tmp_path / "settings").run("image", ["true"], on_line=pieces.append)
     assert len("".join(pieces)) == 200_000
     assert len(pieces) > 1
+
+
+# A client whose daemon creates a container one second after the request, also if the client has ended.
+SLOW = """
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+there=$(dirname "$0")/containers
+for last; do :; done
+case "$2" in
+  run|create) while [ "$1" != --name ]; do shift; done
+    setsid sh -c "touch '$there.asked'; sleep 1; touch '$there/$2' '$there.created'" >/dev/null 2>&1 &
+    sleep 60 ;;
+  rm) if rm "$there/$last"; then echo "$last"; fi ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("way", ["timeout", "Ctrl-C", "Ctrl-C for a worker"])
+def test_a_container_that_comes_after_the_end_of_the_client_is_removed(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    install(programs, "docker", SLOW)
+    (programs / "containers").mkdir()
+    wait, seen = subprocess.Popen.wait, list[subprocess.Popen[str]]()
+
+    def ended(child: subprocess.Popen[str], timeout: float | None = None) -> int:
+        if not seen and {"run", "create"} & set(child.args):  # type: ignore[arg-type]
+            seen.append(child)
+            while not (programs / "containers.asked").exists():
+                time.sleep(0.01)
+            raise KeyboardInterrupt if timeout is None else subprocess.TimeoutExpired("docker", timeout)
+        return wait(child, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", ended)
+    runner = DockerRunner(settings=tmp_path / "settings")
+    if way == "timeout":
+        runner.run("image", ["true"], timeout=0.01, check=False)
+    elif way == "Ctrl-C":
+        with pytest.raises(KeyboardInterrupt):
+            runner.run("image", ["true"])
+    else:
+        with pytest.raises(KeyboardInterrupt), runner.worker("image", ["true"]):
+            pass
+    assert (programs / "containers.created").exists()
+    assert list((programs / "containers").iterdir()) == []
 
 
 def test_numbers_of_users_outside_a_namespace() -> None:

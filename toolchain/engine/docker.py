@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +42,8 @@ _LABEL = "toolchain.process"
 # `docker run` exits with this code if docker itself fails, rather than the command in the container.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0  # seconds to wait for the docker client to answer
+_CREATION = 10.0  # seconds to wait for a container that the daemon may still be creating
+_AGAIN = 0.25  # seconds between two tries to remove such a container
 VARIABLES = {
     "DOCKER_HOST": "the daemon",
     "DOCKER_CONTEXT": "the daemon, by a name of the client's configuration",
@@ -204,11 +207,13 @@ class DockerRunner:
         words += self._options(mounts, how.get("env"), network=network)
         limits = self._limits(mounts, log=how.get("log"), timed=how.get("timeout") is None)
         how["env"], how["check"] = None, False  # `env` is among the options; the exit code is checked after the limits
+        timeout, begin, ended = how.get("timeout"), time.monotonic(), True
         with self._watched(name, limits) as watch:
             try:
                 result = process.run([*words, image, *_SHELL, *argv], **how)
+                ended = timeout is not None and time.monotonic() - begin >= timeout
             finally:
-                self._remove(name)
+                self._remove(name, ended=ended)
         if watch.reached:
             raise container_limits.limit_error(watch.reached, f"{argv[0]} in a container of {image}")
         if result.returncode == _ENGINE_FAILED:
@@ -234,7 +239,11 @@ class DockerRunner:
         name = self._name()
         words = [*self._words(), "container", "create", "--interactive", "--name", name, *self._options(mounts, env)]
         with self._errors("create"):
-            process.run([*words, image, *_SHELL, *argv])
+            try:
+                process.run([*words, image, *_SHELL, *argv])
+            except BaseException as error:
+                self._remove(name, ended=not isinstance(error, CommandError))
+                raise
         try:
             words = [*self._words(), "container", "start", "--attach", "--interactive", name]
             limits = self._limits(mounts, timed=False)
@@ -309,9 +318,19 @@ class DockerRunner:
     def _words(self) -> list[str]:
         return [os.fspath(word) for word in self._client.client_config.docker_cmd]
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(DockerException):
-            self._client.container.remove(name, force=True, volumes=True)
+    def _remove(self, name: str, *, ended: bool = False) -> None:
+        """Remove a container, unless it is gone.
+
+        Args:
+            ended: whether this tool ended docker's client, so that the daemon may still be creating the container.
+        """
+        end = time.monotonic() + (_CREATION if ended else 0)
+        words = [*self._words(), "container", "rm", "--force", "--volumes", name]
+        # docker prints the name of a container that it removed.
+        while name not in process.run(words, capture=True, check=False, timeout=_PATIENCE).stdout.split():
+            if time.monotonic() >= end:
+                return
+            time.sleep(_AGAIN)
 
     def _kill(self, name: str) -> None:
         with contextlib.suppress(DockerException):
