@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,21 @@ def test_a_container_whose_limits_cannot_be_checked_is_ended(tmp_path: Path) -> 
     with refused("limits-unchecked"), watched(limits, processes=lambda: 1, kill=ended.set):
         place.rmdir()
         assert ended.wait(300)
+
+
+def test_a_container_that_docker_is_still_creating_is_ended_later(tmp_path: Path) -> None:
+    limits = container_limits.limits_for(tmp_path / "log", [])
+    limits["seconds"] = 0.001
+    tries, ended = list[float](), threading.Event()
+
+    def kill() -> None:
+        tries.append(time.monotonic())
+        if len(tries) > 1:  # docker does not know the container at the first try
+            ended.set()
+
+    with watched(limits, processes=lambda: 1, kill=kill) as watch:
+        assert ended.wait(20)
+    assert watch.reached == "hours"
 
 
 def test_a_note_that_did_not_fit_on_the_disk_means_a_full_disk(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Watched:
 def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
     """End a container if it reaches a limit during the block, and yield a result in which the limit is then recorded.
 
+    This is repeated until the block ends, because docker may still be creating the container.
+
     If the limits cannot be checked, the container is ended too, and an EngineError is raised after the block.
 
     Args:
@@ -43,18 +45,16 @@ def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], 
     def watch() -> None:
         counted = time.monotonic()
         while not stop.wait(_EVERY):
-            try:
-                found.reached = usage.reached()
-            except OSError as error:
-                found.failed = error
+            if not found.reached and found.failed is None:
+                try:
+                    found.reached = usage.reached()
+                except OSError as error:
+                    found.failed = error
+                if not found.reached and time.monotonic() - counted > _COUNT_EVERY:
+                    counted = time.monotonic()
+                    found.reached = "processes" if processes() > limits["processes"] else ""
+            if found.reached or found.failed is not None:
                 kill()
-                return
-            if not found.reached and time.monotonic() - counted > _COUNT_EVERY:
-                counted = time.monotonic()
-                found.reached = "processes" if processes() > limits["processes"] else ""
-            if found.reached:
-                kill()
-                return
 
     thread = threading.Thread(target=watch, name="docker-watch", daemon=True)
     thread.start()
