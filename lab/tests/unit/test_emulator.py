@@ -61,6 +61,14 @@ def test_an_access_that_crosses_the_end_of_a_buffer_has_a_distance_of_bytes() ->
             memory.place(memory.addresses[0] + offset, 4, pc=0)
 
 
+def test_an_access_at_the_end_of_the_addresses_is_outside_of_every_buffer() -> None:
+    wave = wave_of("gfx942", [np.zeros(64, np.uint32)])
+    for half, value in (("v2", 0xFFFFFFFC), ("v3", 0x7FFFFFFF)):
+        put(wave, half, value)
+    with refused("outside-buffers", "0x7ffffffffffffffc"):
+        run(wave, "global_load_dwordx2 v[4:5], v[2:3], off")
+
+
 def test_only_active_lanes_access_memory() -> None:
     wave = wave_of("gfx942", [np.arange(4, dtype=np.uint32)])
     put(wave, "v0", 0xFFFFFFF)  # outside, but for lane 1

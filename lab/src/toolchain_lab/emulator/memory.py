@@ -232,7 +232,7 @@ class Memory:
         if number >= 0 and high <= self._ends[number] and (not write or self._may_write[number]):
             return np.asarray(place + self._moves[number])
         buffer = np.searchsorted(self._low, place, "right") - 1
-        bad = (buffer < 0) | (place + size > self._high[buffer])
+        bad = (buffer < 0) | (place > self._high[buffer] - size)  # `place + size` could exceed 64 bits
         if bad.any():
             raise OutsideError(
                 "outside-buffers",
