@@ -16,7 +16,7 @@ from toolchain.kernels.launches import FORMAT
 from toolchain_lab.cli.diff_cmd import conditions_of
 from toolchain_lab.cli.emulate_cmd import _arguments
 from toolchain_lab.emulator.errors import LaunchError
-from toolchain_lab.emulator.given import compare_with, read_expected
+from toolchain_lab.emulator.given import compare_with, parse_argument, read_expected
 from toolchain_lab.emulator.launch import Parameter, argument_block
 from toolchain_lab.emulator.metadata import Metadata
 from toolchain_lab.examine.launch_values import Launches
@@ -33,6 +33,16 @@ def test_expected_bits_are_those_that_out_writes(element: str, bits: type, tmp_p
     for name, differing in (("same", 0), ("other", 8)):
         expected = read_expected(parameter, str(tmp_path / f"{name}.npy"), buffer)
         assert compare_with(parameter, expected, buffer, atol=0, rtol=0).differing == differing
+
+
+@pytest.mark.parametrize(("element", "kind"), [("i32", ">i4"), ("bf16", ">u2"), ("fp32", ">f4")])
+def test_a_big_endian_array_has_the_same_numbers(element: str, kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.npy")
+    np.save(path, np.array([1, 2], kind))
+    parameter, value = parse_argument(Parameter("x", f"*{element}"), path, seed=0)
+    assert isinstance(value, np.ndarray)
+    assert value.tobytes() == np.array([1, 2], kind.replace(">", "<")).tobytes()
+    assert compare_with(parameter, read_expected(parameter, path, value), value, atol=0, rtol=0).differing == 0
 
 
 def test_damaged_arrays(tmp_path: Path) -> None:

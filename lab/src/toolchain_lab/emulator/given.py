@@ -106,7 +106,7 @@ def _load(parameter: Parameter, text: str, option: str = "--arg") -> Array:
         raise _wrong(parameter, text, "the file is not an array that numpy.save wrote", option) from error
     if not isinstance(loaded, np.ndarray):
         raise _wrong(parameter, text, "the file contains several arrays", option)
-    return loaded
+    return loaded.astype(loaded.dtype.newbyteorder("="), copy=False)  # the file may be big-endian
 
 
 def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
