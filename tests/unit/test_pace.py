@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
 import urllib3
 
+from tests.refusals import refused
 from toolchain.core import pace, web
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import RegistryError, UnreachableError
@@ -250,6 +252,32 @@ def test_no_redirect_leaves_https(monkeypatch: pytest.MonkeyPatch) -> None:
                     client.hooks["response"][0](answer)
             else:
                 client.hooks["response"][0](answer)
+
+
+def test_a_redirect_from_https_to_http_is_told_as_such(tmp_path: Path) -> None:
+    """Not as a broken connection or an invalid URL, and there is no use in another attempt."""
+    asked: list[str] = []
+
+    class Redirects(requests.adapters.BaseAdapter):
+        def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
+            answer = requests.Response()
+            asked.append(str(request.url))
+            answer.status_code, answer.url, answer.request = 302, asked[-1], request
+            answer.headers["Location"] = "http://127.0.0.1:9/x"
+            answer.raw = _Empty()
+            return answer
+
+        def close(self) -> None:
+            pass
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(archive, "BACKOFF", 0.01)
+        patched.setattr(requests.Session, "get_adapter", lambda *_, **__: Redirects())
+        with refused("insecure-url"):
+            fetch_archive("https://server.example/x.tar", f"sha256:{'1' * 64}", Store(tmp_path), offline=False)
+        with Registry("registry.example") as registry, refused("redirect-unencrypted"):
+            registry.blob_size("ns/name", f"sha256:{'1' * 64}")
+    assert len(asked) == 2
 
 
 class _Empty:

@@ -23,6 +23,7 @@ T = TypeVar("T")
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP status codes of temporary failures
 LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
+_LEAVES_HTTPS = "a redirect leads from https to http"
 PROGRESS = 64 << 10  # bytes of progress after which earlier failures are forgotten
 LONGEST_ASKED = 120.0  # seconds; the limit for a server's Retry-After
 
@@ -38,6 +39,11 @@ def is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host or "").is_loopback
     except ValueError:
         return False
+
+
+def leaves_https(error: Exception) -> bool:
+    """Return whether a session refused a redirect from https to http with this error."""
+    return str(error) == _LEAVES_HTTPS
 
 
 def header_number(value: str | None) -> int | None:
@@ -121,7 +127,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
             return
         if plain and urlsplit(answer.url).scheme == "https":
             answer.close()
-            raise requests.exceptions.InvalidURL("a redirect leads from https to http")
+            raise requests.exceptions.InvalidURL(_LEAVES_HTTPS)
         # Before requests follows a redirect, it reads the whole body, which may be endless. So the connection is closed
         # if the body is too long.
         with contextlib.suppress(HTTPError):

@@ -161,12 +161,7 @@ class Transport:
             return url
         encrypted = parts._replace(scheme="https").geturl()
         if not self._is_own(encrypted):
-            raise RegistryError(
-                "redirect-unencrypted",
-                f"{self.host} names a URL without encryption",
-                why=f"it sends the client from https to http on {parts.hostname}",
-                fix="report it to the registry's operator",
-            )
+            raise self._unencrypted(f" on {parts.hostname}")
         return encrypted
 
     @contextlib.contextmanager
@@ -182,9 +177,9 @@ class Transport:
     ) -> Iterator[requests.Response]:
         """Send a request, and yield the response before its body is read. GET and HEAD requests are retried.
 
-        RegistryError is raised if the registry refuses access (401 or 403) or redirects to an invalid URL, and
-        UnreachableError if the token service does not answer. The caller must check all other statuses, and catch the
-        exceptions that `requests` raises if the connection fails.
+        RegistryError is raised if the registry refuses access (401 or 403) or redirects to an invalid URL or from https
+        to http, and UnreachableError if the token service does not answer. The caller must check all other statuses,
+        and catch the exceptions that `requests` raises if the connection fails.
 
         Args:
             path: a path on the registry, or a URL from one of its responses.
@@ -208,8 +203,8 @@ class Transport:
                 )
             except requests.exceptions.InvalidProxyURL:
                 raise
-            except ValueError:  # requests raises this for a redirect to an invalid URL
-                raise self._unreadable() from None
+            except ValueError as error:  # requests raises this for a redirect to an invalid URL
+                raise self._unencrypted() if web.leaves_https(error) else self._unreadable() from None
             with response:
                 if response.raw.retries is not None:
                     self.traffic.repeated += len(response.raw.retries.history)
@@ -263,6 +258,14 @@ class Transport:
             what,
             why=f"HTTP {response.status_code} {text}".rstrip(),
             fix=_advice(self.host, response.status_code, code, sending=sending),
+        )
+
+    def _unencrypted(self, where: str = "") -> RegistryError:
+        return RegistryError(
+            "redirect-unencrypted",
+            f"{self.host} names a URL without encryption",
+            why=f"it sends the client from https to http{where}",
+            fix="report it to the registry's operator",
         )
 
     def _unreadable(self) -> RegistryError:

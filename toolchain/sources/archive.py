@@ -14,7 +14,7 @@ from toolchain.core.digest import CHUNK
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.filesystem import open_regular
 from toolchain.core.locks import held
-from toolchain.core.web import Retries, TryAgainError, header_number
+from toolchain.core.web import Retries, TryAgainError, header_number, leaves_https
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
@@ -135,6 +135,13 @@ class _Download:
         try:
             self._once(client)
         except _broken() as error:
+            if leaves_https(error):
+                raise SourceError(
+                    "insecure-url",
+                    f"the server of {self.name} redirects from https to http",
+                    why="without TLS, somebody can change the file during the transfer",
+                    fix="use another URL",
+                ) from None
             raise TryAgainError(self._unreachable(error)) from error
 
     def _once(self, client: requests.Session) -> None:
