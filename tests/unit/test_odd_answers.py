@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -148,6 +149,26 @@ def test_the_address_of_an_upload_that_is_none(odd: Odd, registry: Registry, blo
 def test_a_redirect_to_what_is_no_address(odd: Odd, registry: Registry, tmp_path: Path) -> None:
     odd.said = [Said("GET ", 302, {"Location": "http://\xff[/"})]
     assert "[redirect-invalid]" in told(lambda: pull(registry, tmp_path))
+
+
+def test_a_token_service_that_is_not_there(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+    odd.said = [Said("GET ", 401, {"WWW-Authenticate": 'Bearer realm="http://127.0.0.1:1/t",service="x"'})]
+    with pytest.raises(UnreachableError) as caught:
+        pull(registry, tmp_path)
+    assert (caught.value.id, caught.value.why) == (
+        "token-service-unreachable",
+        "127.0.0.1:1: the connection was refused",
+    )
+
+
+def test_a_registry_that_is_silent_is_told_without_names_of_classes(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        Registry(f"127.0.0.1:{server.getsockname()[1]}", attempts=0, timeout=(1, 0.1)) as registry,
+        pytest.raises(UnreachableError) as caught,
+    ):
+        pull(registry, tmp_path)
+    assert (caught.value.id, caught.value.why) == ("registry-unreachable", "the server did not answer in time")
 
 
 @pytest.mark.parametrize("link", [f'<{BAD}>; rel="next"', "<" * 60_000 + ">; rel=next"])

@@ -23,6 +23,17 @@ T = TypeVar("T")
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP status codes of temporary failures
 LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
+# These are words in the texts of exceptions, whose types do not show the cause.
+_REASONS = {
+    "socks": "the proxy is a SOCKS proxy, which this tool does not support",
+    "resolve": "its host could not be resolved",
+    "certificate": "its certificate is not trusted",
+    "proxy": "the connection through the proxy failed",
+    "refused": "the connection was refused",
+    "timed out": "the server did not answer in time",
+    "unreachable": "the network of the server cannot be reached",
+}
+_ADDRESS = re.compile(r"\S+:[0-9]+: ")
 _LEAVES_HTTPS = "a redirect leads from https to http"
 PROGRESS = 64 << 10  # bytes of progress after which earlier failures are forgotten
 LONGEST_ASKED = 120.0  # seconds; the limit for a server's Retry-After
@@ -44,6 +55,24 @@ def is_loopback(host: str | None) -> bool:
 def leaves_https(error: Exception) -> bool:
     """Return whether a session refused a redirect from https to http with this error."""
     return str(error) == _LEAVES_HTTPS
+
+
+def reason(error: BaseException) -> str:
+    """Return why a connection failed; the texts of the libraries are not returned, because they name Python's classes.
+
+    If the text names the address of the failed connection, the result begins with it.
+    """
+    for _ in range(8):  # the outer exceptions contain whole URLs
+        inner = getattr(error, "reason", None) or next((arg for arg in error.args if isinstance(arg, Exception)), None)
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    text = str(error)
+    address = _ADDRESS.match(text)
+    known = next((why for word, why in _REASONS.items() if word in text.lower()), "")
+    why = known or getattr(error, "strerror", None) or "the connection broke"
+    flaw = getattr(error, "verify_message", "")  # of a certificate
+    return f"{address[0] if address else ''}{why}{f': {flaw}' if flaw else ''}"
 
 
 def header_number(value: str | None) -> int | None:

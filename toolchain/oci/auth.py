@@ -15,7 +15,7 @@ import requests
 
 from toolchain.core.errors import DocumentError, RegistryError, UnreachableError
 from toolchain.core.strict_json import Keys
-from toolchain.core.web import whole_body
+from toolchain.core.web import reason, whole_body
 from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
@@ -147,7 +147,7 @@ class Authorizer:
             raise UnreachableError(
                 "token-service-unreachable",
                 f"the token service of {self._host} does not answer",
-                why=type(error).__name__,
+                why=reason(error),
                 fix="try again later",
             ) from None
         if status in {401, 403}:

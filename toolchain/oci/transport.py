@@ -13,6 +13,7 @@ from typing import IO, Self
 from urllib.parse import urljoin, urlsplit
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from toolchain.core import web
 from toolchain.core.amounts import tell
@@ -277,11 +278,15 @@ class Transport:
         )
 
     def unreachable(self, error: Exception) -> UnreachableError:
-        """Return the error to raise for a failed connection."""
+        """Return the error to raise for a failed connection.
+
+        The text of an error of the type HTTPError is written by this package.
+        """
+        why = str(error) if type(error) is HTTPError else web.reason(error)
         return UnreachableError(
             "registry-unreachable",
             f"{self.host} does not answer",
-            why=self._auth.redact(getattr(root := _root(error), "strerror", None) or str(root))[:300],
+            why=self._auth.redact(why)[:300],
             fix="check the name, the network and the registry",
         )
 
@@ -307,16 +312,6 @@ def _origin(url: str) -> tuple[str, str]:
     """Return the scheme and the host of a URL, with the port unless it is the default."""
     parts = urlsplit(url)
     return parts.scheme, parts.netloc.lower().removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ""))
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return the innermost exception, because the texts of the outer ones contain Python objects and whole URLs."""
-    for _ in range(8):
-        inner = getattr(error, "reason", None) or next((arg for arg in error.args if isinstance(arg, Exception)), None)
-        if not isinstance(inner, BaseException):
-            break
-        error = inner
-    return error
 
 
 def _advice(host: str, status: int, code: str, *, sending: bool) -> str:

@@ -14,7 +14,7 @@ from toolchain.core.digest import CHUNK
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.filesystem import open_regular
 from toolchain.core.locks import held
-from toolchain.core.web import Retries, TryAgainError, header_number, leaves_https
+from toolchain.core.web import Retries, TryAgainError, header_number, leaves_https, reason
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
@@ -241,22 +241,8 @@ def _looks_like_page(path: Path, content_type: str) -> str:
     return f"; the server sent a web page{named} instead of the file"
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: Exception) -> str:
     """Return why a transfer failed."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
-    text = str(error).lower()  # the types of other exceptions do not show the cause
-    for word, why in _REASONS.items():
-        if word in text:
-            return why
-    return "the connection broke"
-
-
-_REASONS = {
-    "resolve": "its host could not be resolved",
-    "certificate": "its certificate is not trusted",
-    "proxy": "the connection through the proxy failed",
-    "refused": "the connection was refused",
-    "timed out": "the server did not answer in time",
-    "unreachable": "the network of the server cannot be reached",
-}
+    return reason(error)
