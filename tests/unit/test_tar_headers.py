@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 import pytest
 
+from tests.nested_headers import nested_headers
 from tests.refusals import refused
 from toolchain.core import tar_headers
+from toolchain.kernels.cache_entries import unpack
+from toolchain.oci.layer import normalise_tar
+from toolchain.sources.local import check_local
+from toolchain.sources.spec import of_folder
 
 
 def fresh() -> ModuleType:
@@ -88,3 +95,15 @@ def test_a_tarfile_that_shows_no_header_is_not_used(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "CheckedHeader", tarfile.TarInfo)
     with refused("tar-reader-unknown"):
         module.require()
+
+
+def test_thousands_of_extended_headers_are_damage_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(nested_headers())
+    path.with_suffix(".json").write_text(json.dumps({"kernels": [["add", "a" * 64]], "about": {}}))
+    with refused("cache-entry-damaged"):
+        unpack(path, tmp_path / "made")
+    with refused("tar-incomplete"):
+        normalise_tar(path, tmp_path / "layer.tar")
+    with refused("not-a-source"):
+        check_local("triton", of_folder(path))

@@ -148,7 +148,7 @@ def unpack(path: Path, made: Path) -> None:
                 with NewFile(target) as new:
                     new.stream.write(content.read())
                     new.finish(replace=False, flush=False)
-    except (OSError, ValueError, OverflowError, MemoryError, tarfile.TarError) as error:
+    except (OSError, ValueError, OverflowError, MemoryError, RecursionError, tarfile.TarError) as error:
         raise KernelError(
             "cache-entry-damaged",
             f"{path} is not an archive of a worker",

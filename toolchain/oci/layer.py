@@ -261,7 +261,7 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
             for info in source:
                 _rewrite(source, info, sink)
             sink.write(tar.END)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, RecursionError) as error:
         raise SourceError("tar-incomplete", f"{tar_in} is not a complete tar", fix="create it again") from error
     return Layer(sink.digest, sink.size, out)
 

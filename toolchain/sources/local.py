@@ -35,6 +35,8 @@ def check_local(name: str, spec: SourceSpec) -> None:
         why = _not_a_source(path)
     except EOFError:
         why = "the file is truncated"
+    except RecursionError:  # tarfile reads each extended header inside of the one before it
+        why = "the file is damaged"
     except OSError as error:
         why = error.strerror or str(error)
         raise SourceError(

@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 
 from lab.tests.emulated_objects import compile_all, rule
 from tests.kernel_fixtures import stored
+from tests.nested_headers import nested_headers
 from toolchain.cli.app import app
 from toolchain.core.errors import (
     ConfigError,
     HostileInputError,
     KernelError,
+    SourceError,
 )
 from toolchain_lab.examine.offload import Part, parts
 from toolchain_lab.numbers.collect import collect
@@ -192,6 +194,11 @@ def test_a_damaged_bundle_is_named(campaign: Path, tmp_path: Path, make: Callabl
     assert run("audit", tmp_path, code=KernelError.code)["damaged"]
     (tmp_path / "lib.so").write_bytes(library(content))
     assert run("audit", tmp_path / "lib.so", code=KernelError.code)["damaged"]
+
+
+def test_a_tar_with_thousands_of_extended_headers_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(nested_headers())
+    assert run("audit", tmp_path / "x.tar", code=SourceError.code)["id"] == "archive-unreadable"
 
 
 def test_compressed_bundles_take_memory_for_what_is_read(tmp_path: Path) -> None:

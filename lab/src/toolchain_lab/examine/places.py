@@ -151,7 +151,7 @@ def reading(what: str) -> Iterator[None]:
     """Convert errors that damaged or unreadable files cause in the block to SourceError."""
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, *DAMAGED) as error:
+    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, RecursionError, *DAMAGED) as error:
         why = "it is damaged"
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
