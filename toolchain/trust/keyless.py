@@ -39,7 +39,8 @@ class Identity:
     Args:
         name: the name in the certificate: an e-mail address, or, for a GitHub workflow,
             `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…`.
-        issuer: the OIDC issuer of the identity, such as `https://token.actions.githubusercontent.com`.
+        issuer: the OIDC issuer of the identity, such as `https://token.actions.githubusercontent.com`. ConfigError is
+            raised if it is empty.
         config: a file with the trust config of a Sigstore instance, if it is private or there is no network; None
             for the public Sigstore, whose current trust config is downloaded.
     """
@@ -47,6 +48,16 @@ class Identity:
     name: str
     issuer: str
     config: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.issuer:
+            # For an empty issuer, sigstore would skip the check of the issuer.
+            raise ConfigError(
+                "identity-needs-issuer",
+                "the issuer of the identity is empty",
+                why="another issuer could vouch for the same name",
+                fix="add e.g. --issuer https://token.actions.githubusercontent.com",
+            )
 
     @property
     def id(self) -> str:
