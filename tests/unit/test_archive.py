@@ -152,6 +152,13 @@ def test_servers_that_cannot_resume(server: Server, store: Store, mode: str) -> 
     assert fetch(server, store).read_bytes() == CONTENT
 
 
+def test_what_another_server_sent_is_replaced(server: Server, store: Store) -> None:
+    store.partial.mkdir(parents=True)
+    (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(b"<html>" * 100)
+    assert fetch(server, store).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.asked] == ["bytes=600-", None]
+
+
 def test_truncated_for_good(server: Server, store: Store) -> None:
     server.mode = "stops"
     with refused("download-interrupted"):

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 from toolchain.core.amounts import tell
-from toolchain.core.digest import CHUNK
+from toolchain.core.digest import CHUNK, sha256_file
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.filesystem import open_regular
 from toolchain.core.locks import held
@@ -72,7 +72,11 @@ def fetch_archive(
         if (there := store.file(digest, verify=True)) is not None:
             return there
         download = _Download(url, partial, name, limit_bytes)
+        continued = partial.exists()
         download.run()
+        if continued and sha256_file(partial) != digest:
+            partial.unlink()  # its beginning may come from another server, which sent something else
+            download.run()
         page = _looks_like_page(partial, download.content_type)
         try:
             return store.add_file(partial, digest, name=name)
