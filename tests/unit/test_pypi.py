@@ -12,6 +12,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,12 +144,28 @@ def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
 
 def test_a_link_to_http_of_an_index_with_https_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     link = f'<a href="http://127.0.0.1:1/{SDIST}">{SDIST}</a>'
-    answer = SimpleNamespace(status_code=200, text=link, url="https://index.example/simple/thing-x/")
+    answer = SimpleNamespace(
+        status_code=200, iter_content=lambda _: [link.encode()], url="https://index.example/simple/thing-x/"
+    )
     client = SimpleNamespace(get=lambda *_, **__: contextlib.nullcontext(answer))
     monkeypatch.setattr(pypi, "index_url", lambda: "https://index.example/simple")
     monkeypatch.setattr(pypi, "session", lambda: contextlib.nullcontext(client))
     with refused("insecure-url"):
         fetch_pypi("thing-x", "1.0", SDIST, "0" * 64, Store(tmp_path / "store"), offline=False)
+
+
+def test_a_hostile_page_takes_neither_long_nor_much_memory(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = index.parent / "simple" / "thing-x" / "index.html"
+    page.write_text("<a " * 20_000 + page.read_text())
+    sdist, store = index / SDIST, Store(tmp_path / "store")
+    began = time.process_time()
+    assert fetch_pypi("thing-x", "1.0", SDIST, sha256_file(sdist), store, offline=False).name == SDIST
+    assert time.process_time() - began < 4, "10 s or more with a search whose time grows with the square of the page"
+    monkeypatch.setattr(pypi, "_LARGEST_PAGE", 1000)
+    with refused("not-in-index", "1000 bytes"):
+        fetch_pypi("thing-x", "1.0", SDIST, "0" * 64, store, offline=False)
 
 
 def test_not_there(index: Path, tmp_path: Path) -> None:

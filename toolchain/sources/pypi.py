@@ -14,6 +14,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.process import CommandError
+from toolchain.core.web import whole_body
 from toolchain.data import load
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.network import check_http_url, refuse_offline, session
@@ -26,6 +27,7 @@ _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?
 # This version of Python is requested for a `py3` wheel, because pip would read 3 as 3.0, which is older than many
 # wheels require.
 _ANY_PYTHON = "3.13"
+_LARGEST_PAGE = 32 << 20  # bytes; the list of a project with thousands of files has some megabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +166,8 @@ def _address(project: str, filename: str) -> str:
     page_url = f"{index_url()}/{_normal(project)}/"
     check_http_url(page_url)
     try:
-        with session() as web, web.get(page_url, timeout=60, headers={"Accept": "text/html"}) as answer:
-            status, page, base = answer.status_code, answer.text, answer.url
+        with session() as web, web.get(page_url, timeout=60, headers={"Accept": "text/html"}, stream=True) as answer:
+            status, content, base = answer.status_code, whole_body(answer, _LARGEST_PAGE), answer.url
     except OSError as error:
         raise UnreachableError(
             "index-unreachable",
@@ -177,9 +179,19 @@ def _address(project: str, filename: str) -> str:
         raise UnreachableError(
             "index-unreachable", "the package index failed", why=f"it answered {status}", fix="try again later"
         )
-    for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
+    if content is None:
+        raise SourceError(
+            "not-in-index",
+            f"the index has no {filename}",
+            why=f"its page for {project} has more than {_LARGEST_PAGE} bytes, and is not read",
+            fix="check which index `pip config list` names",
+        )
+    # The page is split first, because the time of a search in the whole page can grow with the square of its size.
+    for tag in re.split(r"<a(?=\s)", content.decode("utf-8", "replace"), flags=re.IGNORECASE)[1:]:
+        if (link := re.match(r"""[^>]*href=["']([^"']+)["']""", tag, re.IGNORECASE)) is None:
+            continue
         with contextlib.suppress(ValueError):  # skip invalid URLs
-            address, _ = urldefrag(urljoin(base, html.unescape(link)))
+            address, _ = urldefrag(urljoin(base, html.unescape(link[1])))
             if unquote(address.rpartition("/")[2]) == filename:
                 return check_http_url(address, plain_allowed=urlsplit(base).scheme == "http")
     raise SourceError(
