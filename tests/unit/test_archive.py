@@ -304,3 +304,11 @@ def test_a_mirror_may_be_a_folder(tmp_path: Path, scheme: str) -> None:
     assert (tmp_path / "mirror" / "x.whl").read_bytes() == CONTENT
     assert fetched("nowhere") == CONTENT, "the store has it"
     assert not list((cache.store / "partial").glob("*"))
+
+
+def test_a_path_that_no_file_can_have_is_not_found_in_a_mirror(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    spec = parse_source_spec(f"https://example.test/a/%00.whl#{DIGEST.replace(':', '=')}")
+    mirrors = parse_mirrors([f"https://example.test/a/=file://{tmp_path}/"])
+    with refused("source-unreadable"):
+        fetch_source(locate("llvm", spec, cache=cache), cache=cache, offline=False, mirrors=mirrors)

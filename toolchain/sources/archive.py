@@ -101,9 +101,10 @@ def fetch_mirrored(url: str, sha256: str, store: Store, *, offline: bool, name: 
     refuse_offline(name, offline=offline)
     try:
         stream = open_regular(Path(os.path.realpath(path)))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the URL contains %00
+        why = (error.strerror or "") if isinstance(error, OSError) else "it is not a valid path"
         raise SourceError(
-            "source-unreadable", f"{path} cannot be read", why=error.strerror or "", fix="check the folder in --mirror"
+            "source-unreadable", f"{path} cannot be read", why=why, fix="check the folder in --mirror"
         ) from error
     plain = digest.removeprefix("sha256:")
     copy = store.partial / f"mirror-{plain}"
