@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_the_first_suite_that_has_it_and_the_named_one(archive: Archive, tmp_pat
     with refused("package-not-found", "other") as refusal:
         fetched("distro:other@bookworm", tmp_path / "d")
     assert "bookworm" in refusal.value.why
+
+
+@pytest.mark.parametrize("scheme", ["file", "mirror+file"])
+def test_an_archive_in_a_folder(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    archive.suite("bookworm", {"thing": "1.9"})
+    (tmp_path / "list").write_text(f"file:{archive.root}/\n")
+    site = f"{scheme}:{archive.root if scheme == 'file' else tmp_path / 'list'}"
+    monkeypatch.setattr(distro, "apt_mirrors", lambda: [replace(archive.mirror("bookworm"), site=site)])
+    version, content = fetched("distro:thing", tmp_path)
+    pool = archive.root / "pool" / "thing_1.9.orig.tar.xz"
+    assert (version, content) == ("1.9", pool.read_bytes()), "a link to the file is no copy of it"
 
 
 def test_a_listed_file_that_is_gone(archive: Archive, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from toolchain.core.errors import DigestError, SourceError, ToolchainError, Unre
 from toolchain.core.process import CommandError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.mirrors import Mirror
+from toolchain.sources.patch import copy_tree
 from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
@@ -194,6 +195,10 @@ class Suite:
         except CommandError as error:
             partial.unlink(missing_ok=True)
             raise self._download_error(package, error) from error
+        if partial.is_symlink():  # apt links to a file of a folder (`file:/DIR`) instead of copying it
+            there = partial.resolve()
+            partial.unlink()
+            copy_tree(there, partial)
         return store.add_file(partial, digest, name=package.file)
 
     def _download_error(self, package: Package, error: CommandError) -> ToolchainError:
