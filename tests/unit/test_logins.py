@@ -169,6 +169,8 @@ def test_this_machine_is_one_registry_under_both_names(home: Path, name: str, ho
     logged_in(home, name)
     assert logins.credentials(host) == LOGIN
     assert logins.credentials("127.0.0.1:5001") is None
+    logged_in(home, "localhost.example", "my.127.0.0.1")
+    assert (logins.credentials("127.0.0.1.example"), logins.credentials("my.localhost")) == (None, None)
 
 
 def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ HUB = "docker.io"
 IDENTITY = "<token>"
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
+_LOOPBACK = re.compile(r"^((?:https?://)?)(localhost|127\.0\.0\.1)(?=[:/]|$)")
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # printable ASCII except the space; safe in a header
 
@@ -63,9 +64,9 @@ def credentials(host: str, repository: str = "") -> str | None:
 
 
 def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names, and a copy of each with `localhost` and `127.0.0.1` exchanged if it contains one of them."""
-    spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
-    variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
+    """Return the names, and a copy of each whose host is `localhost` or `127.0.0.1` with the other one as its host."""
+    other = {"localhost": "127.0.0.1", "127.0.0.1": "localhost"}
+    variants = ((name, _LOOPBACK.sub(lambda match: match[1] + other[match[2]], name)) for name in names)
     return tuple(dict.fromkeys(name for group in variants for name in group))
 
 
