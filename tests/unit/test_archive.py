@@ -250,6 +250,7 @@ def test_too_large(server: Server, store: Store) -> None:
         "https://example.test/x?passwd=hunter2",
         "https://example.test/x?jwt=hunter2",
         "https://exa mple.test/x",
+        "https://example.test/\udcff",
         "http://127.0.0.1.example.test/x",
     ],
 )

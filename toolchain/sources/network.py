@@ -82,9 +82,12 @@ def check_address(url: str) -> str:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
         if parts.port == 0:
             raise ValueError("port 0")
+        url.encode()
     except ValueError as error:
         # The exception is not shown, because its text may contain a password.
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host is invalid"
+        if isinstance(error, UnicodeEncodeError):
+            why = "it contains bytes that are not UTF-8"
         raise SourceError(
             "not-a-url",
             f"{without_query(url.rpartition('@')[2])[:200]!r} is not a valid URL",
