@@ -212,6 +212,8 @@ def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
     assert mirrored(UPSTREAM, mirrors) == "file:///srv/triton.git"
     assert mirrored(f"{UPSTREAM}-ext", mirrors) == "https://git.example/gh/triton-lang/triton-ext"
     assert mirrored("https://github.company/x", mirrors) == "https://github.company/x"
+    assert mirrored("https://GitHub.com/LLVM/x", mirrors) == "https://git.example/gh/LLVM/x"
+    assert mirrored("https://a.b/C", parse_mirrors(["https://A.b/=/m/"])) == "/m/C"
     for pair in ("https://github.com/=https://git.example", "https://github.com=https://git.example/"):
         there = mirrored("https://github.com/llvm/llvm-project", parse_mirrors([pair]))
         assert there == "https://git.example/llvm/llvm-project", "it would lead to another host"

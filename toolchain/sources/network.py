@@ -159,6 +159,7 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
             old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
         except SourceError as error:
             raise ConfigError("mirror-invalid", f"--mirror: {error.what}", why=error.why, fix=error.fix) from error
+        old = _plain_host(old)
         if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
             raise ConfigError("option-twice", f"--mirror names {old} more than once", fix="remove all but one of them")
         # The rest of a URL follows the prefix directly, so both must end in the same way.
@@ -169,11 +170,22 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
 def mirrored(url: str, mirrors: Mirrors) -> str:
     """Return a URL with the longest matching prefix replaced by its mirror; a URL without a mirror is unchanged.
 
-    A prefix matches only whole components of the path.
+    A prefix matches only whole components of the path, and a host in any case.
     """
-    fits = [(old, new) for old, new in mirrors if url == old or url.startswith(old if old[-1] == "/" else f"{old}/")]
-    old, new = max(fits, key=lambda pair: len(pair[0]), default=("", ""))
-    return new + url[len(old) :]
+    plain = _plain_host(url)
+    fits = [pair for pair in mirrors if plain == pair[0] or plain.startswith(pair[0].removesuffix("/") + "/")]
+    if not fits:
+        return url
+    old, new = max(fits, key=lambda pair: len(pair[0]))
+    return new + plain[len(old) :]
+
+
+def _plain_host(url: str) -> str:
+    """Return a URL with its host in lower case; a path is unchanged."""
+    scheme, sign, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, at, host = place.rpartition("@")
+    return f"{scheme}{sign}{user}{at}{host.lower()}{slash}{path}"
 
 
 def session() -> requests.Session:
