@@ -210,6 +210,16 @@ def test_caches_of_two_tritons_are_paired(built: Path, tmp_path: Path) -> None:
     assert (row["before"]["lds"], row["status"]) == (1024, "changed")
 
 
+def test_variants_of_a_kernel_are_paired_whatever_their_folders_are_called(built: Path, tmp_path: Path) -> None:
+    for side, letters in (("first", "AB"), ("second", "DC")):
+        for variant, letter in zip("ab", letters, strict=True):
+            at = tmp_path / side / (letter * 52)
+            at.mkdir(parents=True)
+            shutil.copy(built / variant / "gfx942" / "attention-fp16.hsaco", at / "attention.hsaco")
+            (at / "attention.json").write_text(json.dumps({"hash": at.name, "num_warps": 4, "num_stages": 1}))
+    assert run(tmp_path / "first", tmp_path / "second", "--fail-on", "changed")["counts"]["same"] == 2
+
+
 def test_ptx_tells_of_its_memory(tmp_path: Path) -> None:
     for side, local in (("a", 16), ("b", 64)):
         (tmp_path / side).mkdir()

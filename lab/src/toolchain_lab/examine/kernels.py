@@ -178,11 +178,22 @@ def _digest(value: Any) -> str:
 
 
 def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
-    """Yield the kernels, with a number appended to repeated keys."""
+    """Yield the kernels, with a number appended to repeated keys.
+
+    In Triton's caches, keys repeat for constants such as block sizes, and the names of the folders are different for
+    each Triton. So the numbers follow the sizes of the kernels, and not the order of the folders.
+    """
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, []).append(kernel)
     for key, alike in by_key.items():
+        alike.sort(key=_size)
         yield alike[0]
         for number, kernel in enumerate(alike[1:], 2):
             yield replace(kernel, key=f"{key}~{number}")
+
+
+def _size(kernel: Kernel) -> tuple[int, int, int, str]:
+    if kernel.facts is None:
+        return 0, 0, 0, kernel.sha256
+    return kernel.facts.code, kernel.facts.vgpr or 0, kernel.facts.lds or 0, kernel.sha256
