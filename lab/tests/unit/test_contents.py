@@ -150,6 +150,17 @@ def test_a_bundle_is_emulated_and_checked_by_gpu(campaign: Path, tmp_path: Path)
     assert kernel.path.read_bytes() == (campaign / "gfx1100" / "add-fp16.hsaco").read_bytes()
 
 
+def test_variants_for_one_gpu_in_a_bundle_are_told_apart(campaign: Path, tmp_path: Path) -> None:
+    objects = [(campaign / "gfx942" / f"{name}.hsaco").read_bytes() for name in ("add-fp16", "row_sum-fp16")]
+    pairs = [(f"{TARGET}gfx942:{mode}", code) for mode, code in zip(("xnack+", "xnack-"), objects, strict=True)]
+    kernels = collect([stored("a.hsaco", plain(*pairs))], tmp_path, gpus=["gfx942"]).objects
+    assert [(kernel.name, kernel.gpu) for kernel in kernels] == [
+        ("a.hsaco#gfx942:xnack+", "gfx942"),
+        ("a.hsaco#gfx942:xnack-", "gfx942"),
+    ]
+    assert [kernel.path.read_bytes() for kernel in kernels] == objects
+
+
 def test_a_bundle_that_cannot_be_unpacked_is_not_called_empty(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

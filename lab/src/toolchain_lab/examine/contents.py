@@ -39,8 +39,8 @@ class Code:
     """A code object or a PTX file in a place.
 
     Args:
-        name: the path in the place. For a code object in a bundle, `#` and the GPU follow the path of the bundle. For a
-            kernel in a pack, the kernel's name follows the path of its .aks2 file without the suffix.
+        name: the path in the place. For a code object in a bundle, `#` and the GPU with its features follow the path of
+            the bundle. For a kernel in a pack, the kernel's name follows the path of its .aks2 file without the suffix.
         file: the path of the file that contains the code, followed by the name of the entry if that file is a .zip.
         read: a function that returns the content; it must be called before the iteration goes on to the next code
             object.
@@ -174,7 +174,7 @@ def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudg
         if part.size and part.gpu:
             found = True
             yield Code(
-                name=f"{file.path}#{part.gpu}",
+                name=f"{file.path}#{part.processor}",
                 file=file.path,
                 size=part.size,
                 read=part.read,

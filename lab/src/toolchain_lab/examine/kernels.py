@@ -181,7 +181,8 @@ def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
     """Yield the kernels, with a number appended to repeated keys.
 
     In Triton's caches, keys repeat for constants such as block sizes, and the names of the folders are different for
-    each Triton. So the numbers follow the sizes of the kernels, and not the order of the folders.
+    each Triton. So the numbers follow the sizes of the kernels, and not the order of the folders. In bundles, keys
+    repeat for variants with and without XNACK.
     """
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
@@ -193,7 +194,8 @@ def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
             yield replace(kernel, key=f"{key}~{number}")
 
 
-def _size(kernel: Kernel) -> tuple[int, int, int, str]:
-    if kernel.facts is None:
-        return 0, 0, 0, kernel.sha256
-    return kernel.facts.code, kernel.facts.vgpr or 0, kernel.facts.lds or 0, kernel.sha256
+def _size(kernel: Kernel) -> tuple[bool, int, int, int, str]:
+    facts = kernel.facts
+    if facts is None:
+        return False, 0, 0, 0, kernel.sha256
+    return facts.xnack, facts.code, facts.vgpr or 0, facts.lds or 0, kernel.sha256

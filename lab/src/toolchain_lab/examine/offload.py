@@ -53,7 +53,12 @@ class Part:
     @property
     def gpu(self) -> str:
         """LLVM's name for the AMD GPU, without features, or an empty string for other targets, such as the host."""
-        return self.target[self.target.index("gfx") :].partition(":")[0] if "gfx" in self.target else ""
+        return self.processor.partition(":")[0]
+
+    @property
+    def processor(self) -> str:
+        """The AMD GPU with its features, such as `gfx90a:xnack-`, or an empty string for other targets."""
+        return self.target[self.target.index("gfx") :] if "gfx" in self.target else ""
 
     def read(self) -> bytes:
         """Return the bytes of the code object.
