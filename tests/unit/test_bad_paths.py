@@ -20,6 +20,8 @@ from toolchain.cli.failing import handled
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically, write_output
 from toolchain.core.errors import ConfigError
+from toolchain.engine.probe import probe
+from toolchain.engine.storage import Storage
 from toolchain.oci.logins import _login_files
 from toolchain.pipeline.fetching import Prefetch
 from toolchain.request.model import Request
@@ -71,6 +73,15 @@ def test_a_patch_a_cache_and_an_archive_that_cannot_be(tmp_path: Path, llvm: Pat
     fails(["plan", "llvm", *asked, *cache, "--patch", f"llvm={tmp_path / LONG}"], 3, "File name too long")
     fails(["build", "llvm", *asked, *cache, "--archive", os.fspath(tmp_path / "loop")], 3, "form a loop")
     fails(["pins", "--from", os.fspath(tmp_path / LONG)], 3, "cannot be used")
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "not UTF-8: \udcff"])
+def test_a_cache_whose_path_no_containerfile_can_contain(tmp_path: Path, llvm: Path, name: str) -> None:
+    cache = ["--cache", os.fspath(tmp_path / name)]
+    fails(["fetch", "llvm", "--source", f"llvm={llvm}", "--base", "debian13", *cache], 3, "line end")
+    with pytest.raises(ConfigError) as caught:
+        probe(Storage(Cache(tmp_path / name)))
+    assert caught.value.id == "cache-unusable"
 
 
 @pytest.mark.parametrize(

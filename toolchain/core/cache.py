@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +154,8 @@ class Cache:
     def check(self, *, write: bool = True) -> None:
         """Raise a ConfigError unless `root` is a folder that this user can enter and, with `write`, write to.
 
-        If the folder does not exist, the nearest existing folder above it is checked.
+        If the folder does not exist, the nearest existing folder above it is checked. With `write`, the path must also
+        be one line of UTF-8, because the Containerfile that proves the isolation of builds contains it.
         """
         place = self.root
         while not os.path.lexists(place):
@@ -163,6 +165,8 @@ class Cache:
             why = "this user has no permission to write to it"
         if not place.is_dir():
             why = "it is not a folder"
+        if write and re.search(r"[\r\n\ud800-\udfff]", os.fspath(self.root)):
+            why = "its path contains a line end, or is not UTF-8"
         if why:
             raise ConfigError(
                 "cache-unusable",

@@ -36,6 +36,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
         again: whether to make the attempts even if the cache contains a valid proof.
 
     Raises:
+        ConfigError: the cache cannot be used for builds (see `Cache.check`).
         EngineError: buildah is missing, the container does not start or sees a network, or the attack gets out of the
             container.
         LockHeldError: another process has made the attempts for longer than `locks.patience`.
@@ -57,6 +58,7 @@ def probe(storage: Storage, *, again: bool = False) -> str:
 
     if is_proved():
         return isolation.MODE
+    storage.cache.check()
     with held(storage.cache.locks / "isolation.lock", what="the proof that builds are isolated"):
         if is_proved():
             return isolation.MODE
