@@ -301,6 +301,10 @@ def test_a_bundle_in_the_folder_is_not_verified(published: Published, tmp_path: 
     assert {line.split("\t")[2] for line in done.stdout.splitlines()} == {"trusted"}
     assert f"not verified, because it is not an image: oci:{layout.root}:bundle-llvm" in done.stderr
     assert verified(f"oci:{layout.root}:bundle-llvm").exit_code == 17
+    image = layout.read_json(small_image(layout, tmp_path))
+    image["config"]["mediaType"] = media.EMPTY
+    layout.tag(layout.put_json(image, media.MANIFEST), "image")
+    assert verified(f"oci:{layout.root}").exit_code == 17
 
 
 def test_the_last_attachment_counts_too(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from toolchain.core.digest import sha256_json
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -170,10 +171,13 @@ def _unnamed(there: Layout) -> list[Descriptor]:
 def is_other_artifact(layout: Layout, entry: Descriptor) -> bool:
     """Return whether an entry of index.json is neither an image nor plain files, such as a bundle.
 
-    The result is False for a damaged manifest, because the checks of an image report it.
+    The result is False for a damaged manifest, because the checks of an image report it. An entry whose config is not
+    `{}` must be checked as an image, because some programs run it whatever the media type of its config is.
     """
     with contextlib.suppress(ToolchainError):
-        return entry.media_type in media.IMAGES and layout.is_artifact(entry) and not are_files(layout.read_json(entry))
+        if entry.media_type in media.IMAGES and layout.is_artifact(entry) and not are_files(layout.read_json(entry)):
+            config, *_ = layout.children(entry)
+            return config.digest == sha256_json({})
     return False
 
 
