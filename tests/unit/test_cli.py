@@ -74,6 +74,8 @@ def call(*words: str, **env: str) -> Result:
         (("plan", "llvm", "--gpu", "gfx942", "--gpu", "gfx1100"), 2, "--gpu"),
         (("build", "llvm", "--archive", "/dev/null"), 3, "archive-unwritable"),
         (("publish",), 3, "no-destination"),
+        (("publish", "oci:/tmp/x", "llvm", "--dest", "oci:/tmp/y"), 3, "options-exclude"),
+        (("cache", "prune", "llvm", "--unused-for", "90"), 3, "options-exclude"),
         (("publish", "oci:/tmp/x"), 3, "no-image-named"),
         (("publish", "oci:/tmp/x:v1", "llvm"), 3, "place-names-image"),
         (("bundle", "export", f"oci:/tmp/x@sha256:{'0' * 64}"), 3, "bundle-exists"),

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolchain.cli import options as o
+from toolchain.cli.parsing import COMMAND_LINE, source_of
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError
@@ -49,6 +50,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
 
 
 def cache_prune(
+    context: typer.Context,
     images: ImagesArg = None,
     unused_for: DaysOpt = 30,
     unfinished: UnfinishedOpt = False,
@@ -64,11 +66,12 @@ def cache_prune(
     from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - `cache ls` does not need it
     from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415
 
-    if images and unfinished:
+    aged = source_of(context, "unused_for") == COMMAND_LINE
+    if images and (unfinished or aged):
         raise ConfigError(
             "options-exclude",
-            "--unfinished and IMAGE exclude each other",
-            why="with IMAGE, only the named images are removed",
+            f"{'--unfinished' if unfinished else '--unused-for'} and IMAGE exclude each other",
+            why="with IMAGE, only the named images are removed, even if they were used recently",
             fix="run the command once for each",
         )
     where = cache_of(cache)

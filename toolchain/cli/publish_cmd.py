@@ -11,6 +11,7 @@ import typer
 
 from toolchain.cli import options as o
 from toolchain.cli.images_cmd import is_image_name
+from toolchain.cli.parsing import COMMAND_LINE, source_of
 from toolchain.cli.transfers import amounts_told
 from toolchain.core import console
 from toolchain.core.cache import Cache, cache_of
@@ -38,6 +39,7 @@ FilesOpt = Annotated[bool, o.typed(o.FILES)]
 
 
 def publish(
+    context: typer.Context,
     words: WordsArg = None,
     dest: Annotated[str | None, o.typed(o.DEST)] = None,
     compression: CompressionOpt = "gzip",
@@ -66,6 +68,9 @@ def publish(
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
     from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
 
+    if dest is not None and source_of(context, "dest") == COMMAND_LINE and words and not is_image_name(words[0]):
+        what = f"--dest and the first argument {words[0]} exclude each other"
+        raise ConfigError("options-exclude", what, why="both name a destination", fix="omit one of them")
     where, names = _places(words or [], dest)
     target, how = parse_place(where, "the destination"), packing(compression)
     if key is not None and keyless:
