@@ -27,7 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-HEAP = Path(__file__).resolve().parents[1] / "toolchain" / "data" / "vary" / "heap.c"
+from scripts.heaps import compile_heap
+
 CALL = re.compile(r"^ +COMMAND = cd (\S+) && (\S+/bin/\S+-tblgen .*)$", re.MULTILINE)
 LONG = 5.0  # seconds
 CONDITIONS = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "HOME": "/nowhere", "USER": "other", "COLUMNS": "41"}
@@ -115,9 +116,7 @@ def main(argv: Sequence[str]) -> int:
     planned = calls(build, at)
     left = [call for call in planned if call.out not in {row.out for row in rows}]
     with tempfile.TemporaryDirectory() as name, given.results.open("a") as results:
-        heaps = [Path(name) / f"heap-{seed}.so" for seed in range(1, given.seeds + 1)]
-        for seed, heap in enumerate(heaps, 1):
-            subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-DSEED={seed}u", "-o", heap, HEAP], check=True)
+        heaps = [compile_heap(Path(name), seed) for seed in range(1, given.seeds + 1)]
         with ThreadPoolExecutor(given.jobs) as pool:
             for row in pool.map(lambda call: examine(call, heaps, given.long), left):
                 results.write(json.dumps(row._asdict()) + "\n")

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts.worker_run import TOP, command_line, compile_rules, planned
+from scripts.heaps import compile_heap
+from scripts.worker_run import command_line, compile_rules, planned
 from toolchain.kernels.rules import Rule
 
-HEAP = TOP / "toolchain" / "data" / "vary" / "heap.c"
 Digests = dict[str, tuple[str, str]]  # of an object and its JSON file, by the id of the rule
 
 
@@ -63,8 +62,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as name:
 
         def again(seed: int) -> Digests:
-            heap = Path(name) / f"heap-{seed}.so"
-            subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-DSEED={seed}u", "-o", heap, HEAP], check=True)
+            heap = compile_heap(Path(name), seed)
             shuffled = random.Random(seed).sample(wanted, len(wanted))  # noqa: S311
             return compiled(source, given.python, shuffled, {"LD_PRELOAD": str(heap), "PYTHONHASHSEED": str(seed)})[0]
 
