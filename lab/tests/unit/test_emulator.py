@@ -1,4 +1,4 @@
-"""The emulator beyond single instructions: memory, matrices, control flow, waits, and what it refuses."""
+"""The emulator beyond single instructions: matrices, control flow, waits, and what it refuses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from toolchain_lab.emulator.errors import (
     NotEmulatedError,
     OutsideError,
 )
-from toolchain_lab.emulator.memory import Lds, Memory
-from toolchain_lab.emulator.placement import UPPER
+from toolchain_lab.emulator.memory import Lds
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
@@ -35,150 +34,12 @@ from toolchain_lab.emulator.workgroup import Workgroup, refuse
 GFX942, GFX1100 = Target("gfx942", 64), Target("gfx1100", 32)
 
 
-# -------------------------------------------------------------------- memory
-
-
 def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "find_spec", lambda _: None)
     with refused("numpy-missing") as refusal:
         bridge.require_numpy("--check")
     # The package index has a project with the name of this one.
     assert "install 'toolchain" not in refusal.value.fix
-
-
-def test_a_global_load_gathers_and_a_store_scatters() -> None:
-    wave = wave_of("gfx942", [np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)])
-    put(wave, "v0", [4 * (63 - lane) for lane in range(64)])
-    run(wave, "global_load_dword v1, v0, s[4:5]", "v_lshlrev_b32_e32 v2, 2, v1", "global_store_dword v2, v1, s[6:7]")
-    assert get(wave, "v1") == list(range(63, -1, -1))
-    assert np.frombuffer(wave.group.memory.content(1), np.uint32).tolist() == list(range(64))
-
-
-def test_an_access_that_crosses_the_end_of_a_buffer_has_a_distance_of_bytes() -> None:
-    memory = Memory([np.zeros(10, np.uint8)], random=np.random.default_rng(0), names=["out"])
-    for offset, distance in ((8, 2), (10, 0), (13, 3)):
-        with refused("outside-buffers", f" {distance} bytes"):
-            memory.place(memory.addresses[0] + offset, 4, pc=0)
-
-
-def test_an_access_at_the_end_of_the_addresses_is_outside_of_every_buffer() -> None:
-    wave = wave_of("gfx942", [np.zeros(64, np.uint32)])
-    for half, value in (("v2", 0xFFFFFFFC), ("v3", 0x7FFFFFFF)):
-        put(wave, half, value)
-    with refused("outside-buffers", "0x7ffffffffffffffc"):
-        run(wave, "global_load_dwordx2 v[4:5], v[2:3], off")
-
-
-def test_only_active_lanes_access_memory() -> None:
-    wave = wave_of("gfx942", [np.arange(4, dtype=np.uint32)])
-    put(wave, "v0", 0xFFFFFFF)  # outside, but for lane 1
-    put(wave, "v1", 7)
-    wave.u[0][1] = 8
-    wave.set_exec(0b10)
-    run(wave, "global_load_dword v1, v0, s[4:5]")
-    assert get(wave, "v1")[:3] == [7, 2, 7]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "global_load_dword v1, v0, s[4:5]",
-        "global_store_dword v0, v1, s[4:5]",
-        "global_load_dwordx4 v[4:7], v0, s[4:5] offset:-16",
-        "ds_read_b32 v1, v0",
-        "ds_write_b64 v0, v[2:3] offset:248",
-        "scratch_load_dword v1, v0, off",
-    ],
-)
-def test_an_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
-    wave = wave_of("gfx942", [np.zeros(4, np.uint32)])
-    put(wave, "v0", [0, 1 << 20])
-    wave.set_exec(0b11)
-    with pytest.raises(FaultyKernelError) as error:
-        run(wave, text)
-    assert "0x0" in error.value.what
-
-
-def test_an_address_without_its_carry_is_outside() -> None:
-    wave = wave_of("gfx942", [np.arange(8, dtype=np.uint32)])
-    run(wave, "s_add_u32 s8, s4, 16", "s_addc_u32 s9, s5, 0", "s_load_dword s0, s[8:9], 0x4")
-    assert get(wave, "s0") == 5
-    put(wave, "s9", get(wave, "s5"))
-    with pytest.raises(OutsideError):
-        run(wave, "s_load_dword s0, s[8:9], 0x4")
-
-
-def test_a_descriptor_needs_the_lower_48_bits_of_an_upper_address() -> None:
-    made = program("gfx942", ["s_endpgm"])
-    wave = workgroup(made, [np.arange(8, dtype=np.uint32)], placement=UPPER).waves[0]
-    put(wave, "s6", 32)
-    put(wave, "s7", 0x27000)
-    with pytest.raises(NotEmulatedError, match="stride"):
-        run(wave, "buffer_load_dword v1, off, s[4:7], 0 offset:12")
-    run(wave, "s_and_b32 s5, s5, 0xffff", "buffer_load_dword v1, off, s[4:7], 0 offset:12")
-    assert get(wave, "v1")[0] == 3
-
-
-def test_a_buffer_load_outside_of_its_range_gives_0_and_a_store_is_dropped() -> None:
-    wave = wave_of("gfx942", [np.arange(1, 9, dtype=np.uint32)])
-    wave.s[8], wave.s[9], wave.s[10], wave.s[11] = wave.s[4], int(wave.s[5]) & 0xFFFF, 16, 0x27000
-    put(wave, "v0", [4 * lane for lane in range(64)])
-    put(wave, "v2", 77)
-    run(wave, "buffer_load_dword v1, v0, s[8:11], 0 offen", "buffer_store_dword v2, v0, s[8:11], 0 offen")
-    assert get(wave, "v1")[:6] == [1, 2, 3, 4, 0, 0]
-    assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [77] * 4 + [5, 6, 7, 8]
-
-
-def test_an_atomic_sum_takes_lanes_in_turn() -> None:
-    wave = wave_of("gfx942", [np.array([5, 100], np.uint32)])
-    put(wave, "v0", 0)
-    put(wave, "v1", 2)
-    wave.set_exec(0b1011)
-    run(wave, "global_atomic_add v3, v0, v1, s[4:5] sc0")
-    assert [get(wave, "v3")[lane] for lane in (0, 1, 3)] == [5, 7, 9]
-    assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [11, 100]
-
-
-def test_short_loads_extend_or_keep_halves() -> None:
-    wave = wave_of("gfx1100", [np.array([0x80, 0xFF, 0x34, 0x12], np.uint8)])
-    put(wave, "v0", 0)
-    put(wave, "v[1:4]", 0)
-    put(wave, "v4", 0xAAAABBBB)
-    run(
-        wave,
-        "global_load_u8 v1, v0, s[4:5]",
-        "global_load_i8 v2, v0, s[4:5]",
-        "global_load_i16 v3, v0, s[4:5]",
-        "global_load_d16_hi_b16 v4, v0, s[4:5] offset:2",
-    )
-    assert [get(wave, name)[0] for name in ("v1", "v2", "v3", "v4")] == [0x80, 0xFFFFFF80, 0xFFFFFF80, 0x1234BBBB]
-
-
-def test_lds_pairs_count_their_offsets_in_elements() -> None:
-    wave = wave_of("gfx942")
-    put(wave, "v0", 0)
-    wave.set_exec(1)
-    put(wave, "v1", 11)
-    put(wave, "v2", 22)
-    run(wave, "ds_write2_b32 v0, v1, v2 offset0:1 offset1:3", "ds_read2_b32 v[4:5], v0 offset0:3 offset1:1")
-    assert get(wave, "v4")[0] == 22
-    assert get(wave, "v5")[0] == 11
-    assert wave.group.lds.words[[1, 3]].tolist() == [11, 22]
-
-
-def test_transposed_reads_give_each_lane_a_column() -> None:
-    wave = wave_of("gfx950")
-    wave.group.lds.halves[:64] = np.arange(64)
-    put(wave, "v0", [8 * (lane % 16) for lane in range(64)])
-    run(wave, "ds_read_b64_tr_b16 v[2:3], v0")
-    assert get(wave, "v2")[5] == 5 | 21 << 16
-    assert get(wave, "v3")[5] == 37 | 53 << 16
-
-
-def test_scalar_loads_read_memory() -> None:
-    wave = wave_of("gfx1201", [np.arange(8, dtype=np.uint32)])
-    run(wave, "s_load_b64 s[10:11], s[4:5], 0x8")
-    assert get(wave, "s[10:11]") == 2 | 3 << 32
 
 
 # -------------------------------------------------------------------- matrices
