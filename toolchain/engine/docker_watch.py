@@ -32,7 +32,7 @@ class Watched:
 def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
     """End a container if it reaches a limit during the block, and yield a result in which the limit is then recorded.
 
-    This is repeated until the block ends, because docker may still be creating the container.
+    `kill` is then called until the block ends, because docker may not know a container that it is still creating.
 
     If the limits cannot be checked, the container is ended too, and an EngineError is raised after the block.
 

@@ -168,20 +168,31 @@ def _unnamed(there: Layout) -> list[Descriptor]:
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]
 
 
-def is_other_artifact(layout: Layout, entry: Descriptor) -> bool:
-    """Return whether an entry of index.json is neither an image nor plain files, such as a bundle.
+def is_artifact(layout: Layout, entry: Descriptor) -> bool:
+    """Return whether an entry of index.json is an artifact, such as a bundle, and not an image.
 
-    The result is False for a damaged manifest, because the checks of an image report it. An entry whose config is not
-    `{}` must be checked as an image, because some programs run it whatever the media type of its config is.
+    The result is False for a damaged manifest, because the checks of an image report it.
     """
     with contextlib.suppress(ToolchainError):
-        if entry.media_type in media.IMAGES and layout.is_artifact(entry) and not are_files(layout.read_json(entry)):
-            config, *_ = layout.children(entry)
-            return config.digest == sha256_json({})
+        return entry.media_type in media.IMAGES and layout.is_artifact(entry)
     return False
 
 
 def without_others(layout: Layout, named: Sequence[NamedImage]) -> tuple[list[NamedImage], list[NamedImage]]:
     """Return the images and plain files, and the other artifacts next to them; alone, an artifact is not left out."""
-    others = [row for row in named if is_other_artifact(layout, row.image)]
-    return ([row for row in named if row not in others], others) if len(others) < len(named) else ([*named], [])
+    others = [row for row in named if _is_other(layout, row.image)]
+    if len(others) == len(named):
+        others = []
+    return [row for row in named if row not in others], others
+
+
+def _is_other(layout: Layout, entry: Descriptor) -> bool:
+    """Return whether an entry is neither an image nor plain files.
+
+    An entry whose config is not `{}` must be checked as an image, because some programs run it whatever the media type
+    of its config is.
+    """
+    if not is_artifact(layout, entry) or are_files(layout.read_json(entry)):
+        return False
+    config, *_ = layout.children(entry)
+    return config.digest == sha256_json({})

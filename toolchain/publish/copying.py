@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from toolchain.core import console
-from toolchain.core.errors import ConfigError, RegistryError, ToolchainError, UntrustedError
+from toolchain.core.errors import ConfigError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES
@@ -17,6 +16,7 @@ from toolchain.oci.files import tag_of
 from toolchain.oci.image import labels_of
 from toolchain.oci.labels import INPUT_DIGEST, TITLE
 from toolchain.oci.layout import Layout
+from toolchain.oci.layout_place import is_artifact
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
@@ -110,7 +110,7 @@ def _named(source: Target) -> list[Target]:
     layout = Layout(source.path)
     refs: dict[tuple[str, str], Target] = {}
     for tag, image in layout.images().items():
-        if not _is_artifact(layout, image):
+        if not is_artifact(layout, image):
             # A copy takes all tags that begin with one name, so an image with two names is copied twice.
             refs.setdefault((image.digest, tag.partition(".")[0]), source.at(tag=tag))
         elif image.artifact_type != FILES:  # plain files are copied with their image
@@ -122,12 +122,6 @@ def _named(source: Target) -> list[Target]:
             fix="name an image by its digest, or publish an image to the folder first",
         )
     return list(refs.values())
-
-
-def _is_artifact(layout: Layout, image: Descriptor) -> bool:
-    with contextlib.suppress(ToolchainError):  # the check before the copy reports a damaged manifest
-        return image.media_type in media.IMAGES and layout.is_artifact(image)
-    return False
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
