@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import refused
 from toolchain.catalog import gpus as table
-from toolchain.catalog.gpus import known_gpus, parse_gpus, short_list
+from toolchain.catalog.gpus import any_gpu_of_flag, known_gpus, parse_gpus, short_list
 from toolchain.core.errors import UnsupportedError
 
 
@@ -71,3 +71,9 @@ def test_what_tells_images_for_different_gpus_apart() -> None:
     assert re.fullmatch("4gpus[0-9a-f]{6}", short_list(many))
     assert short_list(many) != short_list([*many[:3], "gfx942"])
     assert short_list(known_gpus()) == short_list([*known_gpus(), "gfx942"]) != ""
+
+
+def test_each_machine_flag_up_to_gfx950_has_one_name() -> None:
+    names = [any_gpu_of_flag(flag) for flag in range(0x20, 0x50)]
+    assert [0x20 + at for at, name in enumerate(names) if name is None] == [0x27, 0x4D], "LLVM reserves these two"
+    assert len(set(names)) == len(names) - 1

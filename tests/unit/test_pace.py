@@ -22,6 +22,7 @@ from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import RegistryError, UnreachableError
 from toolchain.core.pace import TooSlowError
 from toolchain.oci import descriptor as media
+from toolchain.oci.auth import Authorizer
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.registry import Registry
@@ -277,7 +278,11 @@ def test_a_redirect_from_https_to_http_is_told_as_such(tmp_path: Path) -> None:
             fetch_archive("https://server.example/x.tar", f"sha256:{'1' * 64}", Store(tmp_path), offline=False)
         with Registry("registry.example") as registry, refused("redirect-unencrypted"):
             registry.blob_size("ns/name", f"sha256:{'1' * 64}")
-    assert len(asked) == 2
+        challenge = requests.Response()
+        challenge.headers["WWW-Authenticate"] = 'Bearer realm="https://tokens.example/"'
+        with web.session(0, 0) as client, refused("redirect-unencrypted"):
+            Authorizer("registry.example", client, secure=True, login=None, timeout=(1, 1)).answer(challenge, ())
+    assert len(asked) == 3
 
 
 class _Empty:

@@ -15,7 +15,7 @@ import requests
 
 from toolchain.core.errors import DocumentError, RegistryError, UnreachableError
 from toolchain.core.strict_json import Keys
-from toolchain.core.web import reason, whole_body
+from toolchain.core.web import leaves_https, reason, whole_body
 from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
@@ -141,7 +141,14 @@ class Authorizer:
             with self._token_request(scopes) as got:
                 status = got.status_code
                 content = whole_body(got, _ANSWER) if status == 200 else b""
-        except ValueError:  # requests raises this for an invalid URL
+        except ValueError as error:  # requests raises this for an invalid URL
+            if leaves_https(error):
+                raise RegistryError(
+                    "redirect-unencrypted",
+                    f"the token service of {self._host} names a URL without encryption",
+                    why="it sends the client from https to http",
+                    fix="report it to the registry's operator",
+                ) from None
             raise self.refused("the URL of the token service, or a redirect of it, is invalid") from None
         except requests.RequestException as error:
             raise UnreachableError(

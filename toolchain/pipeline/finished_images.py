@@ -22,11 +22,11 @@ from toolchain.oci.layer_files import open_members
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.records import (
     image_tag,
+    mark_used,
     published_mark,
     read_record,
     records,
     stages_below,
-    used_mark,
     write_record,
 )
 from toolchain.request.model import Request
@@ -186,7 +186,7 @@ def note_use(cache: Cache, images: Iterable[Record]) -> None:
     """Mark these images, and the stages below them, as used now."""
     for record in images:
         for each in (record, *stages_below(cache, record.inputs)):
-            used_mark(cache.record(each.input_digest)).touch()
+            mark_used(cache, each.input_digest)
 
 
 def note_publication(cache: Cache, record: Record, publication: Publication) -> None:

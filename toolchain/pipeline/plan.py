@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ToolchainError
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.fetching import fetch_for
-from toolchain.pipeline.records import known_record, used_mark
+from toolchain.pipeline.records import known_record, mark_used
 from toolchain.pipeline.targets import below, by_arch, request_of, stages_of
 from toolchain.pipeline.workspace import within_lock
 from toolchain.request.model import Request
@@ -185,8 +184,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     layout = Layout(cache.images)
     if not all(layout.has(part) for part in (record.manifest, *record.layer_digests)):
         return None
-    with contextlib.suppress(OSError):
-        used_mark(cache.record(digest)).touch()
+    mark_used(cache, digest)
     return Built(
         planned=planned,
         input_digest=digest,

@@ -146,7 +146,7 @@ def write_record(cache: Cache, record: Record) -> None:
     used_mark(path).unlink(missing_ok=True)
     write_atomically(path, record.as_bytes())
     for below in stages_below(cache, record.inputs):
-        used_mark(cache.record(below.input_digest)).touch()
+        mark_used(cache, below.input_digest)
 
 
 def record_as_it_is(request: Request, built: Built) -> None:
@@ -212,6 +212,12 @@ def used_mark(record: Path) -> Path:
     time of the record, because `finished` sorts the records by it.
     """
     return record.with_suffix(".used")
+
+
+def mark_used(cache: Cache, digest: str) -> None:
+    """Mark a finished stage as used now; nothing happens if the cache is not writable."""
+    with contextlib.suppress(OSError):
+        used_mark(cache.record(digest)).touch()
 
 
 def published_mark(record: Path) -> Path:

@@ -159,6 +159,20 @@ def test_variants_for_one_gpu_in_a_bundle_are_told_apart(campaign: Path, tmp_pat
         ("a.hsaco#gfx942:xnack-", "gfx942"),
     ]
     assert [kernel.path.read_bytes() for kernel in kernels] == objects
+    pytest.importorskip("numpy")
+    bundle = tmp_path / "add-fp16.hsaco"
+    bundle.write_bytes(plain(*pairs))
+    both = [f"{bundle}#gfx942:xnack+", f"{bundle}#gfx942:xnack-"]
+    assert [row["object"] for row in run("emulate", bundle, "--gpu", "gfx942")["objects"]] == both
+    assert [row["object"] for row in run("emulate", bundle, "--gpu", "MI300X:xnack-")["objects"]] == both[1:]
+    run("emulate", bundle, "--gpu", "gfx942:sramecc+", code=ConfigError.code)
+
+
+def test_a_code_object_for_another_gpu_is_not_listed(campaign: Path) -> None:
+    pytest.importorskip("numpy")
+    path = campaign / "gfx942" / "add-fp16.hsaco"
+    assert run("emulate", path, "--gpu", "gfx942")["objects"][0]["gpu"] == "gfx942"
+    run("emulate", path, "--gpu", "gfx1100", code=ConfigError.code)
 
 
 def test_a_bundle_that_cannot_be_unpacked_is_not_called_empty(

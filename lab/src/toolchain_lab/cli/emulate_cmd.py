@@ -68,7 +68,12 @@ ObjdumpOpt = Annotated[
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random arguments and of uninitialized registers.")]
 GpuOpt = Annotated[
     str,
-    typer.Option("--gpu", metavar="GPU", help="GPU whose code object is read from a bundle.", show_default=False),
+    typer.Option(
+        "--gpu",
+        metavar="GPU[:FEATURES]",
+        help="GPU whose code object is read from a bundle, such as gfx942 or gfx942:xnack+.",
+        show_default=False,
+    ),
 ]
 FastOpt = Annotated[
     bool, typer.Option("--fast", help="Round each matrix product once, instead of exactly as hardware does.")
@@ -103,7 +108,8 @@ def emulate(
     if grid is None and (workgroup or arg or out is not None or reverse or signature or kernel or expect):
         what = "--arg, --expect, --kernel, --out, --reverse, --signature and --workgroup need --grid"
         raise ConfigError("grid-missing", what, why="no kernel runs without --grid", fix="add --grid X,Y,Z")
-    gpu = ",".join(option_values.gpus(gpu)) if gpu else ""
+    name, colon, features = gpu.partition(":")
+    gpu = ",".join(option_values.gpus(name)) + colon + features if gpu else ""
     tool = decoder(objdump)
     with tempfile.TemporaryDirectory(prefix="toolchain-emulate-") as scratch:
         unpacked = [found for path in objects for found in _code_objects(path, gpu, Path(scratch))]
@@ -123,7 +129,6 @@ def emulate(
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
         code = load(unpacked[0][1], kernel)
-        _require_gpu(objects[0], gpu, [code.gpu])
         metadata = described(objects[0], code, signature)
         if not metadata.lds_known:
             console.note(f"{metadata.lds} bytes of LDS are assumed, because there is no JSON file of {code.kernel}")
@@ -200,25 +205,29 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
     """Yield the code objects of a file, with names for messages: the file itself, or the unpacked parts of a bundle.
 
     Args:
-        gpu: the GPU whose code object is unpacked from a bundle; if empty, all are unpacked.
+        gpu: the GPU whose code object is yielded, with or without features; if empty, all are yielded.
+
+    Raises:
+        ConfigError: the file has no code object for the GPU.
     """
     from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - `--help` does not need it
 
     names = []
+    found = False
     for code in bundled(path):
-        names.append(code.gpu)
-        if gpu in {"", code.gpu}:
+        target = code.name.rpartition("#")[2]  # the GPU with its features
+        names.append(target)
+        if gpu in {"", code.gpu, target}:
+            found = True
             unpacked = Path(tempfile.mkdtemp(dir=scratch), f"{path.stem}-{code.gpu}.hsaco")
             unpacked.write_bytes(code.read())
-            yield f"{path}#{code.gpu}", unpacked
+            yield f"{path}#{target}", unpacked
     if not names:
-        yield str(path), path
-    else:
-        _require_gpu(path, gpu, names)
-
-
-def _require_gpu(path: Path, gpu: str, names: Sequence[str]) -> None:
-    if gpu and gpu not in names:
+        names = [load(path, first=True).gpu] if gpu else []
+        if gpu in {"", *names}:
+            found = True
+            yield str(path), path
+    if not found:
         raise ConfigError(
             "no-kernel-for-gpu",
             f"{path} has no code object for {gpu}",
