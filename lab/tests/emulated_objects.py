@@ -1,4 +1,4 @@
-"""Code objects that tests emulate, compiled by the worker that also compiles them for images."""
+"""Code objects that tests emulate, compiled by the worker that compiles the kernels of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 WORKER = HERE.parents[1] / "aotriton" / "worker.py"
 KERNELS = HERE / "emulated" / "kernels.py"
 POINTER = "*{}:16"
-# Signature and constants by kernel; "{}" is the type of its numbers.
+# The signature and constants of each kernel; "{}" stands for the type of its elements.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "add": {"x": "*fp32:16", "y": "*fp32:16", "out": "*fp32:16", "n": "i32", "BLOCK": 256},
     "row_sum": {"x": "*fp32:16", "out": "*fp32:16", "BLOCK": 512},
@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 def rule(
     folder: Path, kernel: str, gpu: str, *, element: str = "fp16", warps: int = 4, **constants: Any
 ) -> dict[str, Any]:
-    """The order for the worker: a kernel of `emulated/kernels.py` for a GPU."""
+    """Return the rule by which the worker compiles a kernel of `emulated/kernels.py` for a GPU."""
     arguments = {**ARGUMENTS[kernel], **constants}
     types = {name: v.format(element) if isinstance(v, str) else "constexpr" for name, v in arguments.items()}
     label = "-".join([kernel, element, *(f"{name}{value}" for name, value in constants.items())])

@@ -1,4 +1,4 @@
-"""A wave to run single instructions on, and small programs, without a code object or a disassembler."""
+"""Waves and small programs for tests, which need neither a file nor a disassembler."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ LDS, SCRATCH = 256, 64
 
 
 def bits(value: float) -> int:
-    """The bits of a float32."""
+    """Return the bits of a float32."""
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
 def double(value: float) -> int:
-    """The bits of a float64."""
+    """Return the bits of a float64."""
     return int(struct.unpack("<Q", struct.pack("<d", value))[0])
 
 
 def half(value: float) -> int:
-    """The bits of a float16."""
+    """Return the bits of a float16."""
     return int(np.float16(value).view(np.uint16))
 
 
 def pair(low: float, high: float) -> int:
-    """Two float16 in one register."""
+    """Return the bits of two float16 in one register."""
     return half(low) | half(high) << 16
 
 
 def code_object(gpu: str, **changes: Any) -> CodeObject:
-    """The head of a kernel that asks for nothing but its arguments."""
+    """Return a code object without instructions; its kernel requests arguments, LDS, scratch and two workgroup IDs."""
     wave32 = not gpu.startswith("gfx9")
     descriptor = Descriptor(
         lds=LDS,
@@ -66,10 +66,10 @@ def code_object(gpu: str, **changes: Any) -> CodeObject:
 
 
 def program(gpu: str, texts: Sequence[str], words: Mapping[int, int] | None = None) -> Program:
-    """A program of instructions with 4 bytes each, from address 0.
+    """Return a program of instructions with 4 bytes each, from address 0.
 
     Args:
-        words: encodings by place, where an instruction is read by it.
+        words: encodings by place, for instructions that the emulator reads by their encoding.
     """
     given = words or {}
     lines = [Line(4 * place, text, (given.get(place, 0),)) for place, text in enumerate(texts)]
@@ -79,7 +79,7 @@ def program(gpu: str, texts: Sequence[str], words: Mapping[int, int] | None = No
 def workgroup(
     made: Program, buffers: Sequence[Any] = (), *, waves: int = 1, seed: int = 0, placement: Placement = ACROSS
 ) -> Workgroup:
-    """A workgroup with some buffers; the first one's address is in s[4:5], the second one's in s[6:7]."""
+    """Return a workgroup with buffers; s[4:5] holds the address of the first buffer, s[6:7] that of the second."""
     random = np.random.default_rng(seed)
     memory = Memory(list(buffers), random=random, placement=placement)
     group = Workgroup(
@@ -92,7 +92,7 @@ def workgroup(
 
 
 def wave_of(gpu: str, buffers: Sequence[Any] = ()) -> Wave:
-    """A wave whose lanes are all active."""
+    """Return a wave whose lanes are all active."""
     return workgroup(program(gpu, ["s_endpgm"]), buffers).waves[0]
 
 
@@ -106,7 +106,7 @@ def run(wave: Wave, *texts: str, word: int = 0) -> None:
 
 
 def put(wave: Wave, name: str, value: Any) -> None:
-    """Give a register a value: a number for all lanes, or one for each of the first lanes."""
+    """Set a register to one number for all lanes, or to a number for each of the first lanes."""
     if name == "exec":
         wave.set_exec(int(value))
     elif name == "scc":
@@ -123,7 +123,7 @@ def put(wave: Wave, name: str, value: Any) -> None:
 
 
 def get(wave: Wave, name: str) -> Any:
-    """The value of a register: a number, or a list of the lanes'."""
+    """Return the value of a register: a number, or a list with the number of each lane."""
     if name == "scc":
         return wave.scc
     if name == "exec":

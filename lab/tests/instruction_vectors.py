@@ -1,4 +1,4 @@
-"""A vector: single registers before and after an instruction, and the check of one."""
+"""Vectors: the registers before and after one instruction, and their check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TINY = bits(2.0**-140)  # a denormal
 
 @dataclass(frozen=True)
 class Vector:
-    """Registers before and after an instruction. A list is lane by lane, and may be shorter than the wave."""
+    """Registers before and after an instruction. A list has a number for each lane, and may be shorter than a wave."""
 
     rule: str
     text: str
@@ -31,7 +31,7 @@ def v(
 
 
 def d(rule: str, text: str, *numbers: float, bits_of: int | None = None) -> Vector:
-    """An instruction on float64: sources in v[2:3] and following, and the result in v[0:1], which is last."""
+    """Return a vector on float64: the last number is the result in v[0:1], the others are sources from v[2:3] on."""
     *sources, result = numbers
     before = {f"v[{2 * k + 2}:{2 * k + 3}]": double(value) for k, value in enumerate(sources)}
     return v(rule, text, before, {"v[0:1]": double(result) if bits_of is None else bits_of})

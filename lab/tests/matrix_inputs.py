@@ -16,7 +16,7 @@ from toolchain_lab.emulator.wave import Target
 
 Array = NDArray[Any]
 ROWS, COLUMNS = 16, 32
-# By GPU the instructions whose rule is published: shape and type as in the name, as far as the emulator has them.
+# The instructions of each GPU whose rule is published and which the emulator has, by shape and type as in the name.
 SHAPES = {
     "gfx908": ("32x32x2f32", "16x16x4f32", "32x32x8f16", "16x16x16f16", "32x32x4bf16", "16x16x8bf16"),
     "gfx90a": (
@@ -29,16 +29,16 @@ SHAPES = {
         "16x16x32_fp8_fp8", "16x16x32_fp8_bf8", "16x16x32_bf8_fp8", "16x16x32_bf8_bf8",
     ),
 }  # fmt: skip
-# Bits, and bits of the mantissa.
+# The number of bits of each format, and of its mantissa.
 _FORMATS = {"f16": (16, 10), "bf16": (16, 7), "f32": (32, 23), "xf32": (32, 23), "fp8": (8, 3), "bf8": (8, 2)}
-# gfx942's 8-bit types by the name that Triton has. Their only NaN has the bits of -0, and they have no infinity.
+# Triton's names of gfx942's 8-bit types. Their only NaN has the bits of -0, and they have no infinity.
 _NARROW = {"fp8": "fp8e4b8", "bf8": "fp8e5b16"}
 _NARROW_NAN = 0x80
 MODES = ("any", "near", "wide", "denormal", "small", "large", "special", "cancel")
 
 
 def instruction(shape: str) -> tuple[int, int, str, str]:
-    """Size, depth, type (of both factors, if they differ) and suffix in a shape's name."""
+    """Return size, depth, type (of both factors, if they differ) and suffix from a shape's name."""
     match = re.fullmatch(r"(\d+)x\d+x(\d+)_?([xb]?f\d\d|[fb][pf]8_[fb][pf]8)(_1k)?", shape)
     if match is None:
         raise ValueError(shape)
@@ -46,13 +46,13 @@ def instruction(shape: str) -> tuple[int, int, str, str]:
 
 
 def sides(kind: str) -> tuple[str, str]:
-    """The types of both factors."""
+    """Return the types of both factors."""
     left, _, right = kind.removesuffix("_1k").partition("_")
     return left, right or left
 
 
 def by_rule(gpu: str, kind: str, a: Array, b: Array, c: Array) -> Array:
-    """a*b+c by the rule of a GPU and a type, `bf16_1k` and `fp8_bf8` included; a and b are `float64[row, k]`."""
+    """Return a*b+c by the rule of a GPU and a type, also `bf16_1k` and `fp8_bf8`; a and b are `float64[row, k]`."""
     left, right = sides(kind)
     rule = rule_of(Target(gpu, 64), kind if kind.endswith("_1k") else left)
     if rule is None:
@@ -62,7 +62,7 @@ def by_rule(gpu: str, kind: str, a: Array, b: Array, c: Array) -> Array:
 
 
 class Bits:
-    """A stream of bits that no version of numpy changes."""
+    """A stream of bits that does not depend on the version of numpy."""
 
     def __init__(self, seed: str) -> None:
         self._seed, self._taken = seed, 0
@@ -75,12 +75,12 @@ class Bits:
 
 
 def elements(bits: Bits, kind: str, shape: tuple[int, ...], mode: str) -> Array:
-    """Numbers of a type, as their bits."""
+    """Return numbers of a type, as their bits."""
     width, mantissa = _FORMATS[kind]
     words = bits(shape, width).astype(np.int64)
     if mode == "any":
         return words.astype(f"u{width // 8}")
-    # The largest exponent of a number; that of 8-bit types is no special one.
+    # The largest exponent of a number; the 8-bit types have no exponent for infinity and NaN.
     most = (1 << width - 1 - mantissa) - (1 if width == 8 else 2)
     middle = most // 2
     first, count = {
@@ -88,7 +88,7 @@ def elements(bits: Bits, kind: str, shape: tuple[int, ...], mode: str) -> Array:
         "large": (most - 2, 3), "special": (middle - 3, 7), "cancel": (middle - 20, 41),
     }[mode]  # fmt: skip
     if width == 8 and mode == "special":
-        first, count = most - 7, 8  # products on both sides of 2^25, from which an addend of 1 is dropped
+        first, count = most - 7, 8  # the products are on both sides of 2^25, from which an addend of 1 is dropped
     exponent = np.clip(first + bits(shape).astype(np.int64) % count, 0, most)
     fraction = words & ((1 << mantissa) - 1)
     chance = bits(shape)
@@ -103,15 +103,15 @@ def elements(bits: Bits, kind: str, shape: tuple[int, ...], mode: str) -> Array:
 
 
 def _without_nan(codes: Array) -> Array:
-    """8-bit codes with 0 in place of NaN."""
+    """Return 8-bit codes with 0 in place of NaN."""
     return np.where(codes == _NARROW_NAN, np.uint8(0), codes)
 
 
 def values(kind: str, words: Array) -> Array:
-    """Bits of a type as `float64`; those of xf32 are cut off."""
+    """Return the numbers of bits of a type as `float64`; xf32 loses its low bits."""
     if kind in _NARROW:
         return FORMATS[_NARROW[kind]].values()[words]
-    with np.errstate(invalid="ignore"):  # signalling NaN
+    with np.errstate(invalid="ignore"):  # of a signalling NaN
         if kind == "f16":
             return words.view(np.float16).astype(np.float64)
         if kind == "bf16":
@@ -121,7 +121,7 @@ def values(kind: str, words: Array) -> Array:
 
 
 def products(seed: str, kind: str, depth: int) -> Iterator[tuple[Array, Array, Array]]:
-    """One product in each mode.
+    """Yield one product in each mode.
 
     Yields:
         Bits of a, `[ROWS, depth]`, and of b, `[COLUMNS, depth]`, and c, `float32[ROWS, COLUMNS]`.

@@ -12,7 +12,7 @@ from toolchain_lab.emulator.disassembly import Line
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.syntax import parse
 
-# Pairs of which each one may take the other's place.
+# Each instruction of a pair may replace the other.
 _PAIRS = (
     "v_add_f32 v_sub_f32", "v_max_f32 v_min_f32", "v_max3_f32 v_min3_f32", "v_max_num_f32 v_min_num_f32",
     "v_max3_num_f32 v_min3_num_f32", "v_and_b32 v_or_b32", "v_lshlrev_b32 v_lshrrev_b32", "v_cmp_gt_i32 v_cmp_ge_i32",
@@ -56,7 +56,7 @@ def with_line(program: Program, mutant: Mutant) -> Program:
 
 
 def draw_mutant(program: Program, places: Sequence[int], draw: random.Random) -> Mutant | None:
-    """Return a random change of one instruction; None if the drawn one cannot be changed."""
+    """Return a random change of one instruction; None if the drawn instruction cannot be changed."""
     place = draw.choice(places)
     line = program.lines[place]
     instruction = parse(line)
@@ -75,9 +75,9 @@ def _changed(kind: str, line: Line, name: str, draw: random.Random) -> str | Non
         return "s_nop 0" if not name.startswith("s_cbranch") else None
     if kind == "operation":
         if _SAME_TWICE.search(text):
-            return None  # the larger of a number and itself is also the smaller one
+            return None  # the maximum of a number and itself is also their minimum
         return text.replace(name, OTHERS[name], 1) if name in OTHERS and "::" not in text else None
-    # The first register is the result.
+    # The first register is the result, which does not change.
     found = list(_REGISTER.finditer(text))[1:] if kind == "register" else list(_OFFSET.finditer(text))
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""A campaign as large as AOTriton's for a GPU, made up: entries of a ledger and the kernels that go with them."""
+"""An invented campaign as large as AOTriton's: the entries of a ledger, and their kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOSTILE = '</script><img src=x onerror="document.title=1">${x}&amp;'
 
 @functools.cache
 def large_campaign(count: int = 19_001) -> tuple[list[Entry], list[Kernel]]:
-    """Names are as long as AOTriton's. One kernel has a hostile name, and nine failed."""
+    """Use names as long as AOTriton's, and one hostile name; two of 4000 kernels failed or timed out."""
     made = random.Random(1)
     entries, kernels = [], []
     for at in range(count):

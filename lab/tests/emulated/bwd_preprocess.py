@@ -1,4 +1,4 @@
-"""A kernel with the name and arguments of one of AOTriton's: packed sequences, and the runtime's count of them."""
+"""A kernel with the name and arguments of AOTriton's `bwd_preprocess_varlen`; the grid has the number of sequences."""
 
 import triton
 import triton.language as tl

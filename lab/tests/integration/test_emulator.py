@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles for AMD GPUs, emulated and held against float64, by the tool's own verb too."""
+"""Kernels that Triton compiles for AMD GPUs are emulated, also by `emulate`, and compared with float64."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from toolchain_lab.emulator.program import Program
 from toolchain_lab.numbers import campaign
 from toolchain_lab.numbers.check import Checked
 
-# One of each generation and of each matrix instruction's layout.
+# The GPUs cover the generations and the layouts of matrix instructions.
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
-ROWS = 70  # no multiple of a block
+ROWS = 70  # not a multiple of the block size
 
 
 @pytest.fixture(scope="session")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Code objects by GPU and name."""
+    """Return code objects by GPU and name."""
     folder = tmp_path_factory.mktemp("emulated")
     rules = [
         made
@@ -46,7 +46,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def launched(path: Path, values: Mapping[str, Any], grid: tuple[int, int, int]) -> Launched:
-    """Launch an object in both orders of its waves and with other garbage; the bytes must be the same."""
+    """Launch an object twice, with another order of waves and other garbage, and require the same bytes."""
     metadata, code = read_metadata(path), load(path)
     check_metadata(code, metadata)
     program = Program.of(code, disassembler())
@@ -61,7 +61,7 @@ def launched(path: Path, values: Mapping[str, Any], grid: tuple[int, int, int]) 
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_masked_sum_is_exact_and_leaves_the_rest_alone(objects: Mapping[str, Path], gpu: str) -> None:
+def test_masked_sum_is_exact_and_writes_nothing_else(objects: Mapping[str, Path], gpu: str) -> None:
     random = np.random.default_rng(1)
     x, y = (random.standard_normal(300).astype(np.float32) for _ in range(2))
     done = launched(
@@ -72,14 +72,14 @@ def test_a_masked_sum_is_exact_and_leaves_the_rest_alone(objects: Mapping[str, P
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_sum_over_all_lanes_and_waves(objects: Mapping[str, Path], gpu: str) -> None:
+def test_row_sum_matches_float64(objects: Mapping[str, Path], gpu: str) -> None:
     x = np.random.default_rng(2).standard_normal((3, 512)).astype(np.float32)
     done = launched(objects[f"{gpu}/row_sum-fp16"], {"x": x, "out": np.zeros(3, np.float32)}, (3, 1, 1))
     assert np.abs(done.buffers["out"] - x.astype(np.float64).sum(1)).max() < 1e-4
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_product_of_matrices(objects: Mapping[str, Path], gpu: str) -> None:
+def test_matrix_product_matches_float64(objects: Mapping[str, Path], gpu: str) -> None:
     random = np.random.default_rng(3)
     a, b = (random.standard_normal((32, 32)).astype(np.float16) for _ in range(2))
     done = launched(objects[f"{gpu}/matmul-fp16"], {"a": a, "b": b, "c": np.zeros((32, 32), np.float32)}, (1, 1, 1))
@@ -90,7 +90,9 @@ def test_a_product_of_matrices(objects: Mapping[str, Path], gpu: str) -> None:
 @pytest.mark.parametrize(
     ("name", "causal", "bound"), [("attention-fp16", True, 2e-3), ("attention-bf16-CAUSALFalse", False, 2e-2)]
 )
-def test_attention(objects: Mapping[str, Path], gpu: str, name: str, causal: bool, bound: float) -> None:
+def test_attention_matches_float64(
+    objects: Mapping[str, Path], gpu: str, name: str, causal: bool, bound: float
+) -> None:
     random = np.random.default_rng(4)
     scale = 32**-0.5
     plain = [random.standard_normal((ROWS, 32)).astype(np.float32) for _ in range(3)]
@@ -113,7 +115,7 @@ def test_attention(objects: Mapping[str, Path], gpu: str, name: str, causal: boo
     assert np.abs(done.buffers["lse"] - lse).max() < 1e-5
 
 
-# -------------------------------------------------------------------- the verb
+# -------------------------------------------------------------------- emulate
 
 
 def call(*words: str) -> Result:
@@ -123,7 +125,7 @@ def call(*words: str) -> Result:
 ARGUMENTS = ("--grid", "2", "--arg", "x=normal:300", "--arg", "y=normal:300", "--arg", "out=zeros:300")
 
 
-def test_the_verb_runs_a_kernel_and_writes_its_buffers(objects: Mapping[str, Path], tmp_path: Path) -> None:
+def test_emulate_runs_kernel_and_writes_its_buffers(objects: Mapping[str, Path], tmp_path: Path) -> None:
     path = str(objects["gfx942/add-fp16"])
     done = call(path, *ARGUMENTS, "--arg", "n=300", "--out", str(tmp_path), "--json")
     assert done.exit_code == 0, done.output
@@ -138,7 +140,7 @@ def test_the_verb_runs_a_kernel_and_writes_its_buffers(objects: Mapping[str, Pat
 @pytest.mark.parametrize(
     ("gpu", "words", "exact"), [("gfx942", (), True), ("gfx942", ("--fast",), False), ("gfx1100", (), False)]
 )
-def test_a_result_is_labelled_exact_or_approximate_with_a_bound(
+def test_emulate_labels_result_exact_or_approximate_with_a_bound(
     objects: Mapping[str, Path], gpu: str, words: tuple[str, ...], exact: bool
 ) -> None:
     buffers = [f"--arg={name}=normal:1024" for name in "ab"]
@@ -150,7 +152,7 @@ def test_a_result_is_labelled_exact_or_approximate_with_a_bound(
     assert bounds == [] if exact else 0 < max(bounds) < 1e-2
 
 
-def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]) -> None:
+def test_emulate_lists_instructions_of_many_objects(objects: Mapping[str, Path]) -> None:
     done = call(*(str(path) for path in objects.values()), "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
@@ -162,7 +164,7 @@ def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("--arg", "n=301"), 27),  # reads beyond its buffers
+        (("--arg", "n=301"), 27),  # the kernel reads beyond its buffers
         ((), 3),
         (("--arg", "n=x"), 3),
         (("--arg", "n=1", "--arg", "m=1"), 3),
@@ -170,11 +172,13 @@ def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]
         (("--arg", "n=1", "--objdump", "/bin/true"), 8),
     ],
 )
-def test_the_verb_says_what_is_wrong(objects: Mapping[str, Path], words: tuple[str, ...], code: int) -> None:
+def test_emulate_exits_with_the_code_of_the_error(
+    objects: Mapping[str, Path], words: tuple[str, ...], code: int
+) -> None:
     assert call(str(objects["gfx942/add-fp16"]), *ARGUMENTS, *words).exit_code == code
 
 
-def test_files_that_do_not_belong_together_are_refused(objects: Mapping[str, Path], tmp_path: Path) -> None:
+def test_json_of_another_object_is_refused(objects: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copy(objects["gfx942/add-fp16"], tmp_path / "k.hsaco"))
     words = (str(path), *ARGUMENTS, "--arg", "n=300")
     for other in ("gfx1100/add-fp16", "gfx942/row_sum-fp16"):
@@ -186,7 +190,7 @@ def test_files_that_do_not_belong_together_are_refused(objects: Mapping[str, Pat
     assert call(*words[:-2]).exit_code == 23
 
 
-def test_an_object_that_is_none_or_for_another_machine_is_named(objects: Mapping[str, Path], tmp_path: Path) -> None:
+def test_malformed_object_or_unknown_gpu_is_refused(objects: Mapping[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "k.hsaco"
     content = objects["gfx942/add-fp16"].read_bytes()
     shutil.copy(objects["gfx942/add-fp16"].with_suffix(".json"), path.with_suffix(".json"))
@@ -194,14 +198,14 @@ def test_an_object_that_is_none_or_for_another_machine_is_named(objects: Mapping
         path.write_bytes(broken)
         assert call(str(path)).exit_code == code
     flags = bytearray(content)
-    flags[48] = 0xFE  # e_flags: a GPU that is none
+    flags[48] = 0xFE  # e_flags: no GPU has this number
     path.write_bytes(flags)
     done = call(str(path), "--json")
     assert done.exit_code == 23
     assert "0xfe" in json.loads(done.stdout)["why"]
 
 
-def test_a_kernel_whose_source_imports_pytorch_is_compiled_again(objects: Mapping[str, Path], tmp_path: Path) -> None:
+def test_kernel_whose_source_imports_pytorch_is_recompiled(objects: Mapping[str, Path], tmp_path: Path) -> None:
     source = KERNELS.read_text(encoding="utf-8").replace("import triton\n", "import torch\nimport triton\n", 1)
     assert "import torch" in source
     (tmp_path / KERNELS.name).write_text(source)
@@ -210,7 +214,7 @@ def test_a_kernel_whose_source_imports_pytorch_is_compiled_again(objects: Mappin
     assert done.exit_code == 0, done.output
 
 
-def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_path: Path) -> None:
+def test_check_continues_from_its_results_file(objects: Mapping[str, Path], tmp_path: Path) -> None:
     for name in ("add-fp16", "row_sum-fp16"):
         for suffix in (".hsaco", ".json"):
             shutil.copy(objects[f"gfx942/{name}"].with_suffix(suffix), tmp_path)
@@ -218,7 +222,7 @@ def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_pat
     words = ["kernels", "check", str(tmp_path), "--jobs", "1", "--results", str(results), "--json"]
     assert CliRunner().invoke(app, words).exit_code == 28
     one, other = results.read_text().splitlines()
-    # Killed within its second result: the first is taken as it stands, the second is checked.
+    # A check that was killed while it wrote its second result keeps the first one and checks the second kernel again.
     results.write_text(one.replace("there is no test case", "kept") + "\n" + other[:40])
     done = CliRunner().invoke(app, [*words, "--allow-skipped"])
     assert done.exit_code == 0, done.output
@@ -229,7 +233,7 @@ def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_pat
     assert CliRunner().invoke(app, words).exit_code in {3, 22}
 
 
-def test_kernels_of_triton_s_own_cache_are_not_checked(objects: Mapping[str, Path], tmp_path: Path) -> None:
+def test_check_skips_kernels_without_the_json_of_the_worker(objects: Mapping[str, Path], tmp_path: Path) -> None:
     path = objects["gfx942/add-fp16"]
     written = json.loads(path.with_suffix(".json").read_text())
     triton = {name: written[name] for name in ("name", "arch", "num_warps", "shared")}
@@ -246,7 +250,7 @@ def test_kernels_of_triton_s_own_cache_are_not_checked(objects: Mapping[str, Pat
     assert CliRunner().invoke(app, [*words, "--allow-skipped"]).exit_code == 0
 
 
-def test_a_stopped_check_shows_what_it_has(objects: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_check_prints_its_results(objects: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> Iterator[Checked]:
         yield Checked("one", "gfx942", "add", "right")
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Kernels that use Triton's language, emulated: each result is its reference, or the kernel is refused by name."""
+"""Emulated kernels of Triton's language give the results of their references, or the emulator refuses them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from toolchain_lab.emulator.placement import ACROSS, UPPER
 from toolchain_lab.emulator.program import Program
 
 GPUS = ("gfx942", "gfx1100")
-# Ends a planted loop without an end soon.
+# The number of instructions after which a run ends, because a planted fault may make a loop endless.
 LIMIT = 300_000
 
 
 def by_gpu() -> Mapping[str, list[LanguageCase]]:
-    """The cases of a quick run: the first of each kernel and of each type of a product, and a third of the others."""
+    """Return a quick run's cases: the first of each kernel and of each type of a product, and a third of the others."""
     seen: set[tuple[str, ...]] = set()
     first: list[LanguageCase] = []
     others: list[LanguageCase] = []
@@ -38,13 +38,14 @@ def by_gpu() -> Mapping[str, list[LanguageCase]]:
 
 
 QUICK = by_gpu()
-# Cases that are right, of a quick run and of all; Triton does not compile the others.
+# The number of right cases in a quick run, and in all. Triton does not compile the others, or the emulator refuses
+# them.
 RIGHT = {"gfx942": (112, 183), "gfx1100": (113, 182)}
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Path | str]]:
-    """The compiled cases by GPU; both GPUs are compiled at the same time."""
+    """Return the compiled cases by GPU; two threads compile for both GPUs at the same time."""
     folder = tmp_path_factory.mktemp("language")
     with ThreadPoolExecutor(len(QUICK)) as pool:
         done = pool.map(lambda gpu: compile_cases(folder, gpu, QUICK[gpu]), QUICK)
@@ -52,13 +53,13 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[st
 
 
 def emulated(case: LanguageCase, path: Path) -> str:
-    """Run a case with other arguments, addresses, garbage and order of waves: "right", "refused", or the difference."""
+    """Run a case twice, with other arguments, addresses, garbage and order of waves, and return its outcome."""
     program = Program.of(load(path), disassembler())
     return "refused" if program.unknown() else outcome(case, program, read_metadata(path))
 
 
 def outcome(case: LanguageCase, program: Program, metadata: Metadata) -> str:
-    """The same for a program that is decoded."""
+    """Run a decoded program twice; return "right", "refused", or the difference from the reference."""
     for seed, reverse, placement in ((0, False, ACROSS), (1, True, UPPER)):
         problem = case.problem(seed)
         launch = Launch(metadata.parameters, problem.values, case.grid, metadata.waves, metadata.lds)
@@ -72,7 +73,7 @@ def outcome(case: LanguageCase, program: Program, metadata: Metadata) -> str:
 
 
 def require_right(cases: Iterable[LanguageCase], objects: Mapping[str, Path | str], right: int) -> None:
-    """Insist that so many cases are right, and that no result differs."""
+    """Require that this number of cases is right, and that no result differs."""
     found = {case.name: emulated(case, path) for case in cases if isinstance(path := objects[case.name], Path)}
     counts = Counter(found.values())
     assert set(counts) <= {"right", "refused"}, counts
@@ -80,19 +81,19 @@ def require_right(cases: Iterable[LanguageCase], objects: Mapping[str, Path | st
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_no_result_differs_from_its_reference(gpu: str, objects: Mapping[str, Mapping[str, Path | str]]) -> None:
+def test_results_of_quick_run_match_their_references(gpu: str, objects: Mapping[str, Mapping[str, Path | str]]) -> None:
     require_right(QUICK[gpu], objects[gpu], RIGHT[gpu][0])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("gpu", GPUS)
-def test_no_result_of_the_other_types_differs(gpu: str, tmp_path: Path) -> None:
+def test_results_of_other_cases_match_their_references(gpu: str, tmp_path: Path) -> None:
     rest = [case for case in CASES if case not in QUICK[gpu]]
     require_right(rest, compile_cases(tmp_path, gpu, rest), RIGHT[gpu][1] - RIGHT[gpu][0])
 
 
 @pytest.mark.parametrize("seed", [53, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 6))])
-def test_planted_faults_are_noticed(seed: int, objects: Mapping[str, Mapping[str, Path | str]]) -> None:
+def test_most_planted_faults_are_detected(seed: int, objects: Mapping[str, Mapping[str, Path | str]]) -> None:
     draw = random.Random(seed)
     choices = [(case, path) for gpu in GPUS for case in CASES if isinstance(path := objects[gpu].get(case.name), Path)]
     found: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The fault of LLVM in docs/lab/llvm-barrier.md: the emulator and the scan find it in what Triton's LLVM compiles."""
+"""The emulator and the barrier scan find the fault of docs/lab/llvm-barrier.md in code of Triton's LLVM."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BARRIER = re.compile(r"^\ts_barrier(_signal)?\b", re.MULTILINE)
 
 
 def compiled(folder: Path, gpu: str, *, waits: bool) -> Path:
-    """Compile the IR with the LLVM of the installed Triton; with `waits`, each barrier gets the missing wait."""
-    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - takes a second
+    """Compile the IR with the LLVM of the installed Triton; `waits` adds the missing wait before each barrier."""
+    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - the import takes a second
 
     llvm.init_targets()
     text = llvm.translate_to_asm(IR.read_text(), "amdgcn-amd-amdhsa", gpu, "", [], True, False)
@@ -35,7 +35,7 @@ def compiled(folder: Path, gpu: str, *, waits: bool) -> Path:
 
 @pytest.mark.parametrize("gpu", WAIT)
 @pytest.mark.parametrize(("waits", "code"), [(False, 24), (True, 0)])
-def test_a_barrier_that_does_not_wait_is_found(tmp_path: Path, gpu: str, waits: bool, code: int) -> None:
+def test_barrier_without_wait_is_found(tmp_path: Path, gpu: str, waits: bool, code: int) -> None:
     path = compiled(tmp_path, gpu, waits=waits)
     found = barriers([parse(line) for line in Program.of(load(path), disassembler()).lines])
     assert len(found) == (0 if waits else 1)

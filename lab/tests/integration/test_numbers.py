@@ -1,4 +1,4 @@
-"""`kernels check` on real code objects: a right one, and ones with planted faults."""
+"""`kernels check` on code objects with and without planted faults."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ORDER = [
 
 
 def planted(folder: Path, gpu: str, fault: str) -> dict[str, Any]:
-    """The order for the worker: the kernel with a fault."""
+    """Return the rule by which the worker compiles the kernel with a fault."""
     constants = {
         "stride_ok": 1, "stride_dok": 1, "stride_deltam": 1, "PRE_BLOCK": 64, "ACTUAL_HEAD_DIM": 32, "FAULT": fault,
     }  # fmt: skip
@@ -74,7 +74,7 @@ PACKED_TYPES = {
 
 
 def packed(folder: Path, gpu: str) -> dict[str, Any]:
-    """The order for the worker: a kernel for packed sequences and a padded head, as in AOTriton."""
+    """Return the rule by which the worker compiles a kernel for packed sequences and a padded head, as in AOTriton."""
     constants = {"stride_on": 1, "stride_don": 1, "BLOCK_M": 32, "D_HEAD": 32, "PADDED_HEAD": True}
     return {
         **rule(folder, "row_sum", gpu),
@@ -109,9 +109,7 @@ def test_right_kernels_pass(folder: Path) -> None:
     assert check(folder / "none", "--gpu", "gfx942")[1]["checked"] == 1
 
 
-def test_a_kernel_without_inexact_instructions_is_labelled_exact_and_fast_is_kept_apart(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_kernel_without_inexact_instructions_is_exact_and_fast_rows_are_separate(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     words = (str(folder / "none"), "--results", str(results))
     _, told = check(*words)
@@ -123,7 +121,7 @@ def test_a_kernel_without_inexact_instructions_is_labelled_exact_and_fast_is_kep
     assert len(results.read_text().splitlines()) == 4
 
 
-def test_an_image_is_checked_as_its_folder_is(folder: Path, tmp_path: Path) -> None:
+def test_image_is_checked_like_a_folder(folder: Path, tmp_path: Path) -> None:
     files = {
         f"usr/lib64/thing/{path.relative_to(folder)}": path.read_bytes()
         for path in (folder / "none").rglob("*.*")
@@ -152,22 +150,22 @@ def test_packed_sequences_with_a_padded_head_pass(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["scale", "mask", "bounds"])
-def test_a_planted_fault_is_noticed(folder: Path, fault: str) -> None:
+def test_planted_fault_is_detected(folder: Path, fault: str) -> None:
     code, told = check(folder / fault)
     assert code == 24
     assert told["wrong"] == 1
     assert {"scale": "error", "mask": "must not write", "bounds": "outside"}[fault] in told["kernels"][0]["reason"]
-    # Without a result there is no error that could be small.
+    # A kernel that accesses memory outside of its buffers has no result, and so no error.
     assert (told["kernels"][0]["share"] is None) == (fault == "bounds")
 
 
-def test_a_kernel_without_a_case_is_skipped_and_not_right(folder: Path) -> None:
+def test_kernel_without_test_case_is_skipped(folder: Path) -> None:
     code, told = check(folder / "other")
     assert code == 28
     assert (told["right"], told["skipped"]) == (0, 1)
 
 
-def test_what_a_build_checks_runs_in_namespaces_and_a_wrong_kernel_fails_it(folder: Path, tmp_path: Path) -> None:
+def test_build_check_accepts_right_kernel_and_refuses_wrong_kernel(folder: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
 
     def checked(part: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The example of docs/lab/emulator.md, run as it stands, and the same object with less beside it."""
+"""The example of docs/lab/emulator.md, and `emulate` on its code object with other options and files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Emulate = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the example, after its commands."""
+    """Run the commands of the example, and return their folder."""
     pytest.importorskip("triton")
     folder = tmp_path_factory.mktemp("own")
     blocks = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
@@ -51,13 +51,13 @@ def emulate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Emulate:
 ARGUMENTS = ("--arg", "x=x.npy", "--arg", "out=zeros:300", "--arg", "columns=100")
 
 
-def test_a_grid_beyond_the_buffers_is_not_the_kernel_s_error(emulate: Emulate) -> None:
+def test_grid_beyond_the_buffers_is_not_reported_as_kernel_fault(emulate: Emulate) -> None:
     done = emulate("softmax.hsaco", "--grid", "4", *ARGUMENTS, "--json")
     assert done.exit_code == 27, done.output
     assert json.loads(done.stdout)["id"] == "outside-buffers"
 
 
-def test_another_result_than_expected_is_told_with_its_place(emulate: Emulate) -> None:
+def test_result_that_differs_from_expected_is_reported_with_its_index(emulate: Emulate) -> None:
     expected = np.load("softmax.npy")
     expected[2, 5] += 1
     np.save("other.npy", expected)
@@ -70,7 +70,7 @@ def test_another_result_than_expected_is_told_with_its_place(emulate: Emulate) -
     assert emulate(*words[:-2], "--expect", "y=other.npy").exit_code == 3
 
 
-def test_what_cannot_be_right_is_refused_before_the_run(emulate: Emulate, folder: Path) -> None:
+def test_invalid_options_are_refused_before_the_run(emulate: Emulate, folder: Path) -> None:
     words = ("softmax.hsaco", "--grid", "3", *ARGUMENTS, "--out", "none")
     for wrong, id in (
         (("--gpu", "gfx90a"), "no-kernel-for-gpu"),
@@ -81,7 +81,7 @@ def test_what_cannot_be_right_is_refused_before_the_run(emulate: Emulate, folder
     assert not (folder / "none").exists()
 
 
-def test_the_object_alone_is_enough(emulate: Emulate, folder: Path, tmp_path: Path) -> None:
+def test_object_without_json_is_emulated(emulate: Emulate, folder: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.hsaco"
     bare.write_bytes((folder / "softmax.hsaco").read_bytes())
     expect = ("--rtol", "1e-5", "--expect")
@@ -94,7 +94,7 @@ def test_the_object_alone_is_enough(emulate: Emulate, folder: Path, tmp_path: Pa
     assert emulate(*words, "--arg", "arg0=x.npy", "--arg", "arg1=zeros:300", "--arg", "arg2=100").exit_code == 3
 
 
-def test_a_json_of_another_object_is_refused(emulate: Emulate, folder: Path, tmp_path: Path) -> None:
+def test_json_of_another_object_is_refused(emulate: Emulate, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "k.hsaco"
     path.write_bytes((folder / "softmax.hsaco").read_bytes())
     about = json.loads((folder / "softmax.json").read_text())
@@ -103,7 +103,7 @@ def test_a_json_of_another_object_is_refused(emulate: Emulate, folder: Path, tmp
         assert emulate(str(path), "--grid", "3", *ARGUMENTS).exit_code == 23
 
 
-def test_bytes_of_8_bit_floats_are_buffers(emulate: Emulate) -> None:
+def test_buffers_of_8_bit_floats_are_read_and_written_as_bytes(emulate: Emulate) -> None:
     words = ("--signature", "x=*fp8e4b8,out=*fp32,columns=i32", "--arg", "x=normal:600", *ARGUMENTS[2:], "--grid", "1")
     assert emulate("softmax.hsaco", *words, "--out", "made").exit_code == 0
     made = np.load("made/x.npy")

@@ -1,4 +1,4 @@
-"""README's commands on files that a reader already has."""
+"""The commands of README.md on files that a reader already has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tests.tiny_image import make
 
 TOP = Path(__file__).resolve().parents[3]
-# What downloads a wheel, or needs the one that another line downloads.
+# These commands download a wheel, or need a wheel that another command downloads.
 _NETWORK = ("pip download", "toolchain audit jax", "toolchain inspect pypi:")
 
 
-def test_its_first_commands_run_as_they_stand(tmp_path: Path) -> None:
+def test_first_commands_of_readme_succeed(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("numpy")
     text = (TOP / "README.md").read_text(encoding="utf-8").partition("## A minute on files that you have")[2]

@@ -1,4 +1,4 @@
-"""The page of `report` in a browser: by keyboard alone, as wide as a laptop and as a phone, with hostile names."""
+"""The page of `report` in a browser, used by keyboard, at the widths of a laptop and a phone, with hostile names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRID = "document.querySelector('.grid')"
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A campaign as large as AOTriton's, and a comparison."""
+    """Write the pages of a campaign as large as AOTriton's and of a comparison, and return their folder."""
     folder = tmp_path_factory.mktemp("pages")
     entries, kernels = large_campaign(COUNT)
     (folder / "campaign.html").write_text(html(campaign_report("a campaign", entries, kernels)))
@@ -43,7 +43,7 @@ def said(page: Page) -> str:
 
 
 def active(page: Page) -> dict[str, Any]:
-    """The row that the keyboard is at, which the grid names to screen readers."""
+    """Return the active row, which the grid names to screen readers."""
     value = page.value(
         f"(() => {{ const row = document.getElementById({GRID}.getAttribute('aria-activedescendant'));"
         " return {place: Number(row.ariaRowIndex), held: row.ariaSelected === 'true',"
@@ -55,7 +55,7 @@ def active(page: Page) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_large_campaign_fits_and_is_used_by_keys(page: Page, pages: Path, width: int) -> None:
+def test_large_campaign_fits_and_is_usable_by_keyboard(page: Page, pages: Path, width: int) -> None:
     assert (pages / "campaign.html").stat().st_size < 15 << 20
     page.open(pages / "campaign.html", width=width)
     assert page.value("document.documentElement.scrollWidth") <= width
@@ -64,7 +64,7 @@ def test_a_large_campaign_fits_and_is_used_by_keys(page: Page, pages: Path, widt
     drawn = "[...document.querySelectorAll('canvas')].filter((one) => one.width > 0 && one.ariaLabel).length"
     page.until(f"{drawn} === 5")
     assert page.requests() == [(pages / "campaign.html").as_uri()]
-    # Rows are found, sorted and held by keys alone.
+    # Keys alone find, sort and pin rows.
     page.press("/")
     assert page.value(f"{ACTIVE}.type") == "search"
     page.type("gpu=gfx942 vgpr>200 bwd")
@@ -83,14 +83,14 @@ def test_a_large_campaign_fits_and_is_used_by_keys(page: Page, pages: Path, widt
     assert page.value("document.querySelectorAll('.against .other').length") >= 2
     page.press("Escape")
     assert page.value("document.querySelectorAll('.row.held').length") == 0
-    # From the rows on to the headings, and sorted by the fourth of them.
+    # Tab moves from the rows to the headings, and Enter sorts by the fourth heading.
     page.press("Tab", "Tab", "Tab", "Tab")
     assert page.value(f"{ACTIVE}.querySelector('small').textContent") == "seconds"
     page.press("Enter")
     assert page.value(f"{ACTIVE}.parentElement.ariaSort") == "ascending"
     shown = page.value("[...document.querySelectorAll('.row')].map((row) => parseFloat(row.children[3].textContent))")
     assert shown == sorted(shown)
-    # Esc empties the filter, whatever was typed.
+    # Escape empties the filter, also a filter by an unknown column.
     page.press("/", "Escape")
     assert said(page) == "19,001 rows"
     page.type("nocolumn>3")
@@ -107,7 +107,7 @@ def test_a_large_campaign_fits_and_is_used_by_keys(page: Page, pages: Path, widt
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_comparison_holds_a_against_b(page: Page, pages: Path, width: int) -> None:
+def test_comparison_shows_a_against_b(page: Page, pages: Path, width: int) -> None:
     page.open(pages / "diff.html", width=width)
     assert page.value("document.documentElement.scrollWidth") <= width
     page.press("/", "Enter")

@@ -1,4 +1,4 @@
-"""Wrong AMD kernels of public reports: the check finds the fault in the version that has it, and none in others."""
+"""Wrong AMD kernels of public reports: the check finds the fault in versions that have it, and no fault in others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.launch import Launch, run
 from toolchain_lab.emulator.program import Program
 
-# The Triton that the tests have; others are downloaded by tests that are marked `full`.
+# The installed version of Triton; tests that are marked `full` download other versions.
 OURS = "3.7.1"
 LAB_TESTS = Path(__file__).parents[1]
 Python = Callable[[str], str]
@@ -28,7 +28,7 @@ Python = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Python]:
-    """The Python of a Triton by its version."""
+    """Return a function that returns the Python with a version of Triton."""
     folder = tmp_path_factory.mktemp("tritons")
 
     @cache
@@ -52,7 +52,7 @@ ROWS = [
 
 
 def told(report: Report, path: Path, program: Program) -> str:
-    """What the check says of a kernel: nothing where it is right."""
+    """Return the message of the check about a kernel; an empty text if the kernel is right."""
     case, metadata = report.case, read_metadata(path)
     for seed, reverse in ((0, False), (1, True)):
         problem, only = case.problem(), [report.only] if report.only else None
@@ -67,13 +67,13 @@ def told(report: Report, path: Path, program: Program) -> str:
 
 
 @pytest.mark.parametrize(("report", "version"), ROWS)
-def test_the_reported_fault_is_found(
+def test_reported_fault_is_found_in_wrong_versions_only(
     report: Report, version: str, python: Python, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linker = next(
         filter(None, map(shutil.which, ("ld.lld", *(f"ld.lld-{number}" for number in range(22, 16, -1))))), ""
     )
-    monkeypatch.setenv("TRITON_HIP_LLD_PATH", linker)  # Triton before 3.5 has none
+    monkeypatch.setenv("TRITON_HIP_LLD_PATH", linker)  # Triton before 3.5 has no linker
     (path,) = compile_cases(tmp_path, report.gpu, [report.case], python=python(version)).values()
     assert isinstance(path, Path), path
     program = Program.of(load(path), disassembler())
@@ -90,10 +90,10 @@ def test_the_reported_fault_is_found(
 
 @pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(("version", "code"), [("3.7.1", 24), pytest.param("3.8.0", 0, marks=pytest.mark.full)])
-def test_a_wide_store_at_a_scalar_offset_needs_a_wait_state(
+def test_wide_store_at_scalar_offset_needs_a_wait_state(
     gpu: str, version: str, code: int, python: Python, tmp_path: Path
 ) -> None:
-    """llvm#197267, which LLVM 23 has and Triton 3.8.0."""
+    """LLVM 23 and Triton 3.8.0 contain the fix of llvm#197267."""
     made = tmp_path / "wide_store.hsaco"
     script, ir = LAB_TESTS / "compile_ir.py", LAB_TESTS / "emulated" / "wide_store.ll"
     command: list[str | Path] = [python(version), script, ir, gpu, made]

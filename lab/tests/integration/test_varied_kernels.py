@@ -1,4 +1,4 @@
-"""Thirty kernels have the same bytes whatever the order of blocks on the heap and Python's hash seed are."""
+"""The bytes of thirty kernels depend neither on the order of blocks on the heap nor on Python's hash seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPUS = ("gfx942", "gfx1100")
 
 
 def compiled(folder: Path) -> dict[tuple[str, str], bytes | str]:
-    """The bytes of 15 kernels for each GPU by GPU and name, or Triton's reason where it does not compile one."""
+    """Return the bytes, or Triton's reason for a failure, of 15 kernels for each GPU, by GPU and name."""
     drawn = random.Random(54).sample(CASES, 15)
     with ThreadPoolExecutor(len(GPUS)) as pool:
         found = pool.map(lambda gpu: compile_cases(folder, gpu, drawn), GPUS)
@@ -30,7 +30,7 @@ def compiled(folder: Path) -> dict[tuple[str, str], bytes | str]:
 
 
 def heap(folder: Path, seed: int) -> str:
-    """The library that `reproduce --vary` preloads, built on this machine."""
+    """Build the library that `reproduce --vary` preloads, and return its path."""
     Variation(seed).prepare(folder)
     environment = {"PATH": os.environ["PATH"], "SEED": str(seed), "DAYS": "1"}
     done = subprocess.run(["sh", "prepare.sh"], cwd=folder, env=environment, capture_output=True, text=True, check=True)
@@ -38,7 +38,7 @@ def heap(folder: Path, seed: int) -> str:
     return str(folder / "heap.so")
 
 
-def test_no_kernel_depends_on_addresses_or_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_do_not_depend_on_addresses_or_hash_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = compiled(tmp_path / "usual")
     assert sum(isinstance(result, bytes) for result in usual.values()) == len(usual) == 30
     for seed in (1, 2, 3):

@@ -18,7 +18,7 @@ CASES: tuple[LanguageCase, ...] = tuple(
     for case in family.cases()
 )
 WORKER = Path(__file__).parents[3] / "aotriton" / "worker.py"
-# Triton before 3.5 has no linker of its own, and takes it from the second one. The last two vary a worker.
+# Triton before 3.5 has no linker, and runs that of TRITON_HIP_LLD_PATH. The last two variables vary the worker.
 PASSED = ("PATH", "TRITON_HIP_LLD_PATH", "LD_PRELOAD", "PYTHONHASHSEED")
 
 
@@ -28,8 +28,8 @@ def compile_cases(
     """Compile cases for a GPU with the kernel worker.
 
     Returns:
-        The object of each case, or Triton's reason where it does not compile it. LLVM may end the worker, which is
-        started again for the cases that are left.
+        The object of each case, or the reason why Triton does not compile the case. LLVM may end the worker; then
+        another worker compiles the cases that are left.
     """
     results: dict[str, Path | str] = {}
     left = list(cases)

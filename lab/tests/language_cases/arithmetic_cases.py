@@ -14,12 +14,12 @@ from lab.tests.language_cases.number_formats import FORMATS, NUMPY, Array, decod
 N = 128
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 SPECIAL = (np.nan, np.inf, -np.inf, np.nan)
-# The relative error that one rounding may cause, and some more.
+# The relative error that one rounding may cause, with a margin.
 STEP = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-22, "fp64": 2.0**-50}
 
 
 def wrapped(values: Any, element: str) -> Array:
-    """Python's integers, cut to a type's width."""
+    """Return Python's integers, cut to the width of a type."""
     kind = np.dtype(NUMPY[element])
     width = 8 * kind.itemsize
     mask = (1 << width) - 1
@@ -28,7 +28,7 @@ def wrapped(values: Any, element: str) -> Array:
 
 
 def any_integers(random: np.random.Generator, element: str, count: int) -> Array:
-    """Random integers of the whole range, small ones among them."""
+    """Return random integers of the whole range, with small integers among them."""
     kind = np.dtype(NUMPY[element])
     limits = np.iinfo(kind)
     wide = random.integers(limits.min, limits.max, count, kind, endpoint=True)
@@ -263,7 +263,7 @@ def _widen(element: str) -> Make:
     def make(_: np.random.Generator) -> LanguageProblem:
         x = np.arange(256, dtype=np.uint8)
         wanted = decode(x, element)
-        # What Triton's software makes of NaN and infinity is its own.
+        # NaN and infinity are left out, because Triton's software conversion has its own results for them.
         x = np.where(np.isfinite(wanted), x, 1).astype(np.uint8)
         wanted = decode(x, element)
         values = {
@@ -281,10 +281,10 @@ def _narrow(source: str, target: str) -> Make:
         finite = np.sort(table[np.isfinite(table)])
         middles = (finite[1:] + finite[:-1]) / 2
         chosen = random.permutation(np.concatenate([finite, middles, random.uniform(-2, 2, 256)]))[:256]
-        # Values of fp16 and bf16, so that a conversion in two steps rounds once.
+        # The values are rounded to bf16 and fp16 first, so that a conversion in two steps rounds once.
         chosen = decode(encode(chosen, "bf16"), "bf16")
-        # What is too large becomes the largest number. The bits that NaN has and what gfx942 makes of infinity in the
-        # formats without one are not documented.
+        # A number that is too large becomes the largest number. The bits of NaN, and gfx942's conversion of infinity
+        # to formats without infinity, are not documented.
         largest = finite[-1]
         limits = [np.nan, -0.0, min(1.25 * largest, 65504.0), max(-1.25 * largest, -65504.0)]
         limits += [] if FORMATS[target].negative_zero is None else [np.inf, -np.inf]
@@ -335,7 +335,7 @@ def _xyo(element: str, out: str = "") -> dict[str, str]:
 
 
 def cases() -> Iterator[LanguageCase]:
-    """Cases of each kernel in `emulated/language/arithmetic.py`."""
+    """Yield the cases of each kernel in `emulated/language/arithmetic.py`."""
     yield from _conversions()
     for element in INTEGERS:
         yield _case("integers", element, _xyo(element), _integers(element))

@@ -1,4 +1,4 @@
-"""What a case of Triton's language is: a kernel, how it is compiled, its arguments, and its exact results."""
+"""Cases of Triton's language: a kernel, its compilation, its arguments, and the reference of its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Close:
 
 @dataclass(frozen=True)
 class LanguageProblem:
-    """Arguments of a launch, and the results by the name of their buffer; other buffers stay as they are."""
+    """Arguments of a launch, and its results by the name of the buffer; the kernel must not change other buffers."""
 
     values: Mapping[str, Any]
     results: Mapping[str, Close]
@@ -41,7 +41,7 @@ class LanguageCase:
 
     Attributes:
         types: Triton's type of each argument, in the kernel's order.
-        make: makes arguments and results.
+        make: returns arguments and results that a random generator draws.
     """
 
     name: str
@@ -56,7 +56,7 @@ class LanguageCase:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def rule(self, folder: Path, gpu: str) -> dict[str, Any]:
-        """The order for the kernel worker."""
+        """Return the rule for the kernel worker."""
         return {
             "id": f"{gpu}-{self.name}",
             "root": str(KERNELS),
@@ -76,11 +76,11 @@ class LanguageCase:
         }
 
     def problem(self, number: int = 0) -> LanguageProblem:
-        """Return arguments and results; each number has its own, the same ones each time."""
+        """Return arguments and results, which depend on nothing but the case's name and the number."""
         return self.make(np.random.default_rng([zlib.crc32(self.name.encode()), number]))
 
     def difference(self, problem: LanguageProblem, buffers: Mapping[str, Array]) -> str:
-        """How buffers differ from the results; empty if they do not."""
+        """Return the first difference between buffers and results; an empty text if there is no difference."""
         for name, kind in self.types.items():
             if not kind.startswith("*"):
                 continue

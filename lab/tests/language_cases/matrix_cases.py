@@ -10,7 +10,7 @@ import numpy as np
 from lab.tests.language_cases.language_case import Close, LanguageCase, LanguageProblem, Make
 from lab.tests.language_cases.number_formats import FORMATS, Array, decode, encode, storage
 
-# What the sums of 32 to 128 products may differ by, in absolute terms: the result is rounded to this type.
+# The largest absolute error of sums of 32 to 128 products, by the type that limits their precision.
 ERRORS = {"fp32": 2e-5, "tf32": 3e-2, "fp16": 3e-2, "bf16": 0.25, "fp64": 1e-13, "i32": 0.0}
 
 
@@ -19,7 +19,7 @@ def numbers(random: np.random.Generator, shape: Sequence[int], element: str) -> 
     if element == "i8":
         return random.integers(-128, 127, shape, np.int8, endpoint=True)
     if element in FORMATS:
-        # Half of the codes are subnormal ones, the others keep sums small.
+        # Half of the codes are below the normal numbers; the others are at most 3.5, so that sums are small.
         size = np.abs(FORMATS[element].values())
         low = 2.0 ** (1 - FORMATS[element].bias)
         choices = [
@@ -31,12 +31,12 @@ def numbers(random: np.random.Generator, shape: Sequence[int], element: str) -> 
 
 
 def exact(buffer: Array, element: str) -> Array:
-    """The numbers in a buffer, for exact sums."""
+    """Return the numbers in a buffer, for exact sums."""
     return decode(buffer, element).astype(np.int64 if element.startswith(("i", "u")) else np.float64)
 
 
 def _error(element: str, out: str) -> float:
-    """The absolute error; Triton multiplies float32 as TF32 where a GPU can, unless told otherwise."""
+    """Return the absolute error; Triton multiplies float32 as TF32 by default, on a GPU that can."""
     return ERRORS["tf32" if element == "fp32" else out]
 
 
@@ -44,7 +44,7 @@ def _product(element: str, out: str, m: int, n: int, k: int, error: float | None
     def make(random: np.random.Generator) -> LanguageProblem:
         a, b = numbers(random, (m, k), element), numbers(random, (k, n), element)
         if element == "fp32":
-            # NaN whose bits overflow where they are rounded to bf16 like a number.
+            # The bits of this NaN overflow in code that rounds them to bf16 like the bits of a number.
             odd = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
             a[:3][random.random((3, k)) < 0.5] = odd
             b[:, :3][random.random((k, 3)) < 0.5] = odd
@@ -149,7 +149,7 @@ def _abc(element: str, out: str) -> dict[str, str]:
 
 
 def cases() -> Iterator[LanguageCase]:
-    """Cases of each kernel in `emulated/language/matrices.py`."""
+    """Yield the cases of each kernel in `emulated/language/matrices.py`."""
     for element, out, m, n, k, warps in (
         ("fp16", "fp32", 32, 32, 32, 4), ("fp16", "fp32", 64, 16, 64, 2), ("fp16", "fp16", 32, 32, 32, 1),
         ("bf16", "fp32", 32, 32, 32, 4), ("bf16", "fp32", 16, 64, 32, 1), ("fp32", "fp32", 32, 32, 32, 4),

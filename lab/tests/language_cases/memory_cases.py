@@ -167,7 +167,7 @@ def _case(kernel: str, label: str, types: dict[str, str], make: Make, **how: Any
 
 
 def cases() -> Iterator[LanguageCase]:
-    """Cases of each kernel in `emulated/language/shared_memory.py`."""
+    """Yield the cases of each kernel in `emulated/language/shared_memory.py`."""
     for element in ("i32", "u32", "i64", "u64"):
         cells = {"x": f"*{element}", "cells": f"*{element}"}
         yield _case("atomic_integers", element, {**cells, "old": f"*{element}"}, _integers(element))

@@ -181,7 +181,7 @@ def _case(kernel: str, label: str, types: dict[str, str], make: Make, **how: Any
 
 
 def cases() -> Iterator[LanguageCase]:
-    """Cases of each kernel in `emulated/language/rearranged.py`."""
+    """Yield the cases of each kernel in `emulated/language/rearranged.py`."""
     for element, out, error in (
         ("i32", "i32", 0), ("i64", "i64", 0), ("i8", "i32", 0), ("fp16", "fp16", 5e-3), ("bf16", "fp32", 0.1),
         ("fp32", "fp32", 1e-5), ("fp64", "fp64", 1e-13),

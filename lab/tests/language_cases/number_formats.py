@@ -13,11 +13,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Small:
-    """A float of few bits.
+    """A floating-point format of few bits.
 
     Attributes:
-        infinity: the exponent of all ones means infinity and NaN, as IEEE 754 has it.
-        negative_zero: where it is None, the code of -0 is NaN.
+        infinity: whether an exponent of all ones means infinity and NaN, as in IEEE 754.
+        negative_zero: None if the code of -0 is NaN.
     """
 
     exponent: int
@@ -28,7 +28,7 @@ class Small:
     last_is_nan: bool = False
 
     def values(self) -> Array:
-        """The value of each code."""
+        """Return the value of each code."""
         codes = np.arange(1 << (1 + self.exponent + self.mantissa))
         fraction = codes & ((1 << self.mantissa) - 1)
         exponent = codes >> self.mantissa & ((1 << self.exponent) - 1)
@@ -50,7 +50,7 @@ class Small:
         return result
 
     def encode(self, values: Array) -> Array:
-        """The codes nearest to values, even ones at ties; the values must not exceed the largest number."""
+        """Return the codes nearest to values, even codes at ties; no value may exceed the largest number."""
         table = self.values()
         half = table[: len(table) // 2]
         finite = half[np.isfinite(half)]
@@ -79,12 +79,12 @@ NUMPY: dict[str, Any] = {
 
 
 def storage(element: str) -> Any:
-    """The numpy type that a buffer of these elements has."""
+    """Return the numpy type of a buffer of these elements."""
     return np.uint16 if element == "bf16" else np.uint8 if element in FORMATS else NUMPY[element]
 
 
 def encode(values: Any, element: str) -> Array:
-    """A buffer with the numbers nearest to values."""
+    """Return a buffer with the numbers nearest to values."""
     array = np.asarray(values)
     if element in FORMATS:
         return FORMATS[element].encode(array)
@@ -96,7 +96,7 @@ def encode(values: Any, element: str) -> Array:
 
 
 def decode(buffer: Array, element: str) -> Array:
-    """The numbers in a buffer: floats as float64, integers as they are."""
+    """Return the numbers in a buffer: floats as float64, integers without a change."""
     if element in FORMATS:
         result: Array = FORMATS[element].values()[buffer]
         return result

@@ -54,7 +54,7 @@ def _collatz(element: str) -> Make:
 
 
 def _branches(random: np.random.Generator) -> LanguageProblem:
-    n = int(random.choice([14, 2]))  # with 2 the last loop has no round
+    n = int(random.choice([14, 2]))  # with 2 rows, the loop of the last program has no iteration
     x = random.integers(-1000, 1000, (n, N)).astype(np.int32)
     rows, i = [], np.arange(N)
     for p in range(3):
@@ -73,7 +73,7 @@ def _branches(random: np.random.Generator) -> LanguageProblem:
 
 
 def philox(seed: int, offset: int) -> list[int]:
-    """Ten rounds of Philox 4x32, from its paper."""
+    """Return the result of ten rounds of Philox 4x32, by the definition in its paper."""
     c, k = [offset, 0, 0, 0], [seed & MASK, seed >> 32]
     for _ in range(10):
         high, low = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -100,7 +100,7 @@ def _softmax(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         n = 100 - int(random.integers(0, 6))
         numbers = random.standard_normal((3, n)) * 4
-        # Without the maximum of the whole row the exponential of this number is infinite.
+        # The exponential of this number is infinite if a kernel does not subtract the maximum of the whole row.
         numbers[1:, random.integers(0, n)] = 300
         x = encode(numbers, element)
         weights = np.exp(decode(x, element) - decode(x, element).max(1, keepdims=True))
@@ -113,7 +113,7 @@ def _softmax(element: str, error: float) -> Make:
 def _layer_norm(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         n = 100 - int(random.integers(0, 6))
-        # Of the second row the variance is less than epsilon.
+        # The variance of the second row is less than epsilon.
         x = encode(random.standard_normal((3, n)) * [[2], [1e-3], [2]] + [[1], [0], [1]], element)
         w, b = encode(random.standard_normal(n), element), encode(random.standard_normal(n), element)
         a = decode(x, element)
@@ -131,7 +131,7 @@ def _quantized(random: np.random.Generator) -> LanguageProblem:
     x = random.standard_normal((8, 64)).astype(np.float32)
     s = np.abs(x.astype(np.float64)).max(1) / 127
     q = x / s[:, None]
-    # No value may lie where one unit of float32 decides how it is rounded.
+    # Values near a tie become 0, because one unit of float32 would decide how they are rounded.
     near = np.abs(np.abs(q - np.trunc(q)) - 0.5) < 1e-4
     x[near] = 0
     wanted = np.trunc(x / s[:, None] + np.where(x >= 0, 0.5, -0.5))
@@ -207,7 +207,7 @@ def _case(kernel: str, label: str, types: dict[str, str], make: Make, **how: Any
 
 
 def cases() -> Iterator[LanguageCase]:
-    """Cases of each kernel in `emulated/language/programs.py`."""
+    """Yield the cases of each kernel in `emulated/language/programs.py`."""
     for element in ("i32", "fp32", "i64", "fp64"):
         types = {"x": f"*{element}", "y": f"*{element}", "out": f"*{element}", "n": "i32"}
         yield _case("called", element, types, _called(element), constants={})

@@ -1,4 +1,4 @@
-"""Cases of public reports that AMD code is wrong: the Tritons whose code is, those whose code is not, and the sign."""
+"""Cases of public reports of wrong AMD code: the versions of Triton with wrong and right code, and the sign."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lab.tests.language_cases.number_formats import FORMATS, decode, encode, sto
 
 @dataclass(frozen=True)
 class Report:
-    """A report with a kernel of our own for it.
+    """A public report, and a kernel that shows its fault.
 
     Args:
-        wrong, right: versions of Triton.
-        told: what the check says of wrong code.
-        code: an instruction that wrong code has and right code has not; with `!` in front, the other way round.
-        only: the program that runs; all of them by default.
+        wrong, right: the versions of Triton whose code is wrong or right.
+        told: a part of the check's message about wrong code.
+        code: an instruction that wrong code has and right code has not; with `!` in front, the reverse.
+        only: the program that runs; by default, all programs run.
     """
 
     name: str
@@ -46,7 +46,7 @@ def _product(random: np.random.Generator) -> LanguageProblem:
 
 
 def _all_codes(element: str, out: str) -> Make:
-    """Every code of a float of 8 bits, widened."""
+    """Return a function whose problem widens every code of an 8-bit float."""
 
     def make(_: np.random.Generator) -> LanguageProblem:
         values = {"x": np.arange(256, dtype=np.uint8), "out": np.zeros(256, storage(out))}
@@ -56,7 +56,7 @@ def _all_codes(element: str, out: str) -> Make:
 
 
 def _nearest(element: str, out: str, beyond: tuple[float, ...] = ()) -> Make:
-    """Numbers of a float of 8 bits, those halfway between, their neighbours, and larger ones than there are."""
+    """Return a function whose problem rounds to 8-bit floats: numbers, ties, neighbours of ties, and `beyond`."""
 
     def make(_: np.random.Generator) -> LanguageProblem:
         numbers = FORMATS[out].values()[:128]
@@ -91,7 +91,7 @@ def _one(number: int) -> Make:
 
 
 def _case(kernel: str, types: str, constants: Mapping[str, Any], make: Make, **more: Any) -> LanguageCase:
-    """A case whose types are given as in a signature: `x=*i32, n=i32`."""
+    """Return a case whose types are given as in a signature: `x=*i32, n=i32`."""
     pairs = dict(part.split("=") for part in types.split(", "))
     name = "-".join([kernel, *(kind.strip("*") for kind in pairs.values())])
     return LanguageCase(name, "reported", kernel, pairs, constants, make, **more)

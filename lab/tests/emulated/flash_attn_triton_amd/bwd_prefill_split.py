@@ -1,4 +1,4 @@
-"""A kernel with the name and arguments of one of flash-attn's, and with faults that tests plant."""
+"""A kernel with the name and arguments of flash-attn's `_bwd_preprocess`; tests plant a fault with `FAULT`."""
 
 import triton
 import triton.language as tl

@@ -7,7 +7,7 @@ from triton.language.extra import libdevice
 
 @triton.jit
 def integers(x, y, out, N: tl.constexpr):
-    """Fifteen operations of integers; `y` has no zero."""
+    """Compute fifteen operations of integers; no number of `y` is zero."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     shift = b & 7
@@ -30,14 +30,14 @@ def integers(x, y, out, N: tl.constexpr):
 
 @triton.jit
 def high_product(x, y, out, N: tl.constexpr):
-    """The upper half of products."""
+    """Compute the upper half of each product."""
     i = tl.program_id(0) * N + tl.arange(0, N)
     tl.store(out + i, tl.umulhi(tl.load(x + i), tl.load(y + i)))
 
 
 @triton.jit
 def divide_by_scalar(x, quotient, rest, divisor, N: tl.constexpr):
-    """Divide 64-bit numbers by one number, and a scalar by it too."""
+    """Divide 64-bit numbers, and a scalar, by one number."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.store(quotient + i, a // divisor)
@@ -49,7 +49,7 @@ def divide_by_scalar(x, quotient, rest, divisor, N: tl.constexpr):
 
 @triton.jit
 def floats(x, y, out, N: tl.constexpr):
-    """Eleven operations of floating-point numbers."""
+    """Compute eleven operations of floating-point numbers."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     tl.store(out + i, a + b)
@@ -67,7 +67,7 @@ def floats(x, y, out, N: tl.constexpr):
 
 @triton.jit
 def functions(x, out, N: tl.constexpr):
-    """The functions of `tl.math`; `x` is positive."""
+    """Compute functions of `tl.math`; no number of `x` is negative."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.store(out + i, tl.exp(a))
@@ -85,7 +85,7 @@ def functions(x, out, N: tl.constexpr):
 
 @triton.jit
 def rounded_well(x, y, out, N: tl.constexpr):
-    """Division and square root that round to nearest even."""
+    """Divide, and take square roots, with rounding to nearest even."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     tl.store(out + i, tl.div_rn(a, b))
@@ -95,7 +95,7 @@ def rounded_well(x, y, out, N: tl.constexpr):
 
 @triton.jit
 def device_library(x, y, out, N: tl.constexpr):
-    """Functions of the device library; `x` is positive."""
+    """Compute functions of the device library; no number of `x` is negative."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     tl.store(out + i, libdevice.tanh(b))
@@ -112,7 +112,7 @@ def device_library(x, y, out, N: tl.constexpr):
 
 @triton.jit
 def not_numbers(x, y, out, flags, N: tl.constexpr):
-    """Comparisons, minimum and maximum of NaN, infinity and zeros with a sign."""
+    """Compare and clamp NaN, infinities and signed zeros, and take their minimum and maximum."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     tl.store(out + i, tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL))
@@ -151,7 +151,7 @@ def floats_to_integers(x, byte, short, word, long, N: tl.constexpr):
 
 @triton.jit
 def between_floats(x, half, brain, single, back, N: tl.constexpr):
-    """Convert float64 to the narrower types, and these back."""
+    """Convert float64 to the narrower types, and float16 back to float64."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.store(half + i, a.to(tl.float32).to(tl.float16))
@@ -193,14 +193,14 @@ def widen(x, half, brain, single, N: tl.constexpr):
 
 @triton.jit
 def narrow(x, out, N: tl.constexpr):
-    """Convert to 8-bit floats, to nearest even."""
+    """Convert to 8-bit floats, with rounding to nearest even."""
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))
 
 
 @triton.jit
 def scalars(out, wide, byte, short, word, long, single, double, flag, N: tl.constexpr):
-    """Arguments of all types, none of them a pointer."""
+    """Read scalar arguments of seven types."""
     i = tl.arange(0, N)
     total = byte.to(tl.int64) + short.to(tl.int64) + word.to(tl.int64) + long
     tl.store(out + i, total + i)
@@ -209,7 +209,7 @@ def scalars(out, wide, byte, short, word, long, single, double, flag, N: tl.cons
 
 @triton.jit
 def booleans(x, y, out, packed, N: tl.constexpr):
-    """Logic of one-bit values, stored as bytes and counted."""
+    """Combine one-bit values; store the results as bytes, a sum and a maximum."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     p, q = a > 3, b > a
@@ -222,7 +222,7 @@ def booleans(x, y, out, packed, N: tl.constexpr):
 
 @triton.jit
 def assembly(x, y, out, N: tl.constexpr):
-    """An instruction written in the kernel."""
+    """Run an instruction of inline assembly."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     c = tl.inline_asm_elementwise("v_mul_u32_u24 $0, $1, $2", "=v,v,v", [a, b], dtype=tl.int32, is_pure=True, pack=1)

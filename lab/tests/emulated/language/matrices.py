@@ -16,33 +16,33 @@ def _put(pointer, value, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def product(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product whose accumulator has the type that the operands ask for."""
+    """Multiply matrices with an accumulator of the result's type."""
     _put(c, tl.dot(_tile(a, M, K), _tile(b, K, N), out_dtype=c.dtype.element_ty), M, N)
 
 
 @triton.jit
 def product_by(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
-    """A product of float32 with a precision of its own."""
+    """Multiply float32 matrices with a given input precision."""
     _put(c, tl.dot(_tile(a, M, K), _tile(b, K, N), input_precision=PRECISION), M, N)
 
 
 @triton.jit
 def accumulated(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product added to what the accumulator holds."""
+    """Add a product to the numbers in the buffer of the result."""
     start = _tile(c, M, N)
     _put(c, tl.dot(_tile(a, M, K), _tile(b, K, N), start), M, N)
 
 
 @triton.jit
 def transposed(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product of two transposed operands, and its transpose."""
+    """Multiply two transposed operands, and store the transpose of the product."""
     result = tl.dot(tl.trans(_tile(a, K, M)), tl.trans(_tile(b, N, K)))
     _put(c, tl.trans(result), N, M)
 
 
 @triton.jit
 def batched(a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product of three-dimensional operands."""
+    """Multiply three-dimensional operands."""
     h, m, n, k = tl.arange(0, B), tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     left = tl.load(a + h[:, None, None] * (M * K) + m[None, :, None] * K + k[None, None, :])
     right = tl.load(b + h[:, None, None] * (K * N) + k[None, :, None] * N + n[None, None, :])
@@ -51,7 +51,7 @@ def batched(a, b, c, B: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.co
 
 @triton.jit
 def looped(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """A product in blocks, with masks on all three axes."""
+    """Multiply matrices in blocks, with masks on all three axes."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros([BM, BN], tl.float32)
@@ -66,7 +66,7 @@ def looped(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
 
 @triton.jit
 def dequantized(a, b, scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product of fp16 with int8, which has a scale for each column."""
+    """Multiply fp16 by int8, which has a scale for each column."""
     right = _tile(b, K, N).to(tl.float16)
     result = tl.dot(_tile(a, M, K), right) * tl.load(scale + tl.arange(0, N))[None, :]
     _put(c, result, M, N)
@@ -74,7 +74,7 @@ def dequantized(a, b, scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexp
 
 @triton.jit
 def unpacked(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product of fp16 with int4, two in a byte."""
+    """Multiply fp16 by int4; a byte holds two numbers of int4."""
     packed = _tile(b, K // 2, N)
     low, high = (packed & 15).to(tl.float16) - 8.0, (packed >> 4).to(tl.float16) - 8.0
     right = tl.permute(tl.join(low, high), (0, 2, 1)).reshape(K, N)
@@ -86,7 +86,7 @@ def scaled(
     a, a_scale, b, b_scale, c,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """A product of micro-scaled operands; a scale is for 32 elements."""
+    """Multiply micro-scaled operands, which have one scale for 32 elements."""
     left, right = _tile(a, M, K // PACKED), _tile(b, K // PACKED, N)
     result = tl.dot_scaled(left, _tile(a_scale, M, K // 32), FORMAT, right, _tile(b_scale, N, K // 32), FORMAT)
     _put(c, result, M, N)
@@ -94,7 +94,7 @@ def scaled(
 
 @triton.jit
 def split(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PART: tl.constexpr):
-    """A product whose parts along K are added by atomics."""
+    """Split a product along K, and add its parts by atomics."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.program_id(0) * PART + tl.arange(0, PART)
     left = tl.load(a + m[:, None] * K + k[None, :])
     right = tl.load(b + k[:, None] * N + n[None, :])
@@ -103,7 +103,7 @@ def split(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PART: tl.c
 
 @triton.jit
 def described(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A product read and written through tensor descriptors."""
+    """Multiply matrices that are read and written through tensor descriptors."""
     left = tl.make_tensor_descriptor(a, [M, K], [K, 1], [M, K]).load([0, 0])
     right = tl.make_tensor_descriptor(b, [K, N], [N, 1], [K, N]).load([0, 0])
     tl.make_tensor_descriptor(c, [M, N], [N, 1], [M, N]).store([0, 0], tl.dot(left, right))
@@ -111,6 +111,6 @@ def described(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def chained(a, b, d, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Two products, the second of the rounded first."""
+    """Round a product, and multiply it by a third matrix."""
     first = tl.dot(_tile(a, M, K), _tile(b, K, N))
     _put(c, tl.dot(first.to(d.dtype.element_ty), _tile(d, N, N)), M, N)

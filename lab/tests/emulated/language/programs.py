@@ -17,7 +17,7 @@ def _both(x, y):
 
 @triton.jit
 def called(x, y, out, n):
-    """Functions of scalars that are called, one of them from another."""
+    """Call functions of scalars, one of which calls the other."""
     for i in range(n):
         a, b = tl.load(x + i), tl.load(y + i)
         tl.store(out + 3 * i, _polynomial(a, 3, b))
@@ -33,7 +33,7 @@ def _row(x, N: tl.constexpr):
 
 @triton.jit
 def called_in_a_loop(x, out, rows, N: tl.constexpr):
-    """A function with loads and a reduction, called in a loop of unknown length."""
+    """Call a function with loads and a reduction in a loop whose length is an argument."""
     total = 0.0
     for row in range(rows):
         total = total * 0.5 + _row(x + row * N, N)
@@ -42,7 +42,7 @@ def called_in_a_loop(x, out, rows, N: tl.constexpr):
 
 @triton.jit
 def collatz(x, out, N: tl.constexpr):
-    """A loop that ends when all lanes are done, and one for a scalar."""
+    """Run a loop that ends when all lanes are done, and a loop for a scalar."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     steps = tl.zeros_like(a)
@@ -53,7 +53,7 @@ def collatz(x, out, N: tl.constexpr):
     tl.store(out + i, steps)
     one, count = tl.load(x), 0
     while one > 1:
-        if one % 2 == 0:  # noqa: SIM108 - a branch is what this tests
+        if one % 2 == 0:  # noqa: SIM108 - the test needs a branch
             one = one // 2
         else:
             one = 3 * one + 1
@@ -63,7 +63,7 @@ def collatz(x, out, N: tl.constexpr):
 
 @triton.jit
 def branches(x, out, n, N: tl.constexpr):
-    """Nested loops and branches by scalars; a loop that does nothing for some programs."""
+    """Run nested loops and branches by scalars; the outer loop of a program may have no iteration."""
     p = tl.program_id(0)
     i = tl.arange(0, N)
     total = tl.zeros([N], tl.int32)
@@ -83,7 +83,7 @@ def branches(x, out, n, N: tl.constexpr):
 
 @triton.jit
 def random_numbers(out, uniform, normal, seed, N: tl.constexpr):
-    """Philox: integers, uniform and normal numbers."""
+    """Draw integers, uniform numbers and normal numbers by Philox."""
     i = tl.program_id(0) * N + tl.arange(0, N)
     a, b, c, d = tl.randint4x(seed, i)
     tl.store(out + 4 * i, a)
@@ -96,7 +96,7 @@ def random_numbers(out, uniform, normal, seed, N: tl.constexpr):
 
 @triton.jit
 def softmax(x, out, n, N: tl.constexpr):
-    """Softmax of rows, with a mask."""
+    """Compute the softmax of rows, with a mask."""
     p, i = tl.program_id(0), tl.arange(0, N)
     a = tl.load(x + p * n + i, mask=i < n, other=-float("inf")).to(tl.float32)
     a = tl.exp(a - tl.max(a, 0))
@@ -105,7 +105,7 @@ def softmax(x, out, n, N: tl.constexpr):
 
 @triton.jit
 def layer_norm(x, weight, bias, out, n, epsilon, N: tl.constexpr):
-    """Layer normalization of rows."""
+    """Compute the layer normalization of rows."""
     p, i = tl.program_id(0), tl.arange(0, N)
     inside = i < n
     a = tl.load(x + p * n + i, mask=inside, other=0).to(tl.float32)
@@ -118,7 +118,7 @@ def layer_norm(x, weight, bias, out, n, epsilon, N: tl.constexpr):
 
 @triton.jit
 def quantized(x, out, scale, M: tl.constexpr, N: tl.constexpr):
-    """Round rows to int8 with the scale of their largest value."""
+    """Quantize rows to int8; the scale of a row is its largest magnitude divided by 127."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     at = m[:, None] * N + n[None, :]
     a = tl.load(x + at)
@@ -130,7 +130,7 @@ def quantized(x, out, scale, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def rotated(x, angle, out, ROWS: tl.constexpr, HALF: tl.constexpr):
-    """Rotary embedding of pairs."""
+    """Apply a rotary embedding to pairs."""
     r, h = tl.arange(0, ROWS)[:, None], tl.arange(0, HALF)[None, :]
     pairs = tl.load(x + r * (2 * HALF) + tl.arange(0, 2 * HALF)[None, :]).to(tl.float32)
     even, odd = tl.split(tl.reshape(pairs, (ROWS, HALF, 2)))
@@ -142,7 +142,7 @@ def rotated(x, angle, out, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def cross_entropy(logits, target, loss, gradient, n, N: tl.constexpr):
-    """Loss and gradient of one row, whose target may be ignored."""
+    """Compute the loss and the gradient of one row; a negative target makes both zero."""
     p, i = tl.program_id(0), tl.arange(0, N)
     wanted = tl.load(target + p)
     if wanted < 0:
@@ -158,7 +158,7 @@ def cross_entropy(logits, target, loss, gradient, n, N: tl.constexpr):
 
 @triton.jit
 def selective_scan(x, delta, a, b, c, out, steps, CHANNELS: tl.constexpr, STATES: tl.constexpr):
-    """A state space of one sequence, step by step."""
+    """Compute the state space model of one sequence, step by step."""
     h, s = tl.arange(0, CHANNELS), tl.arange(0, STATES)
     decay = tl.load(a + h[:, None] * STATES + s[None, :])
     state = tl.zeros([CHANNELS, STATES], tl.float32)
@@ -170,7 +170,7 @@ def selective_scan(x, delta, a, b, c, out, steps, CHANNELS: tl.constexpr, STATES
 
 @triton.jit
 def convolution(x, weight, out, n, TAPS: tl.constexpr, N: tl.constexpr):
-    """A causal convolution along one axis."""
+    """Compute a causal convolution along one axis, followed by SiLU."""
     i = tl.program_id(0) * N + tl.arange(0, N)
     total = tl.zeros([N], tl.float32)
     for tap in tl.static_range(TAPS):

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def reductions(x, out, M: tl.constexpr, N: tl.constexpr):
-    """Sums and extremes of both axes and of everything."""
+    """Compute sums and extremes along both axes and of all elements."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     a = tl.load(x + m[:, None] * N + n[None, :])
     tl.store(out + m, tl.sum(a, 1))
@@ -20,7 +20,7 @@ def reductions(x, out, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def places(x, largest, smallest, value, M: tl.constexpr, N: tl.constexpr):
-    """Where the extremes are, first ones where several are equal."""
+    """Store the places of the extremes; of several equal extremes, the place of the first."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     a = tl.load(x + m[:, None] * N + n[None, :])
     tl.store(largest + m, tl.argmax(a, 1))
@@ -31,7 +31,7 @@ def places(x, largest, smallest, value, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def parity(x, out, N: tl.constexpr):
-    """Reductions by exclusive and inclusive or."""
+    """Reduce by exclusive or, and by inclusive or."""
     a = tl.load(x + tl.arange(0, N))
     tl.store(out, tl.xor_sum(a, 0))
     tl.store(out + 1, tl.reduce_or(a, 0))
@@ -46,7 +46,7 @@ def _welford(mean1, m1, w1, mean2, m2, w2):
 
 @triton.jit
 def moments(x, mean, variance, M: tl.constexpr, N: tl.constexpr):
-    """Mean and variance by a reduction of three values."""
+    """Compute mean and variance by a reduction of three values."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     a = tl.load(x + m[:, None] * N + n[None, :])
     middle, squares, weight = tl.reduce((a, tl.zeros_like(a), tl.full([M, N], 1.0, tl.float32)), 1, _welford)
@@ -56,7 +56,7 @@ def moments(x, mean, variance, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def sums(x, out, M: tl.constexpr, N: tl.constexpr):
-    """Running sums along both axes, forwards and backwards."""
+    """Compute running sums along both axes, and backwards along one axis."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     at = m[:, None] * N + n[None, :]
     a = tl.load(x + at)
@@ -67,7 +67,7 @@ def sums(x, out, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def products(x, out, N: tl.constexpr):
-    """Running products."""
+    """Compute running products."""
     i = tl.arange(0, N)
     tl.store(out + i, tl.cumprod(tl.load(x + i), 0))
 
@@ -84,7 +84,7 @@ def _linear(a1, b1, a2, b2):
 
 @triton.jit
 def recurrence(x, y, out, top, N: tl.constexpr):
-    """A linear recurrence as a scan of pairs, and a running maximum."""
+    """Compute a linear recurrence by a scan of pairs, and a running maximum from the end."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     _, result = tl.associative_scan((a, b), 0, _linear)
@@ -103,7 +103,7 @@ def sorted_rows(x, up, down, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def largest(x, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """The largest of each row."""
+    """Store the `K` largest numbers of each row."""
     m = tl.arange(0, M)
     a = tl.load(x + m[:, None] * N + tl.arange(0, N)[None, :])
     tl.store(out + m[:, None] * K + tl.arange(0, K)[None, :], tl.topk(a, K))
@@ -111,7 +111,7 @@ def largest(x, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def counts(x, out, masked, n, N: tl.constexpr, BINS: tl.constexpr):
-    """Histograms, one of them with a mask."""
+    """Compute two histograms, one of them with a mask."""
     i, b = tl.arange(0, N), tl.arange(0, BINS)
     a = tl.load(x + i)
     tl.store(out + b, tl.histogram(a, BINS))
@@ -129,7 +129,7 @@ def gathered(x, index, out, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def indirect(x, index, out, n, N: tl.constexpr):
-    """Loads and stores at places that memory tells, with masks."""
+    """Load and store at indices that are read from memory, with masks."""
     i = tl.program_id(0) * N + tl.arange(0, N)
     where = tl.load(index + i, mask=i < n, other=0)
     tl.store(out + where, tl.load(x + where, mask=i < n) + i, mask=i < n)
@@ -137,7 +137,7 @@ def indirect(x, index, out, n, N: tl.constexpr):
 
 @triton.jit
 def shapes(x, y, out, N: tl.constexpr):
-    """Join, split, interleave, flip, permute, concatenate, broadcast."""
+    """Interleave, split, reshape, flip, permute, concatenate, broadcast and transpose."""
     i = tl.arange(0, N)
     a, b = tl.load(x + i), tl.load(y + i)
     mixed = tl.interleave(a, b)
@@ -155,7 +155,7 @@ def shapes(x, y, out, N: tl.constexpr):
 
 @triton.jit
 def blocks(x, out, m, n, M: tl.constexpr, N: tl.constexpr):
-    """Block pointers with checked bounds, moved along a row."""
+    """Transpose a matrix through block pointers with checked bounds, which a loop moves."""
     source = tl.make_block_ptr(x, (m, n), (n, 1), (tl.program_id(0) * M, 0), (M, N), (1, 0))
     target = tl.make_block_ptr(out, (n, m), (m, 1), (0, tl.program_id(0) * M), (N, M), (1, 0))
     for _ in range(0, n, N):
@@ -166,7 +166,7 @@ def blocks(x, out, m, n, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def described_blocks(x, out, total, m, n, M: tl.constexpr, N: tl.constexpr):
-    """Tensor descriptors at the edge of a tensor, with an atomic addition."""
+    """Load, store and add atomically through tensor descriptors, also at the edge of a tensor."""
     source = tl.make_tensor_descriptor(x, [m, n], [n, 1], [M, N])
     target = tl.make_tensor_descriptor(out, [m, n], [n, 1], [M, N])
     added = tl.make_tensor_descriptor(total, [m, n], [n, 1], [M, N])

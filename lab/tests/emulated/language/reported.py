@@ -1,4 +1,4 @@
-"""Kernels that use what public reports say AMD code was wrong for."""
+"""Kernels with the operations for which public reports found wrong AMD code."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def occupied(x, out, N: tl.constexpr, BINS: tl.constexpr):
-    """The bins of a histogram that are not empty."""
+    """Store the bins of a histogram that are not empty."""
     bins = tl.arange(0, BINS)
     counts = tl.histogram(tl.load(x + tl.arange(0, N)), BINS)
     tl.store(out + bins, counts, counts > 0)
@@ -26,7 +26,7 @@ def converted(x, out, N: tl.constexpr):
 
 @triton.jit
 def added_products(a, b, out, steps, M: tl.constexpr, K: tl.constexpr):
-    """A product of matrices of 8 bits, added up in a loop of few columns each."""
+    """Multiply 8-bit matrices in a loop, with few columns in each iteration."""
     i, k = tl.arange(0, M), tl.arange(0, K)
     total = tl.zeros([M, M], tl.int32)
     for step in range(steps):
@@ -38,7 +38,7 @@ def added_products(a, b, out, steps, M: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def numbered(counters, out, N: tl.constexpr, M: tl.constexpr):
-    """Each counter goes from its number to the next one; all columns get the number before."""
+    """Increment each counter by compare-and-swap, and store its old number in all columns."""
     i, j = tl.arange(0, N)[:, None], tl.arange(0, M)[None, :]
     before = tl.atomic_cas(counters + i, i, i + 1)
     tl.store(out + i * M + j, before + j * 0)
@@ -46,7 +46,7 @@ def numbered(counters, out, N: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def far(out):
-    """Whether a program is one of the first 65536."""
+    """Store whether the program is one of the first 65536."""
     if tl.program_id(0) < 65536:
         tl.store(out, 1)
     else:
@@ -55,7 +55,7 @@ def far(out):
 
 @triton.jit
 def counted(out, N: tl.constexpr, LEAST: tl.constexpr):
-    """Stores the rounds of nested loops if these are many."""
+    """Count the iterations of nested loops, and store the count if it exceeds `LEAST`."""
     total = 0
     for i in range(N):
         for _ in range(i):

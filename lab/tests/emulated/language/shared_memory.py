@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def atomic_integers(x, cells, old, N: tl.constexpr):
-    """Every operation, on a cell for each lane; the old values are returned."""
+    """Run seven atomic operations on a cell for each lane, and store the old values."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.store(old + i, tl.atomic_add(cells + i, a))
@@ -20,7 +20,7 @@ def atomic_integers(x, cells, old, N: tl.constexpr):
 
 @triton.jit
 def contended(x, cells, N: tl.constexpr, CELLS: tl.constexpr):
-    """Every operation without its result, on few cells for all lanes and programs."""
+    """Run six atomic operations on few cells for all lanes and programs, without their results."""
     i = tl.program_id(0) * N + tl.arange(0, N)
     a = tl.load(x + i)
     cell = i % CELLS
@@ -34,7 +34,7 @@ def contended(x, cells, N: tl.constexpr, CELLS: tl.constexpr):
 
 @triton.jit
 def atomic_floats(x, cells, old, n, N: tl.constexpr):
-    """Additions of floats, with a mask: one cell for each lane, and one cell for all."""
+    """Add floats to a cell for each lane, and to one cell for all lanes, with a mask."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.store(old + i, tl.atomic_add(cells + i, a, mask=i < n), mask=i < n)
@@ -43,7 +43,7 @@ def atomic_floats(x, cells, old, n, N: tl.constexpr):
 
 @triton.jit
 def atomic_extremes(x, cells, old, N: tl.constexpr):
-    """Maximum and minimum of floats."""
+    """Compute atomic maxima and minima of floats."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.store(old + i, tl.atomic_max(cells + i, a))
@@ -52,7 +52,7 @@ def atomic_extremes(x, cells, old, N: tl.constexpr):
 
 @triton.jit
 def exchanged(x, index, cells, old, N: tl.constexpr):
-    """Exchanges at places that memory tells, and additions there."""
+    """Exchange values at indices that are read from memory, and add to them."""
     i = tl.arange(0, N)
     a, where = tl.load(x + i), tl.load(index + i)
     tl.store(old + i, tl.atomic_xchg(cells + where, a))
@@ -61,7 +61,7 @@ def exchanged(x, index, cells, old, N: tl.constexpr):
 
 @triton.jit
 def scopes(x, cells, N: tl.constexpr):
-    """Additions of each scope and order."""
+    """Add atomically with each scope and memory order."""
     i = tl.arange(0, N)
     a = tl.load(x + i)
     tl.atomic_add(cells + i, a, sem="relaxed", scope="cta")
@@ -80,7 +80,7 @@ def scopes(x, cells, N: tl.constexpr):
 
 @triton.jit
 def scalar_atomics(x, cells, old):
-    """Atomics of one value for the whole program, whose result decides a branch."""
+    """Run atomics of a scalar; the result of the first one decides a branch."""
     p = tl.program_id(0)
     a = tl.load(x + p)
     before = tl.atomic_add(cells, a, sem="acq_rel")
@@ -93,7 +93,7 @@ def scalar_atomics(x, cells, old):
 
 @triton.jit
 def last_one_sums(x, parts, counter, out, N: tl.constexpr):
-    """Each program stores a sum; the one that counts last adds all of them."""
+    """Store the sum of each program; the program that counts last adds all sums."""
     p, count = tl.program_id(0), tl.num_programs(0)
     tl.store(parts + p, tl.sum(tl.load(x + p * N + tl.arange(0, N)), 0))
     tl.debug_barrier()
@@ -104,7 +104,7 @@ def last_one_sums(x, parts, counter, out, N: tl.constexpr):
 
 @triton.jit
 def locked(x, lock, out, N: tl.constexpr):
-    """A lock made of compare-and-swap around an addition."""
+    """Add under a lock that is made of compare-and-swap."""
     i = tl.arange(0, N)
     a = tl.load(x + tl.program_id(0) * N + i)
     while tl.atomic_cas(lock, 0, 1) == 1:
@@ -116,7 +116,7 @@ def locked(x, lock, out, N: tl.constexpr):
 
 @triton.jit
 def through_memory(x, scratch, out, N: tl.constexpr):
-    """Lanes read what others have written, behind a barrier."""
+    """Read, after a barrier, values that other lanes have written."""
     i = tl.arange(0, N)
     value = tl.load(x + i)
     for step in tl.static_range(3):
@@ -128,7 +128,7 @@ def through_memory(x, scratch, out, N: tl.constexpr):
 
 @triton.jit
 def cached(x, out, N: tl.constexpr):
-    """Loads and stores with each cache modifier and policy."""
+    """Load and store with each cache modifier and eviction policy."""
     i = tl.arange(0, N)
     a = tl.load(x + i, cache_modifier=".ca") + tl.load(x + N + i, cache_modifier=".cg")
     a += tl.load(x + 2 * N + i, cache_modifier=".cv") + tl.load(x + 3 * N + i, volatile=True)
@@ -142,7 +142,7 @@ def cached(x, out, N: tl.constexpr):
 
 @triton.jit
 def grid(out, A: tl.constexpr, B: tl.constexpr):
-    """The number of a program in a grid with three dimensions."""
+    """Store the position of each program in a three-dimensional grid."""
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     nx, ny, nz = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
     first, second = tl.swizzle2d(y, x, ny, nx, B)
