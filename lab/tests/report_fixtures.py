@@ -15,7 +15,7 @@ HOSTILE = '</script><img src=x onerror="document.title=1">${x}&amp;'
 
 @functools.cache
 def large_campaign(count: int = 19_001) -> tuple[list[Entry], list[Kernel]]:
-    """Use names as long as AOTriton's, and one hostile name; two of 4000 kernels failed or timed out."""
+    """Return entries and kernels with names as long as AOTriton's, one hostile name, and two failures in 4000."""
     made = random.Random(1)
     entries, kernels = [], []
     for at in range(count):

@@ -1,4 +1,4 @@
-"""`audit` and `kernels try`: what is in a place, what it lacks, and the same kernel compiled again."""
+"""`audit` and `kernels try`: the kernels of a place, missing and damaged kernels, and recompiled kernels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", flip: str = "") -> dict[str, bytes]:
-    """AOTriton's packs, one for each GPU and kernel, as files of an image or a folder."""
+    """Write AOTriton's packs, one for each GPU and kernel, to a folder, and return the contents of the files by path."""
     files = {}
     for gpu in GPUS:
         for name in ("add", "attention"):
@@ -71,7 +71,7 @@ def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", 
 
 
 def plan(folder: Path) -> Path:
-    """As AOTriton's generator writes it, for the packs above."""
+    """Write a plan for the packs of `prefix` to a folder, as AOTriton's generator writes it, and return the folder."""
     clusters, archives = [], []
     for gpu in GPUS:
         for name in ("add", "attention"):
@@ -96,7 +96,7 @@ def run(*words: Any, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
+def test_complete_prefix_passes(campaign: Path, tmp_path: Path) -> None:
     prefix(campaign, tmp_path / "p")
     result = run(tmp_path / "p", "--gpu", "gfx942,gfx1100", "--plan", plan(tmp_path / "plan"))
     assert result["ok"]
@@ -106,7 +106,7 @@ def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
     assert result["partial"] == []
 
 
-def test_a_pack_that_is_marked_as_partial_is_named(campaign: Path, tmp_path: Path) -> None:
+def test_partial_pack_is_reported(campaign: Path, tmp_path: Path) -> None:
     prefix(campaign, tmp_path / "p")
     pack = next(path for path in (tmp_path / "p").rglob("amd-*") if path.is_dir())
     (pack / "__partial__").write_text("{}")
@@ -122,12 +122,14 @@ def test_a_pack_that_is_marked_as_partial_is_named(campaign: Path, tmp_path: Pat
         ({"flip": "gfx942/attention"}, "damaged"),
     ],
 )
-def test_each_fault_is_named(campaign: Path, tmp_path: Path, damaged: dict[str, str], field: str) -> None:
+def test_missing_empty_or_damaged_pack_is_reported(
+    campaign: Path, tmp_path: Path, damaged: dict[str, str], field: str
+) -> None:
     prefix(campaign, tmp_path / "p", **damaged)
     result = run(tmp_path / "p", "--gpu", "gfx942", "--plan", plan(tmp_path / "plan"), code=KernelError.code)
     assert "attention" in result[field][0]
     assert run(tmp_path / "p", "--gpu", "gfx90a", code=KernelError.code)["absent"] == ["gfx90a"]
-    # Without a plan another GPU of the same release says what there should be.
+    # Without a plan, the packs of another GPU of the same release tell which packs are expected.
     if field == "missing":
         assert run(tmp_path / "p", "--gpu", "gfx942", code=KernelError.code)["uneven"] == ["gfx942 lacks attention"]
     if field == "empty":
@@ -135,7 +137,7 @@ def test_each_fault_is_named(campaign: Path, tmp_path: Path, damaged: dict[str, 
         assert (result["ok"], len(result["empty"])) == (True, 1)
 
 
-def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
+def test_damaged_file_does_not_hide_other_files_of_its_archive(campaign: Path) -> None:
     code = (campaign / "gfx942" / "add-fp16.hsaco").read_bytes()
     cut = bytearray(aks2(("add-2", code)))
     cut[len(cut) // 2] ^= 1
@@ -151,7 +153,7 @@ def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
     assert [name in fault.what for name, fault in zip(("add-1", "bf16"), faults, strict=True)] == [True, True]
 
 
-def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: Path) -> None:
+def test_audit_of_image_is_attached_to_it(campaign: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "lay").ensure()
     files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
     image = small_image(layout, tmp_path / "work", files=files)
@@ -164,7 +166,7 @@ def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: P
     assert result["attested"]["pushed_bytes"] > 0
 
 
-def test_a_layer_of_other_bytes_is_neither_reported_nor_signed(campaign: Path, tmp_path: Path) -> None:
+def test_layer_with_changed_bytes_is_refused_and_nothing_is_written(campaign: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "lay").ensure()
     files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
     image = small_image(layout, tmp_path / "work", files=files)
@@ -172,7 +174,7 @@ def test_a_layer_of_other_bytes_is_neither_reported_nor_signed(campaign: Path, t
     layer = layout.children(image)[1]
     path = layout.blob(layer.digest)
     content = bytearray(gzip.decompress(path.read_bytes()))
-    content[-600] ^= 1  # in the padding of the last file
+    content[-600] ^= 1  # this byte is in the padding of the last file
     path.chmod(0o644)
     path.write_bytes(gzip.compress(bytes(content)))
     new_key(tmp_path / "key")
@@ -182,7 +184,7 @@ def test_a_layer_of_other_bytes_is_neither_reported_nor_signed(campaign: Path, t
     assert sorted(layout.root.rglob("*")) == before
 
 
-def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) -> None:
+def test_signed_statement_describes_the_file(campaign: Path, tmp_path: Path) -> None:
     new_key(tmp_path / "key")
     name = campaign / "gfx942" / "add-fp16.hsaco"
     run(name, "--key", tmp_path / "key", "--statement", tmp_path / "out.json")
@@ -196,19 +198,19 @@ def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("statement", ["/dev/null", "/proc/statement", "/proc/new/statement"])
-def test_a_statement_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, statement: str) -> None:
+def test_unwritable_statement_is_refused_before_the_audit(tmp_path: Path, statement: str) -> None:
     new_key(tmp_path / "key")
     (tmp_path / "nothing").mkdir()
     result = run(tmp_path / "nothing", "--key", tmp_path / "key", "--statement", statement, code=ConfigError.code)
     assert result["id"] == "output-unwritable"
 
 
-def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: Path) -> None:
+def test_recompiled_kernels_are_compared(campaign: Path, tmp_path: Path) -> None:
     shutil.copytree(campaign, tmp_path / "c")
     words = ("--rebuild", "9", "--source", KERNELS.parent, "--with-python", sys.executable)
     result = run(tmp_path / "c", *words)
     assert sorted(result["rebuilt"].values()) == [True] * 4
-    # A byte of an instruction: nothing but another compilation sees it.
+    # Only another compilation can detect a changed byte of an instruction.
     damaged = tmp_path / "c" / "gfx942" / "add-fp16.hsaco"
     content = bytearray(damaged.read_bytes())
     content[content.index(b"\x00\x00\x81\xbf")] ^= 1
@@ -218,7 +220,7 @@ def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: 
     run(tmp_path / "c", "--rebuild", "1", code=ConfigError.code)
 
 
-def test_a_source_that_is_compiled_again_sees_no_file_of_the_caller(campaign: Path, tmp_path: Path) -> None:
+def test_recompiled_source_cannot_see_files_of_the_caller(campaign: Path, tmp_path: Path) -> None:
     shutil.copytree(campaign, tmp_path / "c")
     shutil.copytree(KERNELS.parent, tmp_path / "source")
     canary = tmp_path / "canary"
@@ -229,7 +231,7 @@ def test_a_source_that_is_compiled_again_sees_no_file_of_the_caller(campaign: Pa
     assert list(result["rebuilt"].values()) == [True]
 
 
-def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
+def test_glibc_and_targets_of_libraries_are_read(tmp_path: Path) -> None:
     library = next(Path("/usr/lib").rglob("libz.so.1"))
     (tmp_path / "libz.so.1").write_bytes(library.resolve().read_bytes())
     (row,) = run(tmp_path)["libraries"]
@@ -242,7 +244,7 @@ def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_fat_binary_that_leads_back_to_itself_ends() -> None:
+def test_fat_binary_with_header_of_length_0_has_no_targets() -> None:
     header = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 0, 0)
     assert list(nvidia_targets(io.BytesIO(header * 4), 0, 4 * len(header))) == []
 
@@ -257,27 +259,27 @@ def test_too_many_entries_in_the_last_fat_binary_are_refused(monkeypatch: pytest
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("word", [b"\1" * 8, b"\x50\xed\x55\xba\1\0\x10\0" + bytes(8)])
-def test_a_section_of_too_many_fat_binaries_is_refused(word: bytes) -> None:
+def test_section_with_too_many_entries_is_refused(word: bytes) -> None:
     content = word * 500_001
     with pytest.raises(HostileInputError):
         list(nvidia_targets(io.BytesIO(content), 0, len(content)))
 
 
 @pytest.mark.timeout(300)
-def test_a_file_of_empty_bundles_is_refused(tmp_path: Path) -> None:
+def test_file_of_empty_bundles_is_reported_as_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.co").write_bytes((b"__CLANG_OFFLOAD_BUNDLE__" + bytes(8)) * 150_000)
     assert "offload bundles" in str(run(tmp_path, code=KernelError.code)["damaged"])
 
 
 @pytest.mark.timeout(300)
-def test_an_archive_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+def test_decompression_bomb_is_refused(tmp_path: Path) -> None:
     head = tarfile.TarInfo("big.bin")
     head.size = 40 << 24
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(head.tobuf()) + gzip.compress(bytes(1 << 24)) * 40)
     run(tmp_path / "x.tar.gz", code=HostileInputError.code)
 
 
-def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:
+def test_missing_broken_or_codeless_wheel_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as archive:
         archive.writestr("a.py", "")
     (tmp_path / "no plan").mkdir()
@@ -299,7 +301,7 @@ def test_libraries_for_windows_are_noted(campaign: Path, tmp_path: Path) -> None
     assert "2 libraries for Windows" in note
 
 
-def test_a_prefix_of_no_known_plan_is_told(campaign: Path, tmp_path: Path) -> None:
+def test_empty_plan_or_plan_without_the_gpu_is_refused(campaign: Path, tmp_path: Path) -> None:
     prefix(campaign, tmp_path / "p")
     (tmp_path / "none").mkdir()
     run(tmp_path / "p", "--plan", tmp_path / "none", code=SourceError.code)
@@ -313,19 +315,20 @@ def attempt(kernel: Path, *words: Any, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_one_kernel_is_tried_by_another_triton(campaign: Path, tmp_path: Path) -> None:
+def test_try_recompiles_a_kernel_and_compares_it(campaign: Path, tmp_path: Path) -> None:
     kernel = campaign / "gfx942" / "attention-fp16.hsaco"
     result = attempt(kernel, "--with-python", sys.executable, "--out", tmp_path / "new")
     assert result["counts"]["same"] == 1
     assert (tmp_path / "new" / kernel.name).read_bytes() == kernel.read_bytes()
-    # What was compiled with fewer registers: the campaign's is better, the other way round it is worse.
+    # The JSON of the tight kernel limits registers, but the object next to it is the campaign's, which does not: the
+    # recompiled object has more spills.
     tight = compile_all([{**rule(tmp_path / "tight", "attention", "gfx942"), "waves_per_eu": 8}])[0]
     shutil.copy(kernel, tight)
     attempt(tight, code=RegressionError.code)
     assert attempt(tight, "--fail-on", "")["kernels"][0]["new_spills"] > 0
 
 
-def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
+def test_try_refuses_invalid_metadata_and_interpreters(campaign: Path, tmp_path: Path) -> None:
     kernel = campaign / "gfx942" / "add-fp16.hsaco"
     alone = tmp_path / "k.hsaco"
     shutil.copy(kernel, alone)
@@ -344,7 +347,7 @@ def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
 
 
 def test_a_wheel_runs_nothing_on_the_host(campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what Python imports at its start nor the package itself."""
+    """Neither the modules that Python imports at its start nor the package itself may run."""
     ran = tmp_path / "ran"
     tag = f"cp3{sys.version_info[1]}"
     wheel = tmp_path / f"triton-9.9.0-{tag}-{tag}-linux_x86_64.whl"
@@ -361,10 +364,10 @@ def test_a_wheel_runs_nothing_on_the_host(campaign: Path, tmp_path: Path, monkey
     "answer",
     ["no JSON", "[1]", '{"status": 7}', '{"id": "other", "status": "done"}', '{"id": "add-fp16", "status": "done"}'],
 )
-def test_whatever_a_wheel_answers_is_a_kernel_that_does_not_compile(
+def test_wheel_that_answers_for_the_worker_is_a_compile_error(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    """Triton runs in the worker's process, so it can answer in the worker's place; the last one left no object."""
+    """Triton runs in the worker's process, so it can answer in the worker's place. The last answer has no object."""
     wheel = tmp_path / f"triton-9.9.0-cp3{sys.version_info[1]}-abi3-linux_x86_64.whl"
     lines = f"ready\n{answer}\n".encode()
     code = "import os\nfor at in os.listdir('/proc/self/fd'):\n"
@@ -379,7 +382,7 @@ def test_whatever_a_wheel_answers_is_a_kernel_that_does_not_compile(
 def test_the_current_folder_is_no_triton_and_not_shown(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiler sees the package alone: neither the current folder nor what is installed beside the package."""
+    """The compiler sees the package alone: neither the current folder nor other packages next to it."""
     here, ran = tmp_path / "here", tmp_path / "ran"
     (here / "triton").mkdir(parents=True)
     for name in ("triton/__init__.py", "sitecustomize.py"):
@@ -398,17 +401,20 @@ def test_the_current_folder_is_no_triton_and_not_shown(
     assert not ran.exists()
 
 
-def test_stands_of_other_tests_are_no_code(tmp_path: Path) -> None:
+def test_image_without_code_objects_is_refused(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work", signer=ed25519_signer())
     run(f"oci:{stand.layout.root}", code=ConfigError.code)
 
 
-def test_kernels_that_need_xnack_on_are_noted(campaign: Path, tmp_path: Path) -> None:
-    """Such an object, of `gfx90a:xnack+`, does not load on a GPU as it is by default."""
+def test_kernel_that_needs_xnack_on_is_noted(campaign: Path, tmp_path: Path) -> None:
+    """An object for `gfx90a:xnack+` does not load on a GPU in its default mode."""
     whole = next(campaign.rglob("*.hsaco")).read_bytes()
     target = re.search(rb"amdgcn-amd-amdhsa--gfx\w+", whole)
     assert target
-    for name, features in (("on", b"xnack+"), ("any", b"x" * 6)):  # as long, since the metadata has lengths
+    for name, features in (
+        ("on", b"xnack+"),
+        ("any", b"x" * 6),
+    ):  # the target keeps its length, because the metadata contains lengths
         (tmp_path / name).mkdir()
         changed = whole.replace(target[0], target[0][: -len(features)] + features)
         (tmp_path / name / "k.hsaco").write_bytes(changed)

@@ -1,4 +1,4 @@
-"""Compiled kernels of a place as they are stored: bundles, leftovers, links, and what one GPU has and another lacks."""
+"""Compiled kernels as places store them: bundles, leftovers, links, and kernels that one GPU has and another lacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(*entries: tuple[str, bytes]) -> bytes:
-    """A bundle by its form: code objects on boundaries of 4 KiB."""
+    """Return an offload bundle whose code objects are on boundaries of 4 KiB."""
     rows = [("host-x86_64-unknown-linux-gnu--", b""), *entries]
     head = 32 + sum(24 + len(target) for target, _ in rows)
     listed, body, at = b"", b"", -(-head // 4096) * 4096
@@ -57,7 +57,7 @@ def plain(*entries: tuple[str, bytes]) -> bytes:
 
 
 def ccob(content: bytes, version: int, *, method: int = 1, size: int | None = None) -> bytes:
-    """A compressed bundle by its form."""
+    """Return content as a compressed offload bundle of a format version."""
     packed = zstd.compress(content) if method else zlib.compress(content)
     size = len(content) if size is None else size
     head = {
@@ -69,7 +69,7 @@ def ccob(content: bytes, version: int, *, method: int = 1, size: int | None = No
 
 
 def library(section: bytes, name: bytes = b".hip_fatbin") -> bytes:
-    """The smallest ELF file for a host that has a section of device code."""
+    """Return the smallest ELF file for a host that has a section of device code."""
     names = b"\0" + name + b"\0.shstrtab\0"
     at_names = 64 + len(section)
     at_headers = at_names + len(names)
@@ -95,7 +95,7 @@ def bundle_of(campaign: Path, name: str = "add", gpus: tuple[str, ...] = GPUS) -
 
 
 @pytest.mark.parametrize("section", [b".nv_fatbin", b"__nv_relfatbin"])
-def test_code_of_cuda_is_read_relocatable_or_not(tmp_path: Path, section: bytes) -> None:
+def test_cuda_target_is_read_from_both_kinds_of_section(tmp_path: Path, section: bytes) -> None:
     element = struct.pack("<HHIQ", 2, 0, 64, 0) + bytes(12) + struct.pack("<I", 90) + bytes(32)
     content = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
     (tmp_path / "lib.so").write_bytes(library(content, section))
@@ -110,7 +110,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_gpus_inside_of_a_library_are_found(tmp_path: Path, form: Callable[[bytes], bytes]) -> None:
+def test_gpus_of_bundles_in_a_library_are_found(tmp_path: Path, form: Callable[[bytes], bytes]) -> None:
     gpus = ("gfx942", "gfx1100", "gfx90a")
     objects = [form(plain((f"{TARGET}{gpu}:xnack-", b"code of " + gpu.encode()))) for gpu in gpus]
     section = b"".join(content.ljust(-(-len(content) // 4096) * 4096, b"\0") for content in objects)
@@ -121,7 +121,7 @@ def test_gpus_inside_of_a_library_are_found(tmp_path: Path, form: Callable[[byte
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_bundle_under_the_name_of_a_code_object_is_unpacked(
+def test_bundle_with_the_name_of_a_code_object_is_unpacked(
     campaign: Path, tmp_path: Path, form: Callable[[bytes], bytes]
 ) -> None:
     (tmp_path / "add.hsaco").write_bytes(form(bundle_of(campaign)))
@@ -133,7 +133,7 @@ def test_a_bundle_under_the_name_of_a_code_object_is_unpacked(
     assert run("kernels", "diff", tmp_path / "add.hsaco", apart)["counts"]["same"] == 2
 
 
-def test_a_bundle_is_emulated_and_checked_by_gpu(campaign: Path, tmp_path: Path) -> None:
+def test_bundle_is_emulated_and_collected_by_gpu(campaign: Path, tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     bundle = tmp_path / "add-fp16.hsaco"
     bundle.write_bytes(ccob(bundle_of(campaign), 3))
@@ -150,7 +150,7 @@ def test_a_bundle_is_emulated_and_checked_by_gpu(campaign: Path, tmp_path: Path)
     assert kernel.path.read_bytes() == (campaign / "gfx1100" / "add-fp16.hsaco").read_bytes()
 
 
-def test_variants_for_one_gpu_in_a_bundle_are_told_apart(campaign: Path, tmp_path: Path) -> None:
+def test_variants_for_one_gpu_in_a_bundle_are_distinguished(campaign: Path, tmp_path: Path) -> None:
     objects = [(campaign / "gfx942" / f"{name}.hsaco").read_bytes() for name in ("add-fp16", "row_sum-fp16")]
     pairs = [(f"{TARGET}gfx942:{mode}", code) for mode, code in zip(("xnack+", "xnack-"), objects, strict=True)]
     kernels = collect([stored("a.hsaco", plain(*pairs))], tmp_path, gpus=["gfx942"]).objects
@@ -168,14 +168,14 @@ def test_variants_for_one_gpu_in_a_bundle_are_told_apart(campaign: Path, tmp_pat
     run("emulate", bundle, "--gpu", "gfx942:sramecc+", code=ConfigError.code)
 
 
-def test_a_code_object_for_another_gpu_is_not_listed(campaign: Path) -> None:
+def test_code_object_for_another_gpu_is_refused(campaign: Path) -> None:
     pytest.importorskip("numpy")
     path = campaign / "gfx942" / "add-fp16.hsaco"
     assert run("emulate", path, "--gpu", "gfx942")["objects"][0]["gpu"] == "gfx942"
     run("emulate", path, "--gpu", "gfx1100", code=ConfigError.code)
 
 
-def test_a_bundle_that_cannot_be_unpacked_is_not_called_empty(
+def test_bundle_that_cannot_be_unpacked_is_reported_as_sealed(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lib.so").write_bytes(library(ccob(bundle_of(campaign), 3)))
@@ -213,7 +213,7 @@ BAD: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", BAD.values(), ids=BAD)
-def test_a_damaged_bundle_is_named(campaign: Path, tmp_path: Path, make: Callable[[bytes], bytes]) -> None:
+def test_damaged_bundle_is_reported(campaign: Path, tmp_path: Path, make: Callable[[bytes], bytes]) -> None:
     content = make(bundle_of(campaign))
     (tmp_path / "add.hsaco").write_bytes(content)
     assert run("audit", tmp_path, code=KernelError.code)["damaged"]
@@ -221,12 +221,12 @@ def test_a_damaged_bundle_is_named(campaign: Path, tmp_path: Path, make: Callabl
     assert run("audit", tmp_path / "lib.so", code=KernelError.code)["damaged"]
 
 
-def test_a_tar_with_thousands_of_extended_headers_is_damaged(tmp_path: Path) -> None:
+def test_tar_with_thousands_of_extended_headers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(nested_headers())
     assert run("audit", tmp_path / "x.tar", code=SourceError.code)["id"] == "archive-unreadable"
 
 
-def test_compressed_bundles_take_memory_for_what_is_read(tmp_path: Path) -> None:
+def test_compressed_bundles_in_one_file_are_read(tmp_path: Path) -> None:
     codes = [random.Random(at).randbytes(1 << 20) for at in range(40)]
     content = b"".join(ccob(plain((f"{TARGET}gfx942", code)), 2) for code in codes)
     (tmp_path / "x").write_bytes(content)
@@ -238,7 +238,7 @@ def test_compressed_bundles_take_memory_for_what_is_read(tmp_path: Path) -> None
 # --- leftovers and links ---
 
 
-def test_what_triton_left_half_written_is_left_out(campaign: Path, tmp_path: Path) -> None:
+def test_temporary_folder_of_triton_cache_is_skipped_and_noted(campaign: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / ("B" * 52)
     half = folder / "tmp.pid_1_x"
     half.mkdir(parents=True)
@@ -252,7 +252,7 @@ def test_what_triton_left_half_written_is_left_out(campaign: Path, tmp_path: Pat
     assert run("audit", tmp_path / "cache.tar")["kernels"] == 1
 
 
-def test_links_inside_a_folder_are_followed_and_others_named(campaign: Path, tmp_path: Path) -> None:
+def test_links_inside_a_folder_are_followed_and_others_noted(campaign: Path, tmp_path: Path) -> None:
     shutil.copy(campaign / "gfx942" / "add-fp16.hsaco", tmp_path / "blob")
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside):
@@ -274,10 +274,10 @@ def test_links_inside_a_folder_are_followed_and_others_named(campaign: Path, tmp
     assert run("audit", outside / "k.hsaco")["kernels"] == 1
 
 
-# --- GPUs that lack something ---
+# --- GPUs that lack kernels ---
 
 
-def test_a_kernel_that_another_gpu_has_is_missing(campaign: Path, tmp_path: Path) -> None:
+def test_kernel_that_only_another_gpu_has_is_reported_as_missing(campaign: Path, tmp_path: Path) -> None:
     compile_all(
         [
             rule(tmp_path / "c", name, gpu, element=element)
@@ -309,7 +309,7 @@ def test_hand_written_kernels_may_differ_by_gpu(campaign: Path, tmp_path: Path) 
 # --- archives ---
 
 
-def test_a_zip_of_code_objects_is_an_archive_of_them(campaign: Path, tmp_path: Path) -> None:
+def test_zip_of_code_objects_is_read(campaign: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(campaign.rglob("*.hsaco")):
             archive.write(path, path.relative_to(campaign))
@@ -319,7 +319,7 @@ def test_a_zip_of_code_objects_is_an_archive_of_them(campaign: Path, tmp_path: P
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("suffix", ["whl", "zip", "tar"])
-def test_names_of_every_archive_are_checked(campaign: Path, tmp_path: Path, suffix: str) -> None:
+def test_hostile_names_in_archives_are_refused(campaign: Path, tmp_path: Path, suffix: str) -> None:
     code = (campaign / "gfx942" / "add-fp16.hsaco").read_bytes()
     path = tmp_path / f"a-1-py3-none-any.{suffix}"
     for names in (("a/k.hsaco", "a//k.hsaco"), ("k.hsaco", "./k.hsaco"), ("k.hsaco", "k.hsaco/x"), ("../k.hsaco",)):
@@ -337,7 +337,7 @@ def test_names_of_every_archive_are_checked(campaign: Path, tmp_path: Path, suff
         assert done.exit_code == HostileInputError.code, (names, done.output)
 
 
-def test_a_pack_whose_names_are_not_utf_8_is_damaged(tmp_path: Path) -> None:
+def test_pack_with_names_that_are_not_utf_8_is_damaged(tmp_path: Path) -> None:
     name = b"\xff\xfe\0"
     directory = struct.pack("<IIIII", 0, 64, 0, 4, len(name)) + name
     head = struct.pack("<III", len(directory) + 4, 1, len(directory))

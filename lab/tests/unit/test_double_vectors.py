@@ -115,7 +115,7 @@ DOUBLE = [
         {"s[0:1]": 0b011},
     ),
 ]
-# 1.5 and -2 as FNUZ types of gfx942 and as those of OCP; and the largest finite numbers.
+# The numbers 1.5 and -2 in gfx942's FNUZ types and in OCP's types, and numbers that are too large.
 NARROW = [
     v(
         "FNUZ: two to E4M3",
@@ -241,5 +241,5 @@ COMPARE = [
 
 
 @pytest.mark.parametrize("vector", [*DOUBLE, *NARROW, *COMPARE], ids=lambda vector: vector.rule)
-def test_an_instruction_does_what_the_rule_says(vector: Vector) -> None:
+def test_instruction_follows_its_documented_rule(vector: Vector) -> None:
     check(vector)

@@ -1,4 +1,4 @@
-"""The emulator beyond single instructions: matrices, control flow, waits, and what it refuses."""
+"""The emulator beyond single instructions: matrices, control flow, waits and refusals."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from toolchain_lab.emulator.workgroup import Workgroup, refuse
 GFX942, GFX1100 = Target("gfx942", 64), Target("gfx1100", 32)
 
 
-def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fix_for_missing_numpy_does_not_install_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "find_spec", lambda _: None)
     with refused("numpy-missing") as refusal:
         bridge.require_numpy("--check")
-    # The package index has a project with the name of this one.
+    # Another project has this project's name on the package index.
     assert "install 'toolchain" not in refusal.value.fix
 
 
@@ -46,7 +46,7 @@ def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pyte
 
 
 def mfma_operands(size: int, depth: int) -> tuple[Any, Any, Any]:
-    """Two matrices of small integers, and their product."""
+    """Return two matrices of small integers, and the product of the first and the transpose of the second."""
     random = np.random.default_rng(size)
     a, b = random.integers(-4, 5, (size, depth)), random.integers(-4, 5, (size, depth))
     return a, b, a @ b.T
@@ -56,7 +56,7 @@ def mfma_operands(size: int, depth: int) -> tuple[Any, Any, Any]:
 def test_mfma_holds_rows_in_registers_and_columns_in_lanes(size: int, depth: int, gpu: str) -> None:
     wave = wave_of(gpu)
     a, b, product = mfma_operands(size, depth)
-    each = depth * size // 64  # numbers of a lane
+    each = depth * size // 64  # the count of numbers in a lane
     for matrix, first in ((a, 0), (b, 8)):
         for lane in range(64):
             start = lane // size * each
@@ -72,7 +72,7 @@ def test_mfma_holds_rows_in_registers_and_columns_in_lanes(size: int, depth: int
 
 
 @pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
-def test_wmma_of_both_generations(gpu: str) -> None:
+def test_wmma_multiplies_matrices_on_both_generations(gpu: str) -> None:
     wave = wave_of(gpu)
     a, b, product = mfma_operands(16, 16)
     each = 16 if gpu == "gfx1100" else 8
@@ -91,7 +91,7 @@ def test_wmma_of_both_generations(gpu: str) -> None:
             assert wave.f[20 + register][lane] == product[row, lane % 16]
 
 
-def test_on_gfx11_both_halves_of_a_wave_hold_the_same_matrix() -> None:
+def test_wmma_of_gfx11_with_halves_of_a_wave_that_differ_is_a_fault() -> None:
     wave = wave_of("gfx1100")
     put(wave, "v[0:31]", 0)
     put(wave, "v3", [0] * 20 + [pair(1, 0)] + [0] * 11)
@@ -102,7 +102,7 @@ def test_on_gfx11_both_halves_of_a_wave_hold_the_same_matrix() -> None:
 # -------------------------------------------------------------------- control
 
 
-def test_a_loop_runs_and_its_instructions_are_counted() -> None:
+def test_loop_runs_and_its_instructions_are_counted() -> None:
     made = program(
         "gfx942", ["s_mov_b32 s0, 0", "s_add_i32 s0, s0, 1", "s_cmp_lt_i32 s0, 5", "s_cbranch_scc1 65533", "s_endpgm"],
         {3: 0xFFFD},
@@ -113,7 +113,7 @@ def test_a_loop_runs_and_its_instructions_are_counted() -> None:
     assert made.executed() == {"s_mov_b32": 1, "s_add_i32": 5, "s_cmp_lt_i32": 5, "s_cbranch_scc1": 5, "s_endpgm": 1}
 
 
-def test_a_kernel_that_never_ends_is_stopped() -> None:
+def test_endless_kernel_is_stopped() -> None:
     made = program("gfx942", ["s_nop 0", "s_branch 65534"], {1: 0xFFFE})
     with refused("kernel-endless"):
         workgroup(made).run(reverse=False, limit=1000)
@@ -131,7 +131,7 @@ BARRIER = [
 
 
 def exchanged(texts: list[str], *, reverse: bool, watch: bool = True) -> list[int]:
-    """What two waves of 64 lanes read of each other's LDS, the second one's."""
+    """Run instructions on two waves of 64 lanes, and return v2 of all lanes."""
     made = program("gfx942", [*texts, "s_endpgm"])
     group = workgroup(made, waves=2)
     group.lds_size = 512
@@ -140,14 +140,14 @@ def exchanged(texts: list[str], *, reverse: bool, watch: bool = True) -> list[in
     return [int(value) for wave in group.waves for value in wave.u[2]]
 
 
-def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> None:
+def test_waves_meet_at_a_barrier_and_its_removal_is_a_race() -> None:
     right = [*range(64, 128), *range(64)]
     assert exchanged(BARRIER, reverse=False) == right
     assert exchanged(BARRIER, reverse=True) == right
     without = [text for text in BARRIER if text != "s_barrier"]
     with refused("lds-race"):
         exchanged(without, reverse=False)
-    # To write what is there already is not a race.
+    # Two stores of the same value are not a race.
     exchanged(["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1", *["ds_write_b32 v1, v3"] * 2], reverse=False)
     assert exchanged(without, reverse=False, watch=False) != exchanged(without, reverse=True, watch=False)
 
@@ -162,7 +162,7 @@ def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> Non
         ("ds_add_u32 v1, v3", "ds_write_b32 v1, v3", True),
     ],
 )
-def test_atomics_of_lds_meet_loads_and_stores_of_other_waves(first: str, then: str, meets: bool) -> None:
+def test_lds_atomics_race_with_loads_and_stores_of_other_waves(first: str, then: str, meets: bool) -> None:
     wait = "s_waitcnt lgkmcnt(0)"
     start = ["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1"]
     exchanged([*start, first, wait, "s_barrier", then, wait], reverse=False)
@@ -186,7 +186,7 @@ def test_atomics_of_lds_meet_loads_and_stores_of_other_waves(first: str, then: s
         ("gfx1100", 0x31000000, 1),
     ],
 )
-def test_a_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, another: int) -> None:
+def test_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, another: int) -> None:
     wave = wave_of(gpu, [np.zeros(64, np.uint32)])
     wave.s[6:8] = 256, word
     put(wave, "v0", 0)
@@ -209,7 +209,7 @@ def test_a_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, ano
         ("s_waitcnt_depctr 0xfffd", {}),
     ],
 )
-def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
+def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
     assert wait(parse(Line(0, text, (0,)))) == counts
 
 
@@ -236,7 +236,7 @@ def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
     ],
 )
-def test_what_is_unknown_is_refused_by_name(text: str, target: Target, named: str) -> None:
+def test_unknown_instruction_or_operand_is_refused_by_name(text: str, target: Target, named: str) -> None:
     with pytest.raises(NotEmulatedError) as error:
         decode(Line(0x40, text, (0,)), target)
     assert bridge.translated(error.value).code == 23
@@ -255,7 +255,7 @@ def test_what_is_unknown_is_refused_by_name(text: str, target: Target, named: st
     ],
     ids=["float mode", "dispatch packet", "queue", "dynamic stack", "workgroup info"],
 )
-def test_a_kernel_that_asks_for_more_is_refused(changes: dict[str, int]) -> None:
+def test_kernel_with_unsupported_descriptor_is_refused(changes: dict[str, int]) -> None:
     code = code_object("gfx942")
     refuse(code)
     with pytest.raises(NotEmulatedError):
@@ -272,7 +272,7 @@ def test_all_unknown_instructions_of_a_program_are_listed() -> None:
 # -------------------------------------------------------------------- the start of a wave
 
 
-def test_registers_lds_and_scratch_begin_as_garbage_of_a_seed() -> None:
+def test_registers_lds_and_scratch_start_with_garbage_of_a_seed() -> None:
     made = program("gfx942", ["s_endpgm"])
     first, second, same = (workgroup(made, seed=seed) for seed in (1, 2, 1))
     assert first.waves[0].u[7].tobytes() == same.waves[0].u[7].tobytes()
@@ -286,7 +286,7 @@ def test_registers_lds_and_scratch_begin_as_garbage_of_a_seed() -> None:
     assert len(first.waves[0].scratch) >= SCRATCH // 4
 
 
-def test_workgroup_ids_stand_where_each_generation_expects_them() -> None:
+def test_workgroup_ids_are_in_the_registers_of_each_generation() -> None:
     old = workgroup(program("gfx1100", ["s_endpgm"]), waves=2).waves[1]
     assert old.s[2:4].tolist() == [3, 5]
     assert old.u[0].tolist() == list(range(32, 64))
@@ -296,7 +296,7 @@ def test_workgroup_ids_stand_where_each_generation_expects_them() -> None:
     assert get(new, "ttmp8") >> 25 & 31 == 1
 
 
-def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
+def test_scratch_buffer_of_gfx90a_needs_the_offset_of_its_wave() -> None:
     moved = ["s_add_u32 s0, s0, s8", "s_addc_u32 s1, s1, 0"]
     used = [
         "buffer_store_dword v1, off, s[0:3], 0 offset:8",
@@ -305,7 +305,7 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
         "s_waitcnt vmcnt(0)",
         "s_endpgm",
     ]
-    # Four SGPRs of the buffer, two of the arguments, two ids, and the wave's place.
+    # The SGPRs are four of the buffer, two of the arguments, two IDs, and the wave's offset.
     descriptor = replace(code_object("gfx90a").descriptor, rsrc2=1 | 6 << 1 | 1 << 7 | 1 << 8, properties=1 << 3 | 1)
 
     def ran(texts: list[str]) -> Workgroup:
@@ -321,7 +321,7 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
         ran(used)
 
 
-def test_halves_of_registers_are_decoded_as_such() -> None:
+def test_disassembly_of_register_halves_needs_llvm_22() -> None:
     asked: list[Sequence[str | Path]] = []
 
     def run(command: Sequence[str | Path], _: float) -> str:
@@ -336,12 +336,12 @@ def test_halves_of_registers_are_decoded_as_such() -> None:
             disassemble(Path("kernel.hsaco"), gpu, Disassembler(Path("objdump"), (21, 1, 8), run))
 
 
-def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
+def test_program_that_is_not_a_disassembler_is_refused() -> None:
     with refused("disassembler-unusable", "/bin/true"):
         bridge.disassembler(Path("/bin/true"))
 
 
-def test_every_error_has_an_exit_code_of_the_tool() -> None:
+def test_every_error_has_an_exit_code() -> None:
     codes = {CodeObjectError: 12, DisassemblerError: 8, FaultyKernelError: 24, LaunchError: 3, NotEmulatedError: 23}
     assert codes.keys() == set(EmulatorError.__subclasses__())
     codes[OutsideError] = 27
@@ -359,6 +359,6 @@ def test_every_error_has_an_exit_code_of_the_tool() -> None:
         (["s_branch 0", "s_branch 65534"], {0: 0, 1: 0xFFFE}),
     ],
 )
-def test_loops_of_nothing_but_branches_are_stopped(lines: list[str], words: dict[int, int]) -> None:
+def test_endless_loops_of_branches_and_barriers_are_stopped(lines: list[str], words: dict[int, int]) -> None:
     with refused("kernel-endless"):
         workgroup(program("gfx942", lines, words)).run(reverse=False, limit=1000)

@@ -1,4 +1,4 @@
-"""What the emulator is given: code objects, their metadata, arguments and grids, and which of them it refuses."""
+"""Inputs of the emulator: code objects, their metadata, arguments and grids, and the refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_arguments_are_aligned_to_their_size() -> None:
         argument_block(parameters, {"x": 0, "n": 1 << 40, "s": 0, "f": 0}, 64)
 
 
-def test_a_signature_must_be_the_objects() -> None:
+def test_signature_must_match_the_object() -> None:
     arguments = (
         codeobject.Argument(0, 8, "global_buffer"),
         codeobject.Argument(8, 4, "by_value"),
@@ -59,14 +59,14 @@ def test_a_signature_must_be_the_objects() -> None:
             check_parameters(code, wrong)
 
 
-def test_arguments_of_an_object_alone_are_at_its_offsets() -> None:
+def test_arguments_of_object_without_json_are_at_its_offsets() -> None:
     """The metadata of AITER's objects does not list all parts of the argument block."""
     places = {"x": (8, 8, "global_buffer"), "n": (20, 4, "by_value"), "y": (48, 8, "global_buffer")}
     arguments = tuple(codeobject.Argument(*place, name) for name, place in places.items())
     code = code_object("gfx942", arguments=arguments)
     block = argument_block(described(code, None).parameters, {"x": 1, "n": 2, "y": 3}, 64)
     assert block == struct.pack("<8xq4xi24xq8x", 1, 2, 3)
-    # No JSON file is next to the object, so none may be named.
+    # The message must not name a JSON file, because the object has none.
     for odd in ((codeobject.Argument(8, 8, "by_value"), arguments[0]), (codeobject.Argument(0, 4, "sampler"),)):
         with refused("kernel-signature-mismatch") as caught:
             described(replace(code, arguments=odd), None)
@@ -74,13 +74,15 @@ def test_arguments_of_an_object_alone_are_at_its_offsets() -> None:
 
 
 @pytest.mark.parametrize(("grid", "only"), [((0, 1, 1), None), ((1 << 20, 1, 1), None), ((2, 1, 1), [(2, 0, 0)])])
-def test_a_grid_that_cannot_run_is_refused(grid: tuple[int, int, int], only: list[tuple[int, int, int]] | None) -> None:
+def test_invalid_grid_or_workgroup_is_refused(
+    grid: tuple[int, int, int], only: list[tuple[int, int, int]] | None
+) -> None:
     launch = Launch(parameters=[], values={}, grid=grid, waves=1, lds=0, only=only)
     with pytest.raises(LaunchError):
         launch.places()
 
 
-def test_values_are_read_from_text(tmp_path: Any) -> None:
+def test_arguments_are_parsed_from_text(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float16))
     x = Parameter("x", "*fp16")
     assert np.array_equal(np.asarray(parse_argument(x, str(tmp_path / "x.npy"), seed=0)[1]), np.arange(3))
@@ -115,7 +117,7 @@ def test_values_are_read_from_text(tmp_path: Any) -> None:
         (b"\xda\x00\x02hi", "hi"),
     ],
 )
-def test_metadata_is_read(data: bytes, value: Any) -> None:
+def test_messagepack_metadata_is_read(data: bytes, value: Any) -> None:
     assert messagepack.unpack(data) == value
 
 
@@ -126,13 +128,13 @@ def test_broken_metadata_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, [], {"name": "k"}, {"compile_status": "Failed"}, None])
-def test_a_json_without_what_a_launch_needs_is_refused(content: Any) -> None:
+def test_json_without_launch_data_is_refused(content: Any) -> None:
     with pytest.raises(NotEmulatedError):
         metadata_of(content, "k.json")
 
 
 @pytest.mark.parametrize("text", ["zeros:²", f"zeros:{'1' * 5000}", "normal:0", "empty.npy", "zip.npy"])
-def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_buffer_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.npy").touch()
     Path("zip.npy").write_bytes(b"PK\3\4 no zip")
@@ -140,19 +142,19 @@ def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: py
         parse_argument(Parameter("x", "*fp32"), text, seed=0)
 
 
-def test_a_number_that_does_not_fit_its_argument() -> None:
+def test_number_that_does_not_fit_its_argument_is_refused() -> None:
     for kind, number in (("fp32", 1e300), ("i32", 1 << 40), ("i32", math.nan)):
         with refused("argument-invalid"):
             argument_block([Parameter("n", kind)], {"n": number}, 16)
 
 
 @pytest.mark.parametrize("words", [("--arg", "n=1"), ("--out", "folder"), ("--workgroup", "0"), ("--reverse",)])
-def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) -> None:
+def test_options_of_a_run_are_refused_without_grid(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["emulate", "kernel.hsaco", *words])
     assert (done.exit_code, "need --grid" in done.output) == (3, True), done.output
 
 
-def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
+def test_invalid_lds_size_in_json_is_refused() -> None:
     about = {"name": "kernel", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
     for lds in (1 << 50, -1):
         with refused("memory-too-large"):
@@ -160,7 +162,7 @@ def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 1 << 40), (0, -1), (1 << 40, 8), (-8, 8), (60, 8)])
-def test_an_argument_outside_of_the_argument_block_is_refused(offset: int, size: int) -> None:
+def test_argument_outside_of_the_argument_block_is_refused(offset: int, size: int) -> None:
     code = code_object("gfx942", arguments=(codeobject.Argument(offset, size, "hidden_none"),))
     with refused("arguments-unfit"):
         described(code, None)
@@ -168,15 +170,15 @@ def test_an_argument_outside_of_the_argument_block_is_refused(offset: int, size:
         described(replace(code, descriptor=replace(code.descriptor, kernarg=0xFFFFFFFF)), None)
 
 
-def test_a_hidden_argument_may_be_smaller_than_its_value() -> None:
+def test_hidden_argument_may_be_smaller_than_its_value() -> None:
     code = code_object("gfx942", arguments=(codeobject.Argument(0, 1, "hidden_block_count_x"),))
     launch = Launch([], {}, (70_000, 1, 1), 1, 0, only=[(0, 0, 0)])
     assert launch_run(Program(code, [Line(0, "s_endpgm", (0,))]), launch).instructions == 1
 
 
 @pytest.mark.parametrize("threads", [0, 32, 100, 1 << 40])
-def test_a_workgroup_that_is_not_of_whole_waves_is_not_blamed_on_a_json(threads: int) -> None:
-    """The JSON file is optional, and a HIP kernel has no JSON file."""
+def test_workgroup_of_invalid_size_is_refused(threads: int) -> None:
+    """The refusal does not blame the JSON file, because the file is optional and a HIP kernel has none."""
     code = replace(code_object("gfx942"), workgroup_size=threads)
     with refused("kernel-not-emulated", threads):
         described(code, None)
@@ -184,7 +186,7 @@ def test_a_workgroup_that_is_not_of_whole_waves_is_not_blamed_on_a_json(threads:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("table", ["sections", "segments"])
-def test_a_table_without_end_is_no_code_object(table: str, tmp_path: Path) -> None:
+def test_code_object_with_endless_table_is_refused(table: str, tmp_path: Path) -> None:
     path = tmp_path / "k.hsaco"
     path.write_bytes(endless(make_object("gfx942", "k"))[table])
     with pytest.raises(CodeObjectError):
@@ -192,7 +194,7 @@ def test_a_table_without_end_is_no_code_object(table: str, tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(300)
-def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
+def test_json_that_is_a_device_or_a_pipe_is_refused(tmp_path: Path) -> None:
     (tmp_path / "k.json").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe.json")
     for name in ("k", "pipe"):

@@ -1,4 +1,4 @@
-"""Matrix instructions on integers, narrow floats and float64; float64 sums of products; and what is refused."""
+"""Matrix instructions on integers, narrow floats and float64, sums of float64 products, and refused types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain_lab.emulator import double
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.exactness import bound
 
-# Text, GPU, rows, k, and the types of both factors; {} are the registers of result, factors and what is added.
+# Text, GPU, rows, k, and the types of both factors; {} stands for the registers of result, factors and addend.
 PRODUCTS = [
     ("v_mfma_i32_16x16x16i8 {}", "gfx90a", 16, 16, "i8", "i8"),
     ("v_mfma_i32_32x32x8i8 {}", "gfx90a", 32, 8, "i8", "i8"),
@@ -38,7 +38,7 @@ PRODUCTS = [
 
 
 def factor(random: np.random.Generator, rows: int, depth: int, kind: str) -> tuple[Any, Any]:
-    """The bytes of each row, and its numbers; the numbers of narrow floats are small enough for exact sums."""
+    """Return the bytes of each row, and its numbers; the numbers of narrow floats are small enough for exact sums."""
     if kind == "f64":
         values = random.integers(-9, 9, (rows, depth)).astype(np.float64)
         return values.view(np.uint8), values
@@ -53,7 +53,7 @@ def factor(random: np.random.Generator, rows: int, depth: int, kind: str) -> tup
 
 
 def put_factor(wave: Any, first: int, rows: Any, chunk: int) -> int:
-    """Give each lane its parts of a row, `chunk` bytes at a time; returns how many registers that takes."""
+    """Give each lane its parts of a row, `chunk` bytes at a time, and return the number of registers."""
     size, length = rows.shape
     parts = 1 if wave.target.generation == 11 else wave.lanes // size
     words = np.zeros(0, np.uint32)
@@ -67,7 +67,7 @@ def put_factor(wave: Any, first: int, rows: Any, chunk: int) -> int:
 
 
 def row_of(wave: Any, register: int, lane: int, size: int, kind: str) -> int:
-    """The row that a register of the result has in a lane."""
+    """Return the row of the result that a register holds in a lane."""
     if kind == "f64":
         return 4 * register + lane // 16
     if wave.target.generation == 11:
@@ -78,7 +78,9 @@ def row_of(wave: Any, register: int, lane: int, size: int, kind: str) -> int:
 
 
 @pytest.mark.parametrize(("text", "gpu", "size", "depth", "left", "right"), PRODUCTS, ids=str)
-def test_a_product_of_each_type(text: str, gpu: str, size: int, depth: int, left: str, right: str) -> None:
+def test_matrix_product_of_each_type_is_exact(
+    text: str, gpu: str, size: int, depth: int, left: str, right: str
+) -> None:
     random, wave = np.random.default_rng(depth), wave_of(gpu)
     (codes_a, a), (codes_b, b) = factor(random, size, depth, left), factor(random, size, depth, right)
     parts = 1 if wave.target.generation == 11 else wave.lanes // size
@@ -124,7 +126,7 @@ def test_8_bit_floats_of_gfx942_follow_their_published_rule() -> None:
     assert bound("v_mfma_f32_16x16x32_fp8_fp8", wave_of("gfx950").target)
 
 
-def test_a_scale_belongs_to_32_numbers_of_a_row() -> None:
+def test_scale_applies_to_32_numbers_of_a_row() -> None:
     wave = wave_of("gfx950")
     ones = FORMATS["fp8e4nv"].encode(np.ones(128)).reshape(1, -1).repeat(16, 0)
     put_factor(wave, 64, ones, 16)
@@ -150,7 +152,7 @@ def test_int32_sums_wrap() -> None:
     assert get(wave, "v3")[9] == 0x8000001F
 
 
-def test_a_sum_of_two_bf16_products_is_refused_where_it_happens() -> None:
+def test_sum_of_two_bf16_products_in_an_active_lane_is_refused() -> None:
     wave = wave_of("gfx1100")
     put(wave, "v1", [0x40400000, 0x4040, 0x40404040])
     put(wave, "v2", 0x40404040)
@@ -179,7 +181,7 @@ def test_other_types_and_modes_are_refused(gpu: str, text: str) -> None:
     assert text.split(maxsplit=1)[0] in error.value.what
 
 
-def test_on_gfx11_both_halves_hold_the_same_bytes() -> None:
+def test_int8_wmma_of_gfx11_with_halves_of_a_wave_that_differ_is_a_fault() -> None:
     wave = wave_of("gfx1100")
     with pytest.raises(FaultyKernelError):
         run(wave, "v_wmma_i32_16x16x16_iu8 v[0:7], v[64:67], v[80:83], 0")
@@ -205,7 +207,7 @@ def test_float64_fma_is_rounded_once() -> None:
                 assert math.isinf(result)
 
 
-def test_bytes_of_lds_are_transposed() -> None:
+def test_transposed_byte_reads_give_each_lane_a_column() -> None:
     wave = wave_of("gfx950")
     lds = wave.group.lds
     lds.bytes[:128] = np.arange(128)

@@ -12,7 +12,7 @@ from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.placement import UPPER
 
 
-def test_a_global_load_gathers_and_a_store_scatters() -> None:
+def test_global_load_gathers_and_store_scatters() -> None:
     wave = wave_of("gfx942", [np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)])
     put(wave, "v0", [4 * (63 - lane) for lane in range(64)])
     run(wave, "global_load_dword v1, v0, s[4:5]", "v_lshlrev_b32_e32 v2, 2, v1", "global_store_dword v2, v1, s[6:7]")
@@ -20,14 +20,14 @@ def test_a_global_load_gathers_and_a_store_scatters() -> None:
     assert np.frombuffer(wave.group.memory.content(1), np.uint32).tolist() == list(range(64))
 
 
-def test_an_access_that_crosses_the_end_of_a_buffer_has_a_distance_of_bytes() -> None:
+def test_access_beyond_a_buffer_is_reported_with_its_distance() -> None:
     memory = Memory([np.zeros(10, np.uint8)], random=np.random.default_rng(0), names=["out"])
     for offset, distance in ((8, 2), (10, 0), (13, 3)):
         with refused("outside-buffers", f" {distance} bytes"):
             memory.place(memory.addresses[0] + offset, 4, pc=0)
 
 
-def test_an_access_at_the_end_of_the_addresses_is_outside_of_every_buffer() -> None:
+def test_access_at_the_end_of_the_addresses_is_outside_of_every_buffer() -> None:
     wave = wave_of("gfx942", [np.zeros(64, np.uint32)])
     for half, value in (("v2", 0xFFFFFFFC), ("v3", 0x7FFFFFFF)):
         put(wave, half, value)
@@ -37,7 +37,7 @@ def test_an_access_at_the_end_of_the_addresses_is_outside_of_every_buffer() -> N
 
 def test_only_active_lanes_access_memory() -> None:
     wave = wave_of("gfx942", [np.arange(4, dtype=np.uint32)])
-    put(wave, "v0", 0xFFFFFFF)  # outside, but for lane 1
+    put(wave, "v0", 0xFFFFFFF)  # outside of the buffer; lane 1 gets another offset
     put(wave, "v1", 7)
     wave.u[0][1] = 8
     wave.set_exec(0b10)
@@ -56,7 +56,7 @@ def test_only_active_lanes_access_memory() -> None:
         "scratch_load_dword v1, v0, off",
     ],
 )
-def test_an_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
+def test_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
     wave = wave_of("gfx942", [np.zeros(4, np.uint32)])
     put(wave, "v0", [0, 1 << 20])
     wave.set_exec(0b11)
@@ -65,7 +65,7 @@ def test_an_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
     assert "0x0" in error.value.what
 
 
-def test_an_address_without_its_carry_is_outside() -> None:
+def test_address_without_its_carry_is_outside_of_the_buffer() -> None:
     wave = wave_of("gfx942", [np.arange(8, dtype=np.uint32)])
     run(wave, "s_add_u32 s8, s4, 16", "s_addc_u32 s9, s5, 0", "s_load_dword s0, s[8:9], 0x4")
     assert get(wave, "s0") == 5
@@ -74,7 +74,7 @@ def test_an_address_without_its_carry_is_outside() -> None:
         run(wave, "s_load_dword s0, s[8:9], 0x4")
 
 
-def test_a_descriptor_needs_the_lower_48_bits_of_an_upper_address() -> None:
+def test_descriptor_needs_the_lower_48_bits_of_an_upper_address() -> None:
     made = program("gfx942", ["s_endpgm"])
     wave = workgroup(made, [np.arange(8, dtype=np.uint32)], placement=UPPER).waves[0]
     put(wave, "s6", 32)
@@ -85,7 +85,7 @@ def test_a_descriptor_needs_the_lower_48_bits_of_an_upper_address() -> None:
     assert get(wave, "v1")[0] == 3
 
 
-def test_a_buffer_load_outside_of_its_range_gives_0_and_a_store_is_dropped() -> None:
+def test_buffer_load_outside_of_its_range_returns_0_and_store_is_dropped() -> None:
     wave = wave_of("gfx942", [np.arange(1, 9, dtype=np.uint32)])
     wave.s[8], wave.s[9], wave.s[10], wave.s[11] = wave.s[4], int(wave.s[5]) & 0xFFFF, 16, 0x27000
     put(wave, "v0", [4 * lane for lane in range(64)])
@@ -95,7 +95,7 @@ def test_a_buffer_load_outside_of_its_range_gives_0_and_a_store_is_dropped() -> 
     assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [77] * 4 + [5, 6, 7, 8]
 
 
-def test_an_atomic_sum_takes_lanes_in_turn() -> None:
+def test_atomic_sum_adds_lanes_in_order() -> None:
     wave = wave_of("gfx942", [np.array([5, 100], np.uint32)])
     put(wave, "v0", 0)
     put(wave, "v1", 2)

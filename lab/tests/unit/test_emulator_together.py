@@ -1,4 +1,4 @@
-"""Waves that run at once leave what waves leave that run one after the other."""
+"""Waves that run together have the same results as waves that run one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lab.tests.emulator_fixtures import program, workgroup
 from toolchain_lab.emulator.workgroup import Workgroup
 
-# s2 is the wave's number; the lanes' numbers are in v0.
+# v0 holds the numbers of the lanes; the instructions put the wave's number into s2.
 NUMBER = ("v_lshrrev_b32_e32 v1, 6, v0", "v_readfirstlane_b32 s2, v1")
 PROGRAMS: Mapping[str, Sequence[str]] = {
     "numbers that differ": (*NUMBER, "s_mul_i32 s3, s2, 5", "v_add_u32_e32 v2, s3, v0"),
@@ -34,14 +34,14 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
         "s_waitcnt lgkmcnt(0)", "s_barrier", "ds_read_b32 v3, v1", "s_waitcnt lgkmcnt(0)",
     ),
 }  # fmt: skip
-# All waves write other numbers to the same places; then nothing says which one stays.
+# All waves write different numbers to the same addresses, so the result depends on their order.
 MEETING = ("v_and_b32_e32 v1, 63, v0", "v_lshlrev_b32_e32 v1, 2, v1", "global_store_dword v1, v0, s[4:5]", "s_endpgm")
 
 
 def ran(name: str, *, together: bool) -> Workgroup:
     texts, words = [], {}
     for place, text in enumerate(PROGRAMS[name]):
-        # Each is followed by wait states, so branches count two instructions as one.
+        # Wait states follow each instruction, so a branch must skip them too.
         if text.startswith("s_cbranch"):
             words[2 * place] = 2 * int(text.split()[1]) + 1 & 0xFFFF
         texts += [text, "s_nop 7"]
@@ -54,7 +54,7 @@ def ran(name: str, *, together: bool) -> Workgroup:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_registers_and_counts_are_the_same(name: str) -> None:
+def test_waves_that_run_together_leave_the_same_registers_and_counts(name: str) -> None:
     one, other = ran(name, together=True), ran(name, together=False)
     assert np.array_equal(one.vectors, other.vectors)
     assert np.array_equal(one.scalars, other.scalars)
@@ -63,7 +63,7 @@ def test_registers_and_counts_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_waves_that_write_to_the_same_place_run_one_after_the_other(reverse: bool) -> None:
+def test_waves_that_write_to_the_same_address_run_one_after_the_other(reverse: bool) -> None:
     made = program("gfx942", MEETING)
     group = workgroup(made, [np.zeros(64, np.uint32)], waves=2)
     assert group.run(reverse=reverse) == 8

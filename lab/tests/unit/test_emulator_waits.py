@@ -1,4 +1,4 @@
-"""What a GPU hides: loads that were not waited for, and instructions that follow each other too closely."""
+"""Faults that a GPU may hide: loads without a wait, and instructions that follow each other too closely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOAD, LDS, SCALAR = "global_load_dword v1, v0, s[4:5]", "ds_read_b32 v2, v0", "s
 NEW_LOAD, NEW_LDS = "global_load_b32 v1, v0, s[4:5]", "ds_load_b32 v2, v0"
 LDS_STORE = "ds_write_b32 v0, v9"
 STORE = "global_store_dword v0, v9, s[4:5]"
-# LLVM's rule of each: SIInsertWaitcnts and its counters.
+# The rows follow LLVM's SIInsertWaitcnts and its counters.
 WAITS = [
     ("gfx942", [LOAD], "vmcnt(0)", "v_mov_b32_e32 v3, v1", 0),
     ("gfx942", [LOAD, LOAD.replace("v1", "v5")], "vmcnt(1)", "v_mov_b32_e32 v3, v1", 0),
@@ -27,7 +27,7 @@ WAITS = [
     ("gfx942", [LOAD], "lgkmcnt(0)", "v_mov_b32_e32 v3, v1", 1),
     ("gfx942", [LOAD], "vmcnt(0)", "v_mov_b32_e32 v1, v3", 0),
     ("gfx942", [LDS, LDS.replace("v2", "v3")], "lgkmcnt(1)", "v_mov_b32_e32 v4, v2", 0),
-    # Scalar loads keep no order: only 0 waits for one of two counters.
+    # Scalar loads have no order, so only a count of 0 waits for one of two accesses.
     ("gfx942", [SCALAR, LDS], "lgkmcnt(1)", "s_mov_b32 s0, s8", 1),
     ("gfx942", [SCALAR, LDS], "lgkmcnt(0)", "s_mov_b32 s0, s8", 0),
     ("gfx942", ["flat_load_dword v1, v[2:3]"], "vmcnt(0)", "v_mov_b32_e32 v3, v1", 1),
@@ -40,7 +40,7 @@ WAITS = [
 
 
 @pytest.mark.parametrize(("gpu", "before", "counts", "after", "faults"), WAITS)
-def test_a_register_is_there_once_its_load_is_waited_for(
+def test_register_may_be_used_after_the_wait_for_its_load(
     gpu: str, before: list[str], counts: str, after: str, faults: int
 ) -> None:
     texts = [*before, f"s_waitcnt {counts}", after]
@@ -91,7 +91,7 @@ def test_loads_of_both_halves_of_a_register_need_no_wait_between() -> None:
             state_after("gfx1100", [first, after])
 
 
-def test_a_loop_comes_back_to_a_state_that_it_had() -> None:
+def test_scoreboard_of_a_loop_reaches_a_fixed_state() -> None:
     made = program("gfx942", [LOAD, "s_waitcnt vmcnt(1)", STORE])
     block = tuple(made.operation(place) for place in range(3))
     states = [made.scoreboard.start]
@@ -111,7 +111,7 @@ DISTANCES = [
     ("gfx942", SMALL, "v_mov_b32_e32 v4, v16", 7),
     ("gfx90a", SMALL, "v_mov_b32_e32 v4, v16", 11),
     ("gfx942", "v_mfma_f32_32x32x2_f32 v[16:31], v0, v1, v[16:31]", "v_mov_b32_e32 v4, v20", 18),
-    ("gfx942", MFMA, MFMA, 0),  # the addend is the whole result: passed on
+    ("gfx942", MFMA, MFMA, 0),  # the addend is the whole result, which is forwarded
     ("gfx942", MFMA, MFMA.replace("[16:31]", "[20:35]"), 9),
     ("gfx942", MFMA, MFMA.replace("v[0:1]", "v[16:17]").replace("v[16:31]", "v[32:47]"), 11),
     ("gfx942", MFMA, "v_mov_b32_e32 v31, 0", 11),
@@ -134,7 +134,7 @@ DISTANCES = [
 
 
 @pytest.mark.parametrize(("gpu", "first", "second", "states"), DISTANCES)
-def test_instructions_keep_the_distance_of_llvms_tables(gpu: str, first: str, second: str, states: int) -> None:
+def test_instructions_need_the_wait_states_of_llvm(gpu: str, first: str, second: str, states: int) -> None:
     state_after(gpu, [first, *["s_nop 0"] * states, second])
     if states:
         state_after(gpu, [first, f"s_nop {states - 1}", second])
@@ -143,7 +143,7 @@ def test_instructions_keep_the_distance_of_llvms_tables(gpu: str, first: str, se
         assert first in error.value.why
 
 
-def test_of_two_matrix_instructions_that_write_a_register_the_later_one_counts() -> None:
+def test_last_matrix_instruction_that_writes_a_register_sets_its_wait_states() -> None:
     later = SMALL.replace("v[16:19], v[0:1]", "v[14:17], v[0:1]")
     reads = "v_mfma_f32_16x16x16_f16 v[20:23], v[0:1], v[2:3], {}"
     state_after("gfx942", [SMALL, SMALL, later, reads.format("v[14:17]")])
@@ -173,7 +173,7 @@ USE = "v_add_f32_e32 v2, v1, v1"
         ("gfx1100", [WMMA, WMMA], 0),
     ],
 )  # fmt: skip
-def test_rdna_keeps_vector_instructions_apart(gpu: str, texts: list[str], faults: int) -> None:
+def test_rdna_hazards_between_vector_instructions_are_faults(gpu: str, texts: list[str], faults: int) -> None:
     words = {place: 0x0FFF for place, text in enumerate(texts) if "depctr" in text}
     if faults:
         with pytest.raises(FaultyKernelError):

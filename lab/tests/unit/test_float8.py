@@ -9,7 +9,7 @@ from toolchain_lab.emulator.conversions import format_of
 from toolchain_lab.emulator.float8 import TYPES
 from toolchain_lab.emulator.wave import Target
 
-# By type: bits with their values; then numbers with the bits that they round to, without and with saturation.
+# VALUES has bits with their values by type; ROUNDED has numbers with their bits without and with saturation.
 VALUES = {
     "fp8e4nv": {0x00: 0.0, 0x01: 2.0**-9, 0x38: 1.0, 0x7E: 448.0, 0x7F: np.nan, 0xB8: -1.0, 0xFF: np.nan},
     "fp8e4b8": {0x01: 2.0**-10, 0x40: 1.0, 0x7F: 240.0, 0x80: np.nan, 0xC0: -1.0},
@@ -25,7 +25,7 @@ ROUNDED = [
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_values_and_a_way_back(name: str) -> None:
+def test_decoded_values_match_and_encode_back(name: str) -> None:
     every = np.arange(256, dtype=np.uint8)
     decoded = TYPES[name].decode(every)
     assert np.array_equal(decoded[list(VALUES[name])], list(VALUES[name].values()), equal_nan=True)
@@ -34,11 +34,11 @@ def test_values_and_a_way_back(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "plain", "saturated"), ROUNDED)
-def test_rounding_is_to_even_and_overflow_as_asked(name: str, value: float, plain: int, saturated: int) -> None:
+def test_numbers_round_to_even_and_overflow_or_saturate(name: str, value: float, plain: int, saturated: int) -> None:
     values = np.array([value])
     assert (TYPES[name].encode(values)[0], TYPES[name].encode(values, saturate=True)[0]) == (plain, saturated)
 
 
 @pytest.mark.parametrize(("gpu", "name"), [("gfx940", "fp8e4b8"), ("gfx942", "fp8e4b8"), ("gfx950", "fp8e4nv")])
-def test_the_type_that_a_gpu_calls_fp8(gpu: str, name: str) -> None:
+def test_fp8_is_the_type_of_the_gpu(gpu: str, name: str) -> None:
     assert format_of(Target(gpu, 64), "fp8") is TYPES[name]

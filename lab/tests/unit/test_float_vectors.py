@@ -289,12 +289,12 @@ FLOAT = [
 
 
 @pytest.mark.parametrize("vector", [*FLOAT], ids=lambda vector: vector.rule)
-def test_an_instruction_does_what_the_rule_says(vector: Vector) -> None:
+def test_instruction_follows_its_documented_rule(vector: Vector) -> None:
     check(vector)
 
 
-def test_a_division_of_float32_is_rounded_once() -> None:
-    """LLVM's sequence for a division, on denormals too, gives the bits of IEEE 754."""
+def test_float32_division_is_rounded_once() -> None:
+    """LLVM's sequence of instructions for a division must give the bits of IEEE 754, also for denormals."""
     words = np.random.default_rng(1).integers(0, 1 << 32, (2, 20000), dtype=np.uint32)
     words[:, :5000] &= 0x807FFFFF
     words[0, 5000:10000] &= 0x807FFFFF

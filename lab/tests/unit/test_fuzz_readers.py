@@ -30,15 +30,15 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mutants_end_in_an_error_of_the_tool(
+def test_damaged_files_cause_no_fault_in_readers(
     known: dict[str, Kind], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A busy machine may stop for longer than the limit, which is for reading that has no end.
+    # A busy host may pause a reader for longer than the usual limit, which is for endless reads.
     monkeypatch.setattr(fuzz_readers, "LIMIT_SECONDS", 120.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile's, of names that come twice
+        warnings.simplefilter("ignore")  # zipfile warns of duplicate names
         outcome = fuzz(known[name], 25, f"sample-{name}")
-        # A reader that a damaged file stopped holds its temporary file in a cycle until it is collected.
+        # A reader that fails holds its temporary file in a reference cycle until the cycle is collected.
         gc.collect()
     assert outcome.faults == []
     assert outcome.mutants == 25
@@ -55,7 +55,7 @@ def _waits(path: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [_bug, _waits])
-def test_a_fault_is_noticed(
+def test_fault_of_a_reader_is_recorded(
     read: Callable[[Path, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fuzz_readers, "LIMIT_SECONDS", 0.2)

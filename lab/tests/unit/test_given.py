@@ -24,7 +24,7 @@ from toolchain_lab.examine.recompile import rule_of
 
 
 @pytest.mark.parametrize(("element", "bits"), [("bf16", np.uint16), ("fp8e5b16", np.uint8)])
-def test_expected_bits_are_those_that_out_writes(element: str, bits: type, tmp_path: Path) -> None:
+def test_expected_file_has_the_bits_that_out_writes(element: str, bits: type, tmp_path: Path) -> None:
     buffer = np.arange(1, 9, dtype=bits) << (6 if element == "bf16" else 3)
     buffer = buffer.astype(bits)
     np.save(tmp_path / "same.npy", buffer)
@@ -36,7 +36,7 @@ def test_expected_bits_are_those_that_out_writes(element: str, bits: type, tmp_p
 
 
 @pytest.mark.parametrize(("element", "kind"), [("i32", ">i4"), ("bf16", ">u2"), ("fp32", ">f4")])
-def test_a_big_endian_array_has_the_same_numbers(element: str, kind: str, tmp_path: Path) -> None:
+def test_big_endian_array_is_read_with_the_same_numbers(element: str, kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "x.npy")
     np.save(path, np.array([1, 2], kind))
     parameter, value = parse_argument(Parameter("x", f"*{element}"), path, seed=0)
@@ -45,7 +45,7 @@ def test_a_big_endian_array_has_the_same_numbers(element: str, kind: str, tmp_pa
     assert compare_with(parameter, read_expected(parameter, path, value), value, atol=0, rtol=0).differing == 0
 
 
-def test_damaged_arrays(tmp_path: Path) -> None:
+def test_damaged_arrays_are_refused(tmp_path: Path) -> None:
     good = tmp_path / "good.npy"
     np.save(good, np.zeros(4, np.float32))
     content = good.read_bytes()
@@ -75,7 +75,7 @@ def test_damaged_arrays(tmp_path: Path) -> None:
         ("source", "a\0.py", "kernel-json-malformed"),
     ],
 )
-def test_a_kernel_s_json_chooses_no_path(key: str, value: str, error: str, tmp_path: Path) -> None:
+def test_json_of_kernel_with_a_path_or_pattern_is_refused(key: str, value: str, error: str, tmp_path: Path) -> None:
     metadata = {
         "name": "k", "arch": "gfx942", "source": "k.py", "signature": [["x", "*fp32"]], "constexprs": {},
         "num_warps": 1, "num_stages": 1, "waves_per_eu": 0,
@@ -86,7 +86,7 @@ def test_a_kernel_s_json_chooses_no_path(key: str, value: str, error: str, tmp_p
 
 
 def test_arguments_with_the_same_name_keep_their_places() -> None:
-    """In AITER's objects, each of several paddings is an argument `pad`."""
+    """AITER's objects have several padding arguments with the name `pad`."""
     kinds = [("x", "b64"), ("pad", "b64"), ("n", "b32"), ("pad", "b32"), ("m", "b32")]
     metadata = Metadata("k", "gfx942", tuple(Parameter(*one) for one in kinds), waves=1, lds=0)
     ordered, values = _arguments(metadata, {"x": "1", "pad": "2", "n": "3", "m": "4"}, 0)
@@ -96,7 +96,7 @@ def test_arguments_with_the_same_name_keep_their_places() -> None:
     assert [(one.type, one.offset) for one in ordered] == [("*fp32", 0), ("*fp32", 16)]
 
 
-def test_gates_that_name_nothing() -> None:
+def test_empty_fail_on_or_gpu_is_refused() -> None:
     with refused("option-empty"):
         conditions_of(",")
     for verb in (["audit", "x"], ["kernels", "diff", "x", "x"], ["kernels", "check", "x"]):
@@ -104,7 +104,7 @@ def test_gates_that_name_nothing() -> None:
             assert CliRunner().invoke(app, [*verb, "--gpu", gpu]).exit_code == 3
 
 
-def test_a_list_of_launches_with_malformed_rows() -> None:
+def test_launch_list_with_malformed_rows_is_refused() -> None:
     for kernels in ({"k": [0, "gfx942", 1, 0]}, {"k": 3}, 3):
         with pytest.raises((ValueError, LookupError, TypeError)):
             Launches({"format": FORMAT, "functions": [], "signatures": [], "kernels": kernels})

@@ -1,4 +1,4 @@
-"""Objects that differ in addresses, symbols and metadata alone have the same instructions; a changed one has not."""
+"""Code objects have the same instructions if they differ in addresses, symbols and metadata alone."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def assemble(
 
 def link(place: Path, text: str) -> Path:
     """Assemble a text for the GPU that its folder names, and return the code object."""
-    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - takes a second
+    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - the import takes a second
 
     llvm.init_targets()
     place.mkdir(parents=True)
@@ -107,14 +107,14 @@ def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
     [
         ({}, "same"),
         ({"kernarg": 16}, "same_instructions"),  # metadata
-        ({"pad": 512}, "same_instructions"),  # the data are elsewhere, and so the code's bytes differ
+        ({"pad": 512}, "same_instructions"),  # the data have another address, so the bytes of the code differ
         ({"pad": 512, "names": ".globl first\nfirst:"}, "same_instructions"),  # one more symbol
-        ({"pad": 512, "number": 7}, "same_instructions"),  # the data themselves are not looked at
+        ({"pad": 512, "number": 7}, "same_instructions"),  # the data themselves are not compared
         ({"register": "s7"}, "changed"),
         ({"pad": 512, "register": "s7"}, "changed"),
     ],
 )
-def test_addresses_do_not_count(tmp_path: Path, change: dict[str, int | str], status: str) -> None:
+def test_only_instructions_are_compared(tmp_path: Path, change: dict[str, int | str], status: str) -> None:
     assemble(tmp_path / "a")
     assemble(tmp_path / "b", **change)  # type: ignore[arg-type]
     assert compared(tmp_path)[0] == {status: 1}
@@ -145,7 +145,7 @@ def test_code_without_a_stated_size_is_compared(tmp_path: Path, register: str, s
     assert compared(tmp_path)[0] == {status: 1}
 
 
-def test_without_a_disassembler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_disassembler_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assemble(tmp_path / "a")
     assemble(tmp_path / "b", pad=512)
     monkeypatch.setenv(VARIABLE, "/nowhere")
@@ -170,7 +170,7 @@ second:
 """
 
 
-def test_the_instructions_of_an_object_with_several_kernels_are_listed(tmp_path: Path) -> None:
+def test_instructions_of_object_with_several_kernels_are_listed(tmp_path: Path) -> None:
     assemble(tmp_path, names=SECOND)
     path = str(tmp_path / "gfx942" / "k.hsaco")
     done = CliRunner().invoke(app, ["emulate", path, "--json"])
@@ -181,7 +181,7 @@ def test_the_instructions_of_an_object_with_several_kernels_are_listed(tmp_path:
 
 
 @pytest.mark.parametrize("sizes", [(32, 64), (64, 32)])
-def test_each_kernel_is_listed_by_its_own_wave_size(tmp_path: Path, sizes: tuple[int, int]) -> None:
+def test_each_kernel_is_decoded_with_its_own_wave_size(tmp_path: Path, sizes: tuple[int, int]) -> None:
     text = '.amdgcn_target "amdgcn-amd-amdhsa--gfx1100"\n'
     metadata = ".amdgpu_metadata\n---\namdhsa.version: [1, 2]\namdhsa.kernels:\n"
     for name, size in zip(("first", "second"), sizes, strict=True):
@@ -204,7 +204,7 @@ def test_each_kernel_is_listed_by_its_own_wave_size(tmp_path: Path, sizes: tuple
     assert [(row["object"], row["unknown"]) for row in json.loads(done.stdout)["objects"]] == [(str(path), 0)]
 
 
-def test_the_text_of_a_python_exception_is_no_reason(tmp_path: Path) -> None:
+def test_text_of_a_python_exception_is_not_the_reason(tmp_path: Path) -> None:
     assemble(tmp_path)
     path = tmp_path / "gfx942" / "k.hsaco"
     content = path.read_bytes()
@@ -220,13 +220,13 @@ def test_the_text_of_a_python_exception_is_no_reason(tmp_path: Path) -> None:
     assert "expected 1" not in caught.value.why
 
 
-def test_the_size_of_the_arguments_may_be_only_in_the_metadata(tmp_path: Path) -> None:
+def test_size_of_arguments_is_read_from_the_metadata(tmp_path: Path) -> None:
     assemble(tmp_path, kernarg=48)
     assert bridge.load(tmp_path / "gfx942" / "k.hsaco").descriptor.kernarg == 48
 
 
 @pytest.mark.parametrize(("flag", "gpu"), [(0x30, "gfx908"), (0x36, "gfx1030"), (0x5F, "gfx9-4-generic")])
-def test_code_for_a_gpu_without_kernels_is_not_called_damaged(tmp_path: Path, flag: int, gpu: str) -> None:
+def test_code_object_for_gpu_outside_of_the_catalog_is_read(tmp_path: Path, flag: int, gpu: str) -> None:
     """hipBLASLt and rocBLAS contain code objects for more GPUs than AOTriton."""
     assemble(tmp_path)
     content = bytearray((tmp_path / "gfx942" / "k.hsaco").read_bytes())

@@ -307,5 +307,5 @@ SCALAR = [
 
 
 @pytest.mark.parametrize("vector", [*INTEGER, *LANES, *SCALAR], ids=lambda vector: vector.rule)
-def test_an_instruction_does_what_the_rule_says(vector: Vector) -> None:
+def test_instruction_follows_its_documented_rule(vector: Vector) -> None:
     check(vector)

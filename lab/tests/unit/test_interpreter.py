@@ -1,4 +1,4 @@
-"""Where an interpreter's Triton is, from files alone."""
+"""The search for an interpreter's Triton, which reads files and does not run the interpreter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKENDS = "[triton.backends]\namd = triton.backends.amd\n"
 
 
 def installation(prefix: Path) -> Path:
-    """A Python that writes a file when it is run."""
+    """Return a Python that writes a file when it runs."""
     program = prefix / "bin" / "python3.12"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n: > {prefix}/ran\n")
@@ -47,7 +47,7 @@ def parts(python: Path) -> dict[str, Path]:
     return {name: path for path, name in triton_of(interpreter_at(str(python)), "3.12")}
 
 
-def test_an_installation_shows_its_program_and_libraries_alone(tmp_path: Path) -> None:
+def test_installation_exposes_only_its_program_and_libraries(tmp_path: Path) -> None:
     program = installation(tmp_path / "opt")
     (tmp_path / "opt" / "private").touch()
     found = interpreter_at(str(program))
@@ -56,11 +56,11 @@ def test_an_installation_shows_its_program_and_libraries_alone(tmp_path: Path) -
     assert not (tmp_path / "opt" / "ran").exists()
 
 
-def test_one_of_the_machine_needs_nothing_more() -> None:
+def test_system_program_needs_no_more_files() -> None:
     assert interpreter_at("/usr/bin/env").files() == []
 
 
-def test_a_virtual_environment_comes_before_what_it_inherits(tmp_path: Path) -> None:
+def test_triton_of_environment_or_inherited_installation_is_found(tmp_path: Path) -> None:
     program = installation(tmp_path / "opt")
     outer = triton(tmp_path / "opt" / "lib" / "python3.12" / "site-packages")
     site = environment(tmp_path / "alone", program)
@@ -73,13 +73,13 @@ def test_a_virtual_environment_comes_before_what_it_inherits(tmp_path: Path) -> 
     assert not (tmp_path / "opt" / "ran").exists()
 
 
-def test_one_of_the_user_is_found_outside_of_environments(tmp_path: Path) -> None:
+def test_triton_of_user_is_found_outside_of_environments(tmp_path: Path) -> None:
     program = installation(tmp_path / "opt")
     mine = triton(tmp_path / "home" / ".local" / "lib" / "python3.12" / "site-packages")
     assert parts(program) == {"triton": mine}
 
 
-def test_a_path_file_names_folders_and_runs_no_code(tmp_path: Path) -> None:
+def test_path_file_adds_folders_and_runs_no_code(tmp_path: Path) -> None:
     program = installation(tmp_path / "opt")
     site = environment(tmp_path / "venv", program)
     checkout = triton(tmp_path / "checkout")
@@ -90,7 +90,7 @@ def test_a_path_file_names_folders_and_runs_no_code(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_metadata_of_its_backends_and_bundled_libraries_come_along(tmp_path: Path) -> None:
+def test_backend_metadata_and_bundled_libraries_are_included(tmp_path: Path) -> None:
     program = installation(tmp_path / "opt")
     site = environment(tmp_path / "venv", program)
     triton(site)
@@ -111,7 +111,7 @@ def test_metadata_of_its_backends_and_bundled_libraries_come_along(tmp_path: Pat
     }
 
 
-def test_the_current_folder_is_never_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_folder_and_pythonpath_are_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = installation(tmp_path / "opt")
     triton(tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
@@ -120,7 +120,7 @@ def test_the_current_folder_is_never_searched(tmp_path: Path, monkeypatch: pytes
         parts(program)
 
 
-def test_what_is_no_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_that_is_not_an_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shim = tmp_path / "shims" / "python3.12"
     shim.parent.mkdir()
     shim.write_text(f"#!/bin/sh\n: > {tmp_path}/ran\n")

@@ -9,7 +9,7 @@ from toolchain_lab.numbers.check import Checked
 from toolchain_lab.numbers.journal import append, conditions, read
 
 
-def test_a_name_that_is_not_utf_8_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
+def test_name_that_is_not_utf_8_leaves_a_readable_file(tmp_path: Path) -> None:
     for name in ("k\udcff.hsaco", "ü.hsaco"):
         append(tmp_path / "rows", Checked(name=name, gpu="gfx942", kernel="k", status="right"), "decoder")
     names = ("k?.hsaco", "ü.hsaco")
@@ -17,7 +17,7 @@ def test_a_name_that_is_not_utf_8_leaves_a_file_that_can_be_read(tmp_path: Path)
     assert read(tmp_path / "rows", dict.fromkeys(names, "another")) == {}
 
 
-def test_a_result_is_kept_only_for_the_same_launch_data(tmp_path: Path) -> None:
+def test_result_is_kept_only_for_the_same_launch_data(tmp_path: Path) -> None:
     each = Object(tmp_path / "k.hsaco", "k.hsaco", "gfx942", "k")
     row = Checked(name="k.hsaco", gpu="gfx942", kernel="k", status="refused")
     append(tmp_path / "rows", row, conditions([each], "decoder")["k.hsaco"])

@@ -1,4 +1,4 @@
-"""`kernels diff` and what it reads: real code objects, in every place that holds some."""
+"""`kernels diff` on code objects in folders, archives, wheels, stores and caches, and on PTX."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ret;
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two campaigns: in `b` the attention of gfx942 has fewer registers, and the addition is the same."""
+    """Compile two campaigns: in `b`, the attention of gfx942 has fewer registers, and other kernels are the same."""
     top = tmp_path_factory.mktemp("kernels")
     a = [rule(top / "a", name, gpu) for name in ("add", "attention") for gpu in GPUS]
     tight = {**rule(top / "b", "attention", "gfx942"), "waves_per_eu": 8}
@@ -65,12 +65,12 @@ def run(*words: Any, code: int = 0) -> dict[str, Any]:
     return result
 
 
-def test_waves_that_somebody_keeps_away_do_not_count(tmp_path: Path) -> None:
+def test_occupancy_follows_the_registers_that_the_descriptor_reserves(tmp_path: Path) -> None:
     rules = [rule(tmp_path / name, "add", gpu) for gpu in GPUS for name in ("free", "kept")]
     objects = compile_all([{**rule, "waves_per_eu": at % 2} for at, rule in enumerate(rules)])
     kernels = [read_object(path.read_bytes(), path.name)[0] for path in objects]
     waves = [facts.occupancy and facts.occupancy.registers for facts in kernels]
-    # One wave is requested: the descriptor takes so many registers that no second fits, though few are used.
+    # For one requested wave, the descriptor reserves more registers than the kernel uses, so fewer waves fit.
     assert waves == [8, 1, 16, 5]
     assert [facts.vgpr for facts in kernels[::2]] == [facts.vgpr for facts in kernels[1::2]]
 
@@ -81,7 +81,7 @@ def test_every_gpu_has_limits() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "vgpr", "waves"),
-    # As llc 22.1.8 says for kernels of so many registers.
+    # llc 22.1.8 states these waves for kernels with these numbers of registers.
     [
         ("gfx942", 64, 8),
         *(("gfx942", vgpr, waves) for vgpr, waves in ((65, 7), (80, 6), (96, 5), (128, 4), (168, 3), (169, 2))),
@@ -91,14 +91,14 @@ def test_every_gpu_has_limits() -> None:
         *(("gfx1250", vgpr, waves) for vgpr, waves in ((64, 8), (128, 8), (144, 7), (192, 5), (256, 4))),
     ],
 )  # fmt: skip
-def test_registers_bound_the_waves_as_llvm_counts_them(gpu: str, vgpr: int, waves: int) -> None:
+def test_registers_limit_waves_as_in_llvm(gpu: str, vgpr: int, waves: int) -> None:
     wave = 64 if gpu == "gfx942" else 32
     result = occupancy(gpu, vgpr=vgpr, sgpr=0, lds=0, wave=wave, threads=4 * wave)
     assert result is not None
     assert (result.registers, result.waves) == (waves, waves)
 
 
-def test_scalar_registers_and_lds_bound_them_too() -> None:
+def test_scalar_registers_and_lds_limit_waves() -> None:
     base: dict[str, Any] = {"vgpr": 8, "wave": 64, "threads": 256}
     results = [occupancy("gfx942", sgpr=sgpr, lds=0, **base) for sgpr in (100, 102, 108)]
     assert [result and result.waves for result in results] == [8, 7, 7]
@@ -107,14 +107,14 @@ def test_scalar_registers_and_lds_bound_them_too() -> None:
     assert occupancy("gfx000", sgpr=8, lds=0, **base) is None
 
 
-def test_a_kernel_against_itself_is_empty(built: Path) -> None:
+def test_diff_of_a_folder_with_itself_is_empty(built: Path) -> None:
     result = run(built / "a", built / "a")
     assert (result["a"], result["b"]) == (str(built / "a"), str(built / "a"))
     assert result["counts"]["same"] == 4
     assert result["kernels"] == []
 
 
-def test_planted_spills_come_first_and_fail(built: Path) -> None:
+def test_new_spills_or_lost_occupancy_fail_the_diff(built: Path) -> None:
     result = run(built / "a", built / "b")
     (row,) = result["kernels"]
     assert (row["gpu"], row["kernel"], row["status"]) == ("gfx942", "attention", "changed")
@@ -122,12 +122,12 @@ def test_planted_spills_come_first_and_fail(built: Path) -> None:
     assert row["after"]["vgpr"] <= 64 < row["before"]["vgpr"]
     assert run(built / "a", built / "b", "--fail-on", "spills", code=RegressionError.code)["kernels"] == [row]
     assert run(built / "b", built / "a", "--fail-on", "spills")["kernels"][0]["new_spills"] < 0
-    # The way back costs the waves that the spills bought.
+    # In the other direction, the kernel loses the waves that the spills made possible.
     assert run(built / "b", built / "a", "--fail-on", "occupancy", code=RegressionError.code)
     assert run(built / "a", built / "b", "--gpu", "gfx1100")["kernels"] == []
 
 
-def test_new_spills_rank_before_fewer_ones_whatever_waves_they_bought() -> None:
+def test_rows_are_sorted_by_lost_waves_then_by_new_spills() -> None:
     before = Facts(
         name="k", gpu="gfx942", code=9, digest="a", wave=64, threads=256, vgpr=168, sgpr=9, vgpr_spills=0, sgpr_spills=0
     )
@@ -145,7 +145,7 @@ def test_new_spills_rank_before_fewer_ones_whatever_waves_they_bought() -> None:
     assert [row.key.removeprefix("gfx942/") for row in compare(a, b).rows] == list(changes)
 
 
-def test_text_for_people_names_the_spill(built: Path) -> None:
+def test_text_output_shows_the_spills(built: Path) -> None:
     done = CliRunner().invoke(app, ["kernels", "diff", str(built / "a"), str(built / "b"), "--rows", "1"])
     assert done.exit_code == 0
     assert "VGPR spills 0 -> " in done.stdout
@@ -164,7 +164,7 @@ def _zip(members: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def test_prefixes_archives_and_wheels_hold_the_same(built: Path, tmp_path: Path) -> None:
+def test_prefix_archive_and_wheel_have_the_same_kernels(built: Path, tmp_path: Path) -> None:
     pack = _zip({"amd-gfx942/flash/attention/1.aks2": _pack(built)})
     prefix = tmp_path / "prefix" / "lib" / "aotriton.images" / "amd-gfx942" / "flash"
     prefix.mkdir(parents=True)
@@ -184,7 +184,7 @@ def test_prefixes_archives_and_wheels_hold_the_same(built: Path, tmp_path: Path)
     assert {row["before"]["lds"] for row in result["kernels"]} == {512}
 
 
-def test_a_store_is_compared_by_what_its_kernels_were_compiled_from(built: Path, tmp_path: Path) -> None:
+def test_kernels_of_a_store_are_paired_by_their_inputs(built: Path, tmp_path: Path) -> None:
     store = KernelStore(tmp_path / "store")
     for path in sorted((built / "b").rglob("*.hsaco")):
         metadata = path.with_suffix(".json").read_bytes()
@@ -193,11 +193,11 @@ def test_a_store_is_compared_by_what_its_kernels_were_compiled_from(built: Path,
         name = ("0" * 63 + str(len(list((tmp_path / "store").rglob("0*")))))[-64:]
         store.add(name, result.record())
     counts = run(built / "a", tmp_path / "store")["counts"]
-    # The tight one was compiled from another number of waves: it is another kernel.
+    # The tight kernel was compiled for another number of waves, so it is another kernel.
     assert (counts["same"], counts["only_a"], counts["only_b"]) == (3, 1, 1)
 
 
-def test_caches_of_two_tritons_are_paired(built: Path, tmp_path: Path) -> None:
+def test_kernels_of_two_triton_caches_are_paired(built: Path, tmp_path: Path) -> None:
     for side, folder in (("a", "A" * 52), ("b", "B" * 52)):
         at = tmp_path / side / folder
         at.mkdir(parents=True)
@@ -210,7 +210,7 @@ def test_caches_of_two_tritons_are_paired(built: Path, tmp_path: Path) -> None:
     assert (row["before"]["lds"], row["status"]) == (1024, "changed")
 
 
-def test_variants_of_a_kernel_are_paired_whatever_their_folders_are_called(built: Path, tmp_path: Path) -> None:
+def test_variants_of_a_kernel_are_paired_across_names_of_folders(built: Path, tmp_path: Path) -> None:
     for side, letters in (("first", "AB"), ("second", "DC")):
         for variant, letter in zip("ab", letters, strict=True):
             at = tmp_path / side / (letter * 52)
@@ -220,7 +220,7 @@ def test_variants_of_a_kernel_are_paired_whatever_their_folders_are_called(built
     assert run(tmp_path / "first", tmp_path / "second", "--fail-on", "changed")["counts"]["same"] == 2
 
 
-def test_ptx_tells_of_its_memory(tmp_path: Path) -> None:
+def test_growth_of_ptx_local_memory_is_reported_as_spills(tmp_path: Path) -> None:
     for side, local in (("a", 16), ("b", 64)):
         (tmp_path / side).mkdir()
         (tmp_path / side / "k.ptx").write_text(PTX.format(name="k", local=local))
@@ -231,7 +231,7 @@ def test_ptx_tells_of_its_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 3, 19, 64, 300, 2000])
-def test_a_cut_code_object_is_refused(built: Path, tmp_path: Path, at: int) -> None:
+def test_truncated_code_object_is_refused(built: Path, tmp_path: Path, at: int) -> None:
     content = (built / "a" / "gfx942" / "attention-fp16.hsaco").read_bytes()
     if at:
         with pytest.raises(KernelError):
@@ -241,7 +241,7 @@ def test_a_cut_code_object_is_refused(built: Path, tmp_path: Path, at: int) -> N
     assert CliRunner().invoke(app, ["kernels", "diff", str(tmp_path), str(built / "a")]).exit_code == KernelError.code
 
 
-def test_no_bytes_of_an_object_make_it_crash(built: Path) -> None:
+def test_corrupt_object_raises_only_kernel_errors(built: Path) -> None:
     content = (built / "a" / "gfx1100" / "add-fp16.hsaco").read_bytes()
     for place in range(0, len(content), 7):
         damaged = bytearray(content)
@@ -285,8 +285,8 @@ def test_each_mistake_has_its_own_message(built: Path, tmp_path: Path) -> None:
         ".maxntid " + "9" * 5000 + "\n}",
     ],
 )
-def test_a_hostile_ptx_ends_at_once(body: str) -> None:
-    """Patterns that reach over lines would take hours, and a number of any length ends in a traceback."""
+def test_hostile_ptx_is_read_in_bounded_time(body: str) -> None:
+    """Patterns that match across lines would take hours, and a number of 5000 digits would end in a traceback."""
     with contextlib.suppress(KernelError):
         (facts,) = read_ptx(f"\n.target sm_90\n.entry k(\n{body}\n", "k.ptx")
         assert (facts.threads, facts.scratch) == (0, 0)

@@ -1,4 +1,4 @@
-"""The rules of matrix instructions, by vectors that an independent implementation confirmed bit by bit.
+"""The rules of matrix instructions, checked by vectors that an independent implementation confirmed bit by bit.
 
 `lab/scripts/compare_matrix_rules.py` made that comparison, with the inputs of `matrix_inputs` and many more.
 """
@@ -18,7 +18,7 @@ from toolchain_lab.emulator.wave import Target
 
 INF = float("inf")
 BOTH = ("gfx908", "gfx90a", "gfx942")
-# What it shows, the type, a, b and c, and the bits of a*b+c on each GPU.
+# The label, the type, a, b and c, and the bits of a*b+c on each GPU; None stands for NaN.
 VECTORS = [
     ("products far apart", "f16", [1, 2**-12], [1, 2**-13], -1.0, (0x33000000, 0, 0)),
     ("the last bit", "f16", [1, 2**-12, 2**-24], [1, 2**-12, 2**-24], 0.0, (0x3F800001, 0x3F800000, 0x3F800000)),
@@ -36,7 +36,7 @@ VECTORS = [
     ("a product that float32 cannot hold", "f32", [1 + 2**-23], [1 - 2**-23], -1.0, (0xA8800000,) * 3),
     ("halfway between denormals", "f32", [2**-75 * (1 + 2**-20)], [2**-75 * (1 + 2**-22)], 2.0**-130, (0x80001,) * 3),
 ]  # fmt: skip
-# SHA-256 of the results for the products of seed 0.
+# The first 16 digits of the SHA-256 of the results for the products of seed 0.
 DIGESTS = {
     ("gfx908", "32x32x2f32"): "0ef62e44cae4bcbe",
     ("gfx908", "16x16x4f32"): "907e846011f9ccb6",
@@ -79,7 +79,7 @@ DIGESTS = {
         for gpu, bits in zip(BOTH, row, strict=True)
     ],
 )
-def test_a_result_has_the_bits_of_its_rule(
+def test_result_has_the_bits_of_its_rule(
     gpu: str, kind: str, a: list[float], b: list[float], c: float, expected: int | None
 ) -> None:
     left, right = (np.array([each + [0] * (4 - len(each))], np.float64) for each in (a, b))
@@ -90,12 +90,12 @@ def test_a_result_has_the_bits_of_its_rule(
 @pytest.mark.parametrize(
     ("name", "known"), [("32x32x4bf16", True), ("32x32x4bf16_1k", False), ("16x16x8bf16_1k", False)]
 )
-def test_an_instruction_with_several_blocks_is_not_taken_for_one_with_a_single_block(name: str, known: bool) -> None:
+def test_instruction_with_several_blocks_has_no_handler(name: str, known: bool) -> None:
     assert (handler_of(f"v_mfma_f32_{name}") is not None) == known
 
 
 @pytest.mark.parametrize(("gpu", "shape"), DIGESTS)
-def test_results_for_all_kinds_of_inputs_have_the_bits_of_the_comparison(gpu: str, shape: str) -> None:
+def test_results_of_each_instruction_have_the_confirmed_digest(gpu: str, shape: str) -> None:
     _, depth, kind, suffix = instruction(shape)
     digest = hashlib.sha256()
     for a, b, c in products("0", kind, depth):
@@ -108,7 +108,7 @@ def test_results_for_all_kinds_of_inputs_have_the_bits_of_the_comparison(gpu: st
 
 
 @pytest.mark.parametrize(("gpu", "shape"), [(gpu, shape) for gpu in ("gfx90a", "gfx942") for shape in SHAPES[gpu]])
-def test_an_instruction_takes_rows_columns_and_groups_of_k_from_its_lanes(gpu: str, shape: str) -> None:
+def test_instruction_takes_rows_columns_and_groups_of_k_from_its_lanes(gpu: str, shape: str) -> None:
     size, depth, kind, suffix = instruction(shape)
     a, b, _ = next(iter(products("lanes", kind, depth)))
     a, b = np.resize(a, (size, depth)), np.resize(b[::-1], (size, depth))
@@ -138,8 +138,8 @@ def test_an_instruction_takes_rows_columns_and_groups_of_k_from_its_lanes(gpu: s
     assert bool(bound(f"v_mfma_f32_{shape}", wave.target, np.inf if unruled else None)) == unruled
 
 
-def test_an_approximate_product_stays_within_the_bound_that_it_states() -> None:
-    """The bound holds between the exact rule and one rounding, which is a pair of rules that differ."""
+def test_approximate_product_is_within_its_stated_bound() -> None:
+    """The test compares the exact rule with a sum that is rounded once, because the two differ."""
     random = np.random.default_rng(5)
     a, b = (random.normal(size=(16, 16)).astype(np.float16).astype(np.float64) for _ in range(2))
     c = random.normal(size=(16, 16)).astype(np.float32)
@@ -157,14 +157,14 @@ def test_an_approximate_product_stays_within_the_bound_that_it_states() -> None:
     [("v_exp_f32", True), ("v_s_log_f32", True), ("v_sqrt_f16", True), ("v_rcp_f64", True), ("v_rcp_iflag_f32", False),
      ("v_sin_f32", False), ("v_cos_f32", False), ("v_tanh_f32", False), ("v_exp_bf16", False)],
 )  # fmt: skip
-def test_a_bound_is_that_of_amd_s_manuals_or_unknown(name: str, known: bool) -> None:
+def test_bound_is_that_of_amd_manuals_or_unknown(name: str, known: bool) -> None:
     text = bound(name, Target("gfx942", 64))
     assert ("CDNA4" in text) == known
     assert text.startswith("unknown") != known
 
 
-def test_a_dot_product_is_as_exact_by_each_of_its_names() -> None:
-    """VOPD instructions have names of their own for the operations of other encodings."""
+def test_dot_product_has_the_same_bound_under_each_name() -> None:
+    """VOPD instructions have their own names for the operations of other encodings."""
     target = Target("gfx1100", 32)
     assert bound("v_dot2acc_f32_f16", target)
     assert bound("v_dot2acc_f32_f16", target) == bound("v_dot2c_f32_f16", target)

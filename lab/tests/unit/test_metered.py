@@ -9,14 +9,14 @@ import pytest
 from toolchain_lab.metered import metered
 
 
-def test_what_is_read_in_order_is_the_file() -> None:
+def test_sequential_reads_return_the_file() -> None:
     stream = metered(io.BytesIO(b"content"))
     assert (stream.read(3), stream.tell(), stream.read()) == (b"con", 3, b"tent")
     assert stream.seek(1 << 62) == 7
     assert stream.read(1 << 62) == b""
 
 
-def test_a_file_is_read_a_limited_number_of_times() -> None:
+def test_number_of_reads_is_limited() -> None:
     stream = metered(io.BytesIO(b"content"), reads=2)
     stream.read(1)
     stream.read(1)
