@@ -21,7 +21,7 @@ from toolchain_lab.emulator.placement import ACROSS, UPPER
 from toolchain_lab.emulator.program import Program
 
 GPUS = ("gfx942", "gfx1100")
-# The number of instructions after which a run ends, because a planted fault may make a loop endless.
+# A run stops after this number of instructions, because a planted fault may make a loop endless.
 LIMIT = 300_000
 
 

@@ -50,7 +50,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", flip: str = "") -> dict[str, bytes]:
-    """Write AOTriton's packs, one for each GPU and kernel, to a folder, and return the contents of the files by path."""
+    """Write AOTriton's packs, one for each GPU and kernel, to a folder, and return their contents by path."""
     files = {}
     for gpu in GPUS:
         for name in ("add", "attention"):

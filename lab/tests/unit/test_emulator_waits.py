@@ -65,7 +65,7 @@ def test_register_may_be_used_after_the_wait_for_its_load(
         ("s_wait_loadcnt 0x0", "s_barrier_signal -1", 1),
     ],
 )
-def test_gfx12_has_a_counter_for_each_kind(wait: str, after: str, faults: int) -> None:
+def test_gfx12_has_a_wait_counter_for_each_kind_of_access(wait: str, after: str, faults: int) -> None:
     texts = [NEW_LOAD, NEW_LDS, "ds_store_b32 v0, v9", "s_load_b32 s8, s[4:5], 0x0", wait, after]
     if faults:
         with pytest.raises(FaultyKernelError):
