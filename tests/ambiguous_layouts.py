@@ -1,6 +1,7 @@
-"""Layout folders that programs could read differently: a signed image under a name, and a stranger's image beside it.
+"""Layout folders with a signed image and a stranger's image, which programs could read differently.
 
-Each case changes a copy of one layout. `verify` must not trust a case in which another program takes the stranger's.
+Each case changes a copy of one layout. `verify` must not trust a case in which another program reads the image of the
+stranger.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ Change: TypeAlias = Callable[["Shelf"], object]
 
 @dataclass
 class Shelf:
-    """A layout with both images.
+    """A layout with a signed image and a stranger's image.
 
     Args:
         good: the signed index, which `NAME` points to.
+        good_image: the image in it.
         bad: the stranger's index, without a name.
-        bad_image: the only image in it.
-        rest: entries of index.json that are about the signed image.
-        good_blobs: digests of all that the signed image is made of.
+        bad_image: the only image in that index.
+        rest: the entries of index.json that are about the signed image.
+        good_blobs: the digests of all blobs of the signed image.
     """
 
     folder: Path
@@ -46,39 +48,39 @@ class Shelf:
 
     @property
     def index(self) -> Path:
-        """The file that has no signature."""
+        """The path of index.json, which is not signed."""
         return self.folder / "index.json"
 
     def blob(self, descriptor: Descriptor) -> Path:
-        """The file of a blob."""
+        """Return the path of a blob."""
         return self.folder / "blobs" / descriptor.digest.replace(":", "/")
 
     def copy(self, folder: Path) -> Shelf:
-        """The same elsewhere."""
+        """Copy the layout to a folder."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return replace(self, folder=folder)
 
     def entry(self, descriptor: Descriptor, name: str | None = NAME, **more: Any) -> dict[str, Any]:
-        """An entry of index.json."""
+        """Return an entry of index.json."""
         annotations = {"annotations": {_REF: name}} if name is not None else {}
         return {**descriptor.plain.as_json(), **annotations, **more}
 
     def write(self, *entries: Any, **more: Any) -> None:
-        """An index.json of these entries, behind those about the signed image."""
+        """Write an index.json with these entries after those about the signed image."""
         self.index.write_text(json.dumps({"schemaVersion": 2, "manifests": [*self.rest, *entries], **more}))
 
     def raw(self, *parts: str, top: str = "") -> None:
-        """An index.json whose entries are texts, since no JSON writer makes such."""
+        """Write an index.json whose entries are given as text, because no JSON writer writes such entries."""
         entries = ",".join([*(json.dumps(one) for one in self.rest), *parts])
         self.index.write_text(f'{{"schemaVersion":2,"manifests":[{entries}]{top}}}')
 
     def text(self, descriptor: Descriptor, name: str | None = NAME, *, more: str = "") -> str:
-        """An entry as text, with something behind its last key."""
+        """Return an entry as text, with `more` after its last key."""
         return json.dumps(self.entry(descriptor, name))[:-1] + more + "}"
 
 
 def make_shelf(stand: Stand) -> Shelf:
-    """A layout with a signed image and a stranger's."""
+    """Make a layout with a signed image and a stranger's image."""
     stand.say_all()
     files = {"usr/lib64/thing/bin/tool": b"EVIL"}
     image = small_image(stand.layout, stand.work, files=files, label=stand.image_facts.record.input_digest)
@@ -92,7 +94,7 @@ def make_shelf(stand: Stand) -> Shelf:
 
 
 def _both(more: str) -> Change:
-    """The stranger's entry in a key of the whole index that comes last."""
+    """Return a change that adds the stranger's entry under another key at the end of index.json."""
 
     def change(shelf: Shelf) -> None:
         shelf.raw(shelf.text(shelf.good), top=more % f"[{shelf.text(shelf.bad)}]")
@@ -101,7 +103,7 @@ def _both(more: str) -> Change:
 
 
 def _in_entry(more: str) -> Change:
-    """Keys behind the signed entry's own: `%(digest)s` and `%(size)s` are the stranger's."""
+    """Return a change that adds keys to the signed entry; `%(digest)s` is the digest of the stranger's index."""
 
     def change(shelf: Shelf) -> None:
         said = {"digest": shelf.bad.digest, "size": shelf.bad.size, "image": shelf.bad_image.digest}
@@ -135,7 +137,7 @@ def _bad(name: str | None, **more: Any) -> Callable[[Shelf], dict[str, Any]]:
 
 
 def _elsewhere(shelf: Shelf, path: Path) -> Path:
-    """`path` moved out of the layout, with a link in its place."""
+    """Move `path` out of the layout, put a link in its place, and return the new path."""
     away = shelf.folder.with_name(f"{shelf.folder.name} elsewhere")
     away.mkdir(exist_ok=True)
     path.rename(away / path.name)
@@ -148,7 +150,7 @@ def _swapped(shelf: Shelf) -> None:
 
 
 def _docker(shelf: Shelf) -> None:
-    """What `docker load` reads first where a folder holds it."""
+    """Write a manifest.json that names the stranger's image; `docker load` prefers this file if a folder has one."""
     manifest = json.loads(shelf.blob(shelf.bad_image).read_text())
     paths = {key: f"blobs/{one['digest'].replace(':', '/')}" for key, one in (("Config", manifest["config"]),)}
     layers = [f"blobs/{one['digest'].replace(':', '/')}" for one in manifest["layers"]]
@@ -162,7 +164,7 @@ def _marker(text: str) -> Change:
 
 _IMAGE_NAME = "io.containerd.image.name"
 
-# What someone who may write to the folder can do, and whether `verify` may trust the name afterwards.
+# Each case is a change by someone who can write to the folder, and whether `verify` may trust the name afterwards.
 CASES: Mapping[str, tuple[Change, bool]] = {
     "as it was": (lambda _: None, True),
     # Keys

@@ -1,4 +1,4 @@
-"""The checks of kernels' numbers: references, random numbers, the rule, and samples."""
+"""Tests of the checks of kernels' numbers: references, random numbers, the bound on errors, and samples."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from toolchain_lab.numbers.reference import Inputs, attention, summed_from_xf32,
 
 
 def test_philox_gives_the_published_words() -> None:
-    # The known answers of Random123 for Philox 4x32-10, with the third and fourth counter 0.
+    # These are the known answers of Random123 for Philox 4x32-10 with a counter and a key of zeros.
     assert [int(word[0]) for word in random_words(0, np.zeros(1, np.uint64))] == [
         0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8,
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def inputs(**changes: Any) -> Inputs:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "bias"])
-def test_gradients_are_those_of_differences(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     random = np.random.default_rng(6)
     keep = random.random((6, 9)) > 0.3
     given = inputs(bias=random.standard_normal((6, 9)), keep=keep, drop=0.3)
@@ -85,20 +85,20 @@ def test_gradients_are_those_of_differences(name: str) -> None:
         assert gradient[place] == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-7)
 
 
-def test_a_loop_in_float32_rounds_each_sum() -> None:
-    # 2^24 and 1 is 2^24 in float32, each time.
+def test_float32_loop_rounds_each_sum_and_xf32_inputs_are_truncated() -> None:
+    # In float32, 2**24 + 1 is rounded to 2**24, so each of the three additions of 1 is lost.
     assert summed_singly(np.array([[2.0**24, 1, 1, 1]]), np.ones((4, 1))).tolist() == [[2.0**24]]
     assert summed_singly(np.array([[1, 1, 1, 2.0**24]]), np.ones((4, 1))).tolist() == [[2.0**24 + 4]]
-    # xf32 has 10 bits of mantissa, and the rest is cut off.
+    # xf32 has 10 mantissa bits, and the other bits are truncated.
     assert summed_from_xf32(np.array([[1 + 2.0**-10 - 2.0**-20]]), np.ones((1, 1))).tolist() == [[1.0]]
 
 
-def test_kernels_of_aotriton_s_one_file_have_their_cases() -> None:
+def test_kernels_in_flash_py_have_the_same_cases_as_in_separate_files() -> None:
     for file, kernel in (("fwd_kernel.py", "attn_fwd"), ("bwd_kernel_fuse.py", "bwd_kernel_fuse")):
         assert CASES["flash.py", kernel] is CASES[file, kernel]
 
 
-def test_a_row_that_sees_nothing_is_zero() -> None:
+def test_output_and_key_gradient_are_zero_without_visible_keys() -> None:
     result = attention(inputs(visible=np.zeros((6, 9), np.bool_)))
     assert (result.o == 0).all()
     assert np.isinf(result.lse).all()
@@ -106,13 +106,13 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
 
 
 @pytest.mark.parametrize("element", [FP16, BF16, FP32])
-def test_what_is_stored_is_rounded_to_nearest(element: Any) -> None:
+def test_rounding_is_idempotent_and_within_the_precision(element: Any) -> None:
     values = np.array([1.0, 1 + element.precision / 4, -3.0])
     assert np.array_equal(element.rounded(element.rounded(values)), element.rounded(values))
     assert np.abs(element.rounded(values) - values).max() <= element.precision
 
 
-def test_between_the_rows_of_a_tensor_lies_nan() -> None:
+def test_padding_of_a_tensor_is_nan() -> None:
     made = tensor(FP16, (2, 3, 4, 5), np.ones, pitch=8, guard=2)
     assert made.read().shape == (2, 3, 4, 5)
     assert (made.read() == 1).all()
@@ -120,7 +120,7 @@ def test_between_the_rows_of_a_tensor_lies_nan() -> None:
     assert made.strides == ((4 + 2) * 3 * 8, 8, 3 * 8, 1)
 
 
-def test_the_rule_allows_twice_the_plain_error_and_a_unit_of_the_type() -> None:
+def test_bound_is_twice_the_plain_error_plus_a_unit_of_the_type() -> None:
     places, exact = np.arange(3), np.array([1.0, -4.0, 2.0])
     expected = Expected("o", "O", FP16, places, exact, exact + 0.25)
     assert expected.bound == 0.5 + 2.0**-10 * 4
@@ -128,7 +128,7 @@ def test_the_rule_allows_twice_the_plain_error_and_a_unit_of_the_type() -> None:
     assert expected.error(np.array([1, -4, np.nan], np.float16)) == float("inf")
 
 
-def test_dropout_keeps_about_what_it_should_and_depends_on_the_head() -> None:
+def test_dropout_keeps_the_expected_share_and_differs_by_head() -> None:
     shape = Shape(((64, 70),), heads=2, key_heads=1, head=16, pitch=16)
     problem = Problem(FP16, shape, 0.25, 1, dropout=Dropout(0.4, 7, 9))
     kept = [problem.kept(0, head) for head in (0, 1)]
@@ -138,7 +138,7 @@ def test_dropout_keeps_about_what_it_should_and_depends_on_the_head() -> None:
     assert (kept[0] != kept[1]).any()
 
 
-def test_packed_sequences_lie_one_behind_the_other() -> None:
+def test_packed_sequences_are_contiguous() -> None:
     shape = Shape(((3, 5), (4, 6)), heads=2, key_heads=1, head=16, pitch=16, packed=True)
     problem = Problem(FP16, shape, 0.25, 1)
     assert problem.starts(keys=False) == [0, 3, 7]
@@ -146,7 +146,7 @@ def test_packed_sequences_lie_one_behind_the_other() -> None:
     assert problem.inputs(1, 1).k.shape == (6, 16)
 
 
-def test_a_sample_shows_something_of_every_function(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_sample_includes_every_kernel_of_every_gpu(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("chosen")
     for gpu in ("gfx942", "gfx1100"):
         for kernel in ("a", "b", "c"):
@@ -164,7 +164,7 @@ def test_a_sample_shows_something_of_every_function(tmp_path: Path, tmp_path_fac
                     "shared": 0,
                 }
                 path.with_suffix(".json").write_text(json.dumps(about))
-    (tmp_path / "bad.hsaco").write_bytes(b"")  # known bad
+    (tmp_path / "bad.hsaco").write_bytes(b"")  # an empty object, which marks a kernel that is known bad
 
     def chosen_of(count: int | None = None, gpus: Sequence[str] = (), seed: int = 1) -> Collected:
         return collect(list(local_files(tmp_path, "")), out, gpus=gpus, count=count, seed=seed, label="here")
@@ -186,7 +186,7 @@ def test_a_sample_shows_something_of_every_function(tmp_path: Path, tmp_path_fac
 
 
 def member(out: str, inside: str, gpu: str) -> tuple[Rule, Cluster, Archive]:
-    """A rule of AOTriton's, its cluster and its archive."""
+    """Return a rule of AOTriton, its cluster and its archive."""
     rule = Rule(
         source="modules/flash/fwd_kernel.py", root="modules/flash", kernel="attn_fwd",
         signature=(("Q", "*fp16:16"), ("BLOCK_M", "constexpr"), ("Sm_scale", "fp32")), constexprs=(("BLOCK_M", 64),),
@@ -197,14 +197,14 @@ def member(out: str, inside: str, gpu: str) -> tuple[Rule, Cluster, Archive]:
 
 
 def pack(*entries: tuple[str, bytes]) -> bytes:
-    """A .zip of one .aks2 as AOTriton's packers write it."""
+    """Return a zip archive with one .aks2 file, as AOTriton's packers write it."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         archive.writestr("one.aks2", aks2(*entries, launch=(4096, 256)))
     return stream.getvalue()
 
 
-def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
+def test_launch_values_come_from_the_launch_file_or_the_plan(tmp_path: Path) -> None:
     rule, cluster, archive = member("flash/a.hsaco", "first", "gfx942")
     written = launch_files([rule], [cluster], [archive], lambda _: 16)
     assert list(written) == ["amd-gfx942"]
@@ -222,7 +222,7 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
     metadata = read_metadata(kernel.path)
     assert (metadata.waves, metadata.lds, metadata.scratch, metadata.constants) == (4, 4096, 16, {"BLOCK_M": 64})
     assert [(each.name, each.type) for each in metadata.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
-    # Someone else's pack says nothing; a plan does.
+    # Without a __launch__ file, the values are known only from a plan.
     bare = files(list(content)[:1])
     with refused("launches-missing"):
         collect(bare, tmp_path / "b", label="it")
@@ -232,7 +232,7 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
     assert read_metadata(planned.path) == dataclasses.replace(metadata, scratch=0)
 
 
-def test_a_kernel_of_a_triton_cache_is_launched_by_our_json_and_not_by_triton_s(tmp_path: Path) -> None:
+def test_triton_cache_kernel_is_launched_by_our_json_not_by_tritons(tmp_path: Path) -> None:
     about = {
         "name": "k", "arch": "gfx942", "source": "k.py", "signature": [["x", "*bf16"]], "constexprs": {},
         "num_warps": 1, "shared": 0,
@@ -270,7 +270,7 @@ def test_grouped_heads_read_the_keys_of_their_group() -> None:
     np.testing.assert_allclose(case.expected[0].exact, exact, rtol=1e-9, atol=1e-12)
 
 
-def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -> None:
+def test_result_of_a_kernel_store_is_collected_with_its_json(tmp_path: Path) -> None:
     about = {
         "name": "k", "arch": "gfx942", "source": "k.py", "signature": [], "constexprs": {}, "num_warps": 1, "shared": 0,
     }  # fmt: skip
@@ -282,7 +282,7 @@ def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -
     assert read_metadata(kernel.path).kernel == "k"
 
 
-def test_a_record_s_check_is_enough_for_as_many_kernels() -> None:
+def test_recorded_check_is_enough_for_at_most_as_many_kernels() -> None:
     numbers = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
     assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]
     assert enough({**numbers, "checked": 6}, 0)
@@ -290,7 +290,7 @@ def test_a_record_s_check_is_enough_for_as_many_kernels() -> None:
     assert describe(numbers) == "3 of 6 kernels checked by emulation: 2 right, 1 skipped"
 
 
-def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> None:
+def test_image_with_a_statement_of_a_wrong_kernel_is_refused() -> None:
     row = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
     about = subjects("image", ["sha256:ab"])
     needed = {"sha256:ab"}
@@ -305,7 +305,7 @@ def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> 
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Generator[Checked, None, None]:
-    """A check with two workers, which after the first result hash files of a tebibyte for an hour."""
+    """Return a check whose two workers, after the first result, hash files of one tebibyte for an hour."""
     objects = [Object(tmp_path / f"{number}.hsaco", str(number), "", "") for number in range(8)]
     for each in objects:
         each.path.touch()
@@ -316,13 +316,13 @@ def endless(tmp_path: Path) -> Generator[Checked, None, None]:
     return rows
 
 
-def test_a_check_that_is_interrupted_ends_at_once(endless: Generator[Checked, None, None]) -> None:
-    """A pool waits for everything that was given to it."""
+def test_interrupted_check_ends_its_workers(endless: Generator[Checked, None, None]) -> None:
+    """A process pool would wait for all tasks that were submitted to it."""
     endless.close()
     assert not multiprocessing.active_children()
 
 
-def test_a_check_whose_worker_is_killed(endless: Generator[Checked, None, None]) -> None:
+def test_check_fails_if_a_worker_is_killed(endless: Generator[Checked, None, None]) -> None:
     multiprocessing.active_children()[0].kill()
     with refused("workers-lost"):
         next(endless)
@@ -330,7 +330,7 @@ def test_a_check_whose_worker_is_killed(endless: Generator[Checked, None, None])
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError, ZeroDivisionError, KeyError])
-def test_constants_that_do_not_fit_a_test_case(error: type[Exception]) -> None:
+def test_constants_that_fit_no_case_are_reported(error: type[Exception]) -> None:
     def make(_: object, __: int) -> Iterator[Any]:
         raise error
         yield
@@ -340,7 +340,7 @@ def test_constants_that_do_not_fit_a_test_case(error: type[Exception]) -> None:
         list(_cases(make, metadata, 0))
 
 
-def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) -> None:
+def test_damaged_object_is_refused_by_its_original_name(tmp_path: Path) -> None:
     path = tmp_path / "7.hsaco"
     path.write_bytes(b"\x7fELF")
     decoder = Disassembler(Path("objdump"), (22, 0, 0), run_program)
@@ -353,7 +353,7 @@ def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) ->
     assert (row.status, row.reason.partition(":")[0]) == (REFUSED, "gfx942/add.hsaco is not a complete code object")
 
 
-def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) -> None:
+def test_gpu_without_objects_is_refused_with_the_gpus_that_have_some(tmp_path: Path) -> None:
     about = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
     files = [stored("add.hsaco", b"code"), stored("add.json", json.dumps({**about, "shared": 0}).encode())]
     with refused("no-code-objects", "gfx1100") as caught:
@@ -362,7 +362,7 @@ def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) 
 
 
 def test_objects_without_launch_data_are_chosen_by_their_own_gpu(tmp_path: Path) -> None:
-    """The JSON files of Triton's cache do not count, so the objects themselves name the GPU."""
+    """The GPU is read from the object itself, because there is no JSON file with launch values."""
     content = {gpu: make_object(gpu, "k") for gpu in ("gfx942", "gfx1100")}
     files = [stored(f"{gpu}/k.hsaco", code) for gpu, code in content.items()] + [stored("x/k.hsaco", b"damaged")]
     (chosen,) = collect(files, tmp_path, gpus=["gfx942"]).objects
@@ -372,7 +372,7 @@ def test_objects_without_launch_data_are_chosen_by_their_own_gpu(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [None, "", "a;b;c\n"])
-def test_a_folder_that_holds_no_plan(content: str | None, tmp_path: Path) -> None:
+def test_folder_without_a_plan_is_refused(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         for name in ("Bare.flatzip", "Bare.compile"):
             (tmp_path / name).write_text(content)
@@ -381,7 +381,7 @@ def test_a_folder_that_holds_no_plan(content: str | None, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [("kernels", "check"), ("report",)])
-def test_a_layout_given_as_a_folder_is_named_with_oci(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_error_for_a_layout_folder_suggests_the_oci_prefix(words: tuple[str, ...], tmp_path: Path) -> None:
     layout, _ = make(tmp_path)
     done = CliRunner().invoke(app, [*words, str(layout), "--cache", str(tmp_path / "cache")])
     assert done.exit_code == ConfigError.code
@@ -398,7 +398,7 @@ def test_a_layout_given_as_a_folder_is_named_with_oci(words: tuple[str, ...], tm
         (1, "KeyError: 'x'", False),
     ],
 )
-def test_only_a_lack_of_memory_is_answered_with_fewer_jobs(
+def test_fewer_jobs_are_suggested_only_after_a_lack_of_memory(
     code: int, last: str, memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

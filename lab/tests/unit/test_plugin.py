@@ -1,4 +1,4 @@
-"""What the lab registers."""
+"""Tests of the plugin that the lab registers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_the_entry_point_names_the_plugin() -> None:
     assert entry.dist.name == plugins.LAB
 
 
-def test_the_tool_knows_the_verbs_by_name() -> None:
+def test_plugin_verbs_match_the_list_in_the_tool() -> None:
     assert tuple(verb.name for verb in PLUGIN.verbs) == plugins.LAB_VERBS
 
 
-def test_its_hooks_are_there() -> None:
+def test_plugin_provides_the_check_and_inspect_wheel_hooks() -> None:
     check: KernelCheck = build_check
     assert plugins.hook("check", "") is check
     assert callable(plugins.hook("inspect_wheel", ""))

@@ -1,4 +1,4 @@
-"""`report`: what becomes a page, what is refused, and that a page is whole, small and deaf to what the data say."""
+"""Tests of the verb `report`: accepted and refused input, and the content, size and escaping of its pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ damaged
 
 
 def write_ledger(path: Path, entries: Sequence[Entry]) -> None:
-    """As a campaign does, but at once."""
+    """Write the ledger of a campaign, with all entries in one transaction."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Ledger(path).close()
     with sqlite3.connect(path) as db:
@@ -51,7 +51,7 @@ def write_ledger(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def data_of(html: str) -> list[dict[str, Any]]:
-    """The sections of a page."""
+    """Return the sections of a page."""
     packed = re.search(r'<script type="text/plain" id="data">([^<]*)</script>', html)
     assert packed
     sections = json.loads(gzip.decompress(base64.b64decode(packed[1])))["sections"]
@@ -64,7 +64,7 @@ def column(section: dict[str, Any], key: str) -> list[Any]:
 
 
 def made(tmp_path: Path, what: object, *, code: int = 0) -> str:
-    """The page that the verb writes; of a failure what it said."""
+    """Run the verb, check its exit code, and return the page, or its output if `code` is not 0."""
     out = tmp_path / "page.html"
     out.unlink(missing_ok=True)
     done = CliRunner().invoke(app, ["report", str(what), "--out", str(out), "--cache", str(tmp_path / "cache")])
@@ -80,7 +80,7 @@ def cache(tmp_path: Path) -> Cache:
     return where
 
 
-def test_the_library_is_the_one_that_was_published() -> None:
+def test_bundled_chart_js_has_the_published_digest() -> None:
     content = (ASSETS / page.LIBRARY).read_bytes()
     assert hashlib.sha256(content).hexdigest() == page.LIBRARY_SHA256
     assert f"Chart.js v{page.LIBRARY_VERSION}".encode() in content
@@ -88,7 +88,7 @@ def test_the_library_is_the_one_that_was_published() -> None:
         assert "MIT" in (ASSETS / name).read_text()
 
 
-def test_nothing_of_the_data_is_markup_and_no_other_script_runs() -> None:
+def test_data_is_escaped_and_the_policy_allows_only_the_scripts_of_the_page() -> None:
     table = Table(columns=[Column("name", HOSTILE, Kind.TEXT)], rows=[[HOSTILE]])
     report = Report(
         kind=HOSTILE, title=HOSTILE, subject=HOSTILE, figures=[(HOSTILE, HOSTILE, Tone.BAD)],
@@ -108,7 +108,7 @@ def test_nothing_of_the_data_is_markup_and_no_other_script_runs() -> None:
     assert set(allowed.split("script-src ")[1].split(";")[0].split()) == hashes
 
 
-def test_a_campaign_of_a_whole_gpu_is_small(tmp_path: Path, cache: Cache) -> None:
+def test_page_of_a_whole_gpu_campaign_is_below_15_mib(tmp_path: Path, cache: Cache) -> None:
     entries, _ = large_campaign()
     folder = cache.work / "aotriton-0123"
     folder.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_a_campaign_of_a_whole_gpu_is_small(tmp_path: Path, cache: Cache) -> Non
     assert (status.count("failed"), status.count("timeout")) == (5, 5)
 
 
-def test_a_failed_kernel_says_why(tmp_path: Path, cache: Cache) -> None:
+def test_row_of_a_failed_kernel_has_its_reason_and_message(tmp_path: Path, cache: Cache) -> None:
     entries, _ = large_campaign(2)
     write_ledger(tmp_path / "some.sqlite", [replace(entries[1], reason="out of room\nat line 3"), entries[0]])
     (section,) = data_of(made(tmp_path, tmp_path / "some.sqlite"))
@@ -137,13 +137,13 @@ def test_a_campaign_is_named_by_its_folder_or_its_ledger(tmp_path: Path) -> None
         assert [section["table"]["count"] for section in data_of(made(tmp_path, where))] == [2]
 
 
-def test_an_empty_ledger_is_told(tmp_path: Path) -> None:
+def test_empty_ledger_is_refused(tmp_path: Path) -> None:
     write_ledger(tmp_path / "some.sqlite", [])
     assert "[ledger-empty]" in made(tmp_path, tmp_path / "some.sqlite", code=3)
 
 
 @pytest.mark.parametrize("out", ["/dev/null", "link.html", "/proc/page.html", "/proc/new/page.html"])
-def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+def test_unwritable_output_is_refused_before_the_input_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -160,7 +160,7 @@ def test_a_page_is_written_to_a_new_folder(tmp_path: Path) -> None:
     assert (done.exit_code, [*out.parent.iterdir()]) == (0, [out]), done.output
 
 
-def test_a_comparison_has_both_sides(tmp_path: Path) -> None:
+def test_comparison_page_has_the_values_of_both_sides(tmp_path: Path) -> None:
     _, kernels = large_campaign(40)
     worse = [
         replace(each, sha256="0" * 64, facts=each.facts and replace(each.facts, digest="x", vgpr=256, vgpr_spills=50))
@@ -179,7 +179,7 @@ def test_a_comparison_has_both_sides(tmp_path: Path) -> None:
     assert sum(column(groups, "changed")) == 9
 
 
-def test_an_audit_shows_what_is_missing(tmp_path: Path) -> None:
+def test_audit_page_lists_functions_findings_and_libraries(tmp_path: Path) -> None:
     audit = {
         "what": HOSTILE, "gpus": {"gfx942": {"attn_fwd": 3}}, "kernels": 3, "planned": 5, "missing": ["a", "b"],
         "empty": [], "damaged": [], "absent": ["gfx90a"], "uneven": [], "glibc": "2.28", "prebuilt": [],
@@ -206,13 +206,13 @@ def test_other_documents_are_refused(tmp_path: Path, content: str, reason: str) 
     assert f"[{reason}]" in " ".join(made(tmp_path, tmp_path / "x.json", code=3).split())
 
 
-def test_a_name_that_means_nothing_is_told(tmp_path: Path) -> None:
+def test_unknown_name_is_refused_with_a_hint(tmp_path: Path) -> None:
     said = made(tmp_path, "nothing-here", code=5)
     assert "[image-not-found]" in said
-    assert "kernels status" in said  # which lists the campaigns
+    assert "kernels status" in said  # this command lists the campaigns
 
 
-def test_ninjas_log_becomes_lanes_and_later_runs_follow() -> None:
+def test_steps_of_a_ninja_log_have_lanes_and_later_runs_follow() -> None:
     steps = steps_of(LOG.encode())
     assert [(step.output, step.kind, step.start, step.end, step.lane) for step in steps] == [
         ("lib/a.o", "compile", 0, 2, 1),
@@ -224,7 +224,7 @@ def test_ninjas_log_becomes_lanes_and_later_runs_follow() -> None:
     assert steps_of(b"\xff\tx\ty\tz\tw\n") == []
 
 
-def test_a_finished_image_shows_times_and_what_it_holds(tmp_path: Path, cache: Cache) -> None:
+def test_page_of_a_finished_image_has_times_and_content(tmp_path: Path, cache: Cache) -> None:
     built = finished_base(cache, tmp_path / "work")
     kept = cache.kept(f"base-{built.input_digest.removeprefix('sha256:')[:12]}", NINJA_LOG)
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def test_a_finished_image_shows_times_and_what_it_holds(tmp_path: Path, cache: C
     assert "Content of the layer" in titles
 
 
-def test_a_finished_campaign_keeps_its_ledger(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_of_a_finished_campaign_is_kept(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = BuildWorkspace.__new__(BuildWorkspace)
     monkeypatch.setattr(BuildWorkspace, "cache", cache)
     workspace.stage, workspace._engine = "kernels-abc", None
@@ -246,8 +246,8 @@ def test_a_finished_campaign_keeps_its_ledger(tmp_path: Path, cache: Cache, monk
     assert not (cache.work / "kernels-abc").exists()
 
 
-def test_a_name_that_is_not_utf8(tmp_path: Path, cache: Cache) -> None:
-    """Archives have such names too."""
+def test_path_outside_utf8_is_reported_but_refused_in_a_statement(tmp_path: Path, cache: Cache) -> None:
+    """Members of archives can have such names too."""
     text = ".target sm_90a\n.visible .entry add() {\nret;\n}\n"
     place = tmp_path / os.fsdecode(b"place\xff")
     place.mkdir()

@@ -1,4 +1,4 @@
-"""stages.wheel_llvm and `inspect` of a wheel: which LLVMs are in it, by their own text, and against the pins."""
+"""Tests of `wheel_llvm` and of the verb `inspect`: the LLVMs that texts in a wheel name, compared with the pins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CORE = "triton/_C/libtriton.so"
 AMD = "triton/backends/amd/lib/libtriton_amd_codegen.so"
 BITCODE = "triton/backends/amd/lib/ocml.bc"
 FORK = "https://github.com/triton-lang/llvm-project"
-# What no text of LLVM is: digits in pairs, a longer digest, upper case, a commit in a comment, 40 digits in a row.
+# None of these is a text of LLVM: two-digit numbers, 64 digits, upper case, a commit in a URL, digits after a letter.
 NOISE = (
     b"00010203040506070809101112131415161718192021\0" + b"a" * 64 + b"\0" + OTHER.upper().encode() + b"\0"
     b"see https://example.org/commit/" + OTHER.encode() + b"#diff\0" + b"x" + OTHER.encode() + b"\0"
@@ -35,7 +35,7 @@ NOISE = (
 
 
 def core(llvm: str, *, repository: str = FORK) -> bytes:
-    """What LLVM's own sources leave in a library: lld's version, the file directive, the symbol table's producer."""
+    """Return the texts that LLVM's sources leave in a library: lld's version, the file directive, and the producer."""
     return NOISE + b"\0".join([
         b"\x7fELF", f"LLD 23.0.0 ({repository} {llvm})".encode(), f"LLVM version 23.0.0git ({llvm})".encode(),
         llvm.encode(), f"23.0.0git {llvm}".encode(), b"clang version 21.1.8 ( 21.1.8-1.el8)", b"",
@@ -47,7 +47,7 @@ def codegen(llvm: str, build: int = 1, *, inside: str = "") -> bytes:
 
 
 def made(folder: Path, version: str, files: dict[str, bytes], *, metadata: str | None = "", name: str = "") -> Path:
-    """A wheel; with `metadata` None it has none, with a text that one."""
+    """Write a wheel, without a METADATA file if `metadata` is None, and with a default one if it is empty."""
     path = folder / (name or f"triton-{version}-cp312-abi3-manylinux_2_28_x86_64.whl")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, content in files.items():
@@ -70,7 +70,7 @@ def of(wheel: WheelLlvm, part: str) -> Library:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
-def test_each_text_is_what_it_is_however_it_is_cut(size: int) -> None:
+def test_revisions_are_found_in_pieces_of_any_size(size: int) -> None:
     compiler = f"clang version 20.0.0git ({FORK} roc-7.1.0 25425 {OTHER})".encode()
     content = core(OLD.llvm) + compiler + b"\0" + codegen(OTHER, 12)
     texts = revisions([content[at : at + size] for at in range(0, len(content), size)], "x")
@@ -86,13 +86,13 @@ def test_each_text_is_what_it_is_however_it_is_cut(size: int) -> None:
     assert texts[4].repository == FORK
 
 
-def test_a_text_counts_once_and_by_its_first_place() -> None:
+def test_repeated_revision_is_returned_once_with_its_first_offset() -> None:
     assert revisions([core(OLD.llvm) * 3], "x") == revisions([core(OLD.llvm)], "x")
     assert revisions([OTHER.encode()], "x") == (Revision(kind="bare", revision=OTHER, at=0),)
     assert revisions([], "x") == revisions([NOISE[:-50]], "x") == ()
 
 
-def test_a_file_of_digits_tells_of_nothing() -> None:
+def test_runs_of_more_or_fewer_than_40_digits_are_not_revisions() -> None:
     assert revisions([b"0" * 100_000] * 20, "x") == ()
     assert revisions([b"0" * 41 + b"\0" + b"1" * 39], "x") == ()
 
@@ -105,7 +105,7 @@ def test_a_file_with_too_many_revisions_is_refused() -> None:
 # --- against the pins ---
 
 
-def test_a_wheel_as_pinned(tmp_path: Path) -> None:
+def test_wheel_with_the_pinned_llvm_is_pinned(tmp_path: Path) -> None:
     wheel = read_wheel(made(tmp_path, "3.7.1", {CORE: core(OLD.llvm)}))
     assert (wheel.project, wheel.version, wheel.tag) == ("triton", "3.7.1", "cp312-abi3-manylinux_2_28_x86_64")
     (library,) = wheel.libraries
@@ -114,7 +114,7 @@ def test_a_wheel_as_pinned(tmp_path: Path) -> None:
     assert wheel.wrong == ()
 
 
-def test_two_llvms_as_pinned(tmp_path: Path) -> None:
+def test_core_and_codegen_library_are_pinned_and_bitcode_is_not(tmp_path: Path) -> None:
     (pin,) = NEW.codegen
     made_by = f"clang version 20.0.0git ({FORK} {OTHER})".encode()
     wheel = read_wheel(made(tmp_path, "3.9.0", {CORE: core(NEW.llvm), BITCODE: made_by, AMD: codegen(pin.llvm)}))
@@ -125,7 +125,7 @@ def test_two_llvms_as_pinned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vendor", ["", "AMD "])
-def test_the_linker_of_a_library_is_not_inside_it(tmp_path: Path, vendor: str) -> None:
+def test_linker_named_in_a_library_is_not_an_llvm_inside_it(tmp_path: Path, vendor: str) -> None:
     linker = f"\0Linker: {vendor}LLD 22.0.0 ({FORK} {OTHER})\0".encode()
     wheel = read_wheel(made(tmp_path, "3.7.1", {CORE: core(OLD.llvm) + linker}))
     assert verdicts(wheel) == {"core": "pinned"}
@@ -164,7 +164,7 @@ CASES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("files", "expected"), CASES.values(), ids=CASES)
-def test_verdicts(tmp_path: Path, files: dict[str, bytes], expected: dict[str, str]) -> None:
+def test_verdicts_follow_from_texts_and_pins(tmp_path: Path, files: dict[str, bytes], expected: dict[str, str]) -> None:
     wheel = read_wheel(made(tmp_path, "3.9.0", files))
     assert verdicts(wheel) == expected
     assert {library.part for library in wheel.wrong} == {
@@ -183,7 +183,7 @@ def test_verdicts(tmp_path: Path, files: dict[str, bytes], expected: dict[str, s
         ("4.0.0", "17.0.0git", "untold"),
     ],
 )
-def test_without_a_revision_the_version_is_compared(tmp_path: Path, version: str, llvm: str, verdict: str) -> None:
+def test_version_is_compared_if_there_is_no_revision(tmp_path: Path, version: str, llvm: str, verdict: str) -> None:
     # The text lies across the border of two pieces of the file.
     content = b"\x7fELF".ljust((1 << 20) - 5, b"\0") + f"\xfeLLVM{llvm}\0MLIR3.0.0git\0".encode("latin-1")
     wheel = read_wheel(made(tmp_path, version, {CORE: content}))
@@ -193,13 +193,13 @@ def test_without_a_revision_the_version_is_compared(tmp_path: Path, version: str
     assert f"LLVM {llvm}" in done.stdout
 
 
-def test_what_else_has_that_llvm(tmp_path: Path) -> None:
+def test_another_release_with_the_same_llvm_is_listed(tmp_path: Path) -> None:
     wheel = read_wheel(made(tmp_path, "3.9.0", {CORE: core(OLD.llvm), AMD: codegen(PIN)}))
     assert of(wheel, "core").also == ("Triton 3.7.1",)
 
 
 @pytest.mark.parametrize("version", ["3.7.1+git5d6048aa", "3.99.0"])
-def test_a_version_that_nobody_knows_has_no_pin(tmp_path: Path, version: str) -> None:
+def test_unknown_version_has_no_pin(tmp_path: Path, version: str) -> None:
     wheel = read_wheel(made(tmp_path, version, {CORE: core(OLD.llvm)}))
     assert (of(wheel, "core").verdict, of(wheel, "core").also) == ("no pin", ("Triton 3.7.1",))
     assert wheel.wrong == ()
@@ -215,7 +215,7 @@ def test_another_project_has_no_pin(tmp_path: Path) -> None:
 # --- bad wheels ---
 
 
-def test_without_metadata_the_name_tells(tmp_path: Path) -> None:
+def test_version_comes_from_the_file_name_without_metadata(tmp_path: Path) -> None:
     wheel = read_wheel(made(tmp_path, "3.7.1", {CORE: core(OLD.llvm)}, metadata=None))
     assert (wheel.version, of(wheel, "core").verdict) == ("3.7.1", "pinned")
     wheel = read_wheel(made(tmp_path, "3.7.1", {CORE: core(OLD.llvm)}, metadata=None, name="odd name.whl"))
@@ -225,7 +225,7 @@ def test_without_metadata_the_name_tells(tmp_path: Path) -> None:
 
 
 def _declared(path: Path, size: int) -> None:
-    """Give the first member another size, in both places where it stands."""
+    """Change the size of the first member, in its local header and in the central directory."""
     content = bytearray(path.read_bytes())
     central = content.index(b"PK\x01\x02")
     struct.pack_into("<L", content, 22, size)
@@ -249,7 +249,7 @@ def _packed(method: int) -> Callable[[Path], None]:
 def _named(*names: str) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a name that comes twice
+            warnings.simplefilter("ignore")  # zipfile warns of a duplicate name
             for name in names:
                 archive.writestr(name, b"x")
 
@@ -304,7 +304,7 @@ def test_a_hostile_wheel_is_refused(tmp_path: Path, make: Callable[[Path], None]
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_damaged_wheel_is_none(tmp_path: Path) -> None:
+def test_damaged_wheel_is_refused(tmp_path: Path) -> None:
     path = made(tmp_path, "3.7.1", {CORE: core(OLD.llvm) * 50})
     whole = path.read_bytes()
     for content in (b"", b"PK", whole[:-30], whole[:20] + whole[300:], whole.replace(b"PK\x03\x04", b"PK\x03\x05", 1)):
@@ -319,7 +319,7 @@ def test_a_damaged_wheel_is_none(tmp_path: Path) -> None:
         read_wheel(tmp_path / "none.whl")
 
 
-def test_an_error_of_the_reader_is_no_fault_of_the_wheel(tmp_path: Path) -> None:
+def test_error_of_the_reader_is_not_reported_as_a_damaged_wheel(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), open_wheel(made(tmp_path, "1", {CORE: b"x"})):
         raise OSError("the disk is full")
 
@@ -327,7 +327,7 @@ def test_an_error_of_the_reader_is_no_fault_of_the_wheel(tmp_path: Path) -> None
 # --- the verb ---
 
 
-def test_inspect(tmp_path: Path) -> None:
+def test_inspect_reports_pinned_libraries(tmp_path: Path) -> None:
     path = made(tmp_path, "3.9.0", {CORE: core(NEW.llvm), AMD: codegen(PIN)})
     done = CliRunner().invoke(app, ["inspect", str(path)])
     assert done.exit_code == 0
@@ -339,7 +339,7 @@ def test_inspect(tmp_path: Path) -> None:
     assert wheel["libraries"][0]["told"][0]["build"] is None
 
 
-def test_inspect_of_another_llvm(tmp_path: Path) -> None:
+def test_inspect_fails_if_the_core_has_another_llvm(tmp_path: Path) -> None:
     path = made(tmp_path, "3.9.0", {CORE: core(OLD.llvm)})
     done = CliRunner().invoke(app, ["inspect", str(path)])
     assert done.exit_code == PinError.code
@@ -350,7 +350,9 @@ def test_inspect_of_another_llvm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["gone.whl"], ["pypi:triton", "--cache", "other"], ["x.whl", "--use"]])
-def test_inspect_of_nothing(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_inspect_creates_no_default_cache(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
