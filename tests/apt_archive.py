@@ -1,4 +1,4 @@
-"""A signed archive of source packages in a folder, which the machine's own apt reads."""
+"""A signed archive of source packages in a folder, which the system's apt reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Archive:
     key: Path
 
     def suite(self, name: str, packages: dict[str, str], until: str = "") -> None:
-        """A suite that lists these packages, each with a version."""
+        """Write and sign a suite that lists these packages, each with one version."""
         text = ""
         for package, version in packages.items():
             data = f"{package} {version}".encode()
@@ -55,7 +55,7 @@ class Archive:
         subprocess.run([*gpg, *signed], check=True, capture_output=True)
 
     def lose(self, file: str) -> None:
-        """The pool no longer has the file."""
+        """Remove a file from the pool."""
         (self.root / "pool" / file).unlink()
 
     def mirror(self, suite: str) -> Mirror:

@@ -1,4 +1,4 @@
-"""The same call by several threads."""
+"""Call a function in several threads at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import Barrier
 
 
 def failures(call: Callable[[], object], threads: int = 3) -> list[BaseException]:
-    """What those raised that failed; all begin together."""
+    """Start all threads at the same time, and return the exceptions of the calls that failed."""
     barrier = Barrier(threads)
 
     def run() -> None:

@@ -1,10 +1,10 @@
-"""Compiles FlashAttention as a Triton's own tutorial has it. Runs inside a container with Triton, without a GPU.
+"""Compile the FlashAttention of Triton's tutorial, inside a container with Triton and without a GPU.
 
     attention_of_its_time.py TUTORIAL GPU...
 
-TUTORIAL is `06-fused-attention.py` of the tree that the wheel was built from. Only its kernels are taken: the rest
-imports PyTorch and asks for a GPU. Twenty kernels are compiled for each GPU, forward and backward in several sizes.
-Prints one JSON object: `{"compiled": {GPU: count}, "failed": {GPU KERNEL: why}}`.
+TUTORIAL is `06-fused-attention.py` of the tree from which the wheel was built. Only its kernels are used, because the
+rest imports PyTorch and needs a GPU. For each GPU, 20 kernels are compiled: forward and backward, in several sizes.
+The program prints one JSON object: `{"compiled": {GPU: count}, "failed": {GPU KERNEL: why}}`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZES = {
 
 
 def kernels_alone(tutorial: Path, into: Path) -> None:
-    """Write a module of a tutorial's kernels: without its imports, and without the search for the best sizes."""
+    """Write a module with only the kernels of a tutorial, without its imports and without autotuning."""
     text = tutorial.read_text(encoding="utf-8")
     parts = ["import triton", "import triton.language as tl"]
     for node in ast.parse(text).body:
@@ -41,7 +41,7 @@ def kernels_alone(tutorial: Path, into: Path) -> None:
 
 
 def variants() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Twenty kernels: a function's name, and the constants in which they differ."""
+    """Yield 20 kernels, each as the name of a function and the constants that differ between kernels."""
     heads = (64, 128)
     for head, rows, columns, stage in itertools.product(heads, (64, 128), (32, 64), (1, 3)):
         if (head, rows) != (128, 128):
@@ -55,11 +55,11 @@ def variants() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def types_of(function: Any, constants: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The types of a kernel's arguments by their names, and of the constants those that it takes."""
+    """Return the types of a kernel's arguments by name, and the values of its constant arguments."""
     head = constants["HEAD_DIM"]
     given = {**SIZES, **constants, "BLOCK_DMODEL": head, "D_HEAD": head}
     types: dict[str, str] = {}
-    for name, annotation in zip(function.arg_names, constant_arguments(function)):  # noqa: B905 - Python 3.9 runs it
+    for name, annotation in zip(function.arg_names, constant_arguments(function)):  # noqa: B905 - Python 3.9 runs this
         if annotation:
             types[name] = "constexpr"
         elif name == "sm_scale":
@@ -72,7 +72,7 @@ def types_of(function: Any, constants: Mapping[str, Any]) -> tuple[dict[str, str
 
 
 def constant_arguments(function: Any) -> list[bool]:
-    """For each argument whether it is a constant."""
+    """Return, for each argument, whether it is a constant."""
     arguments = ast.parse(Path(function.fn.__code__.co_filename).read_text(encoding="utf-8")).body
     (node,) = [one for one in arguments if isinstance(one, ast.FunctionDef) and one.name == function.fn.__name__]
     return [one.annotation is not None and "constexpr" in ast.unparse(one.annotation) for one in node.args.args]
@@ -95,7 +95,7 @@ def main(tutorial: str, gpus: list[str]) -> int:
                 pointers = [at for at, kind in enumerate(types.values()) if kind.startswith("*")]
                 contract.code_object(gpu, contract.kernel_of(function, types, taken, pointers))
                 found["compiled"][gpu] += 1
-            except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
+            except Exception as error:  # noqa: BLE001 - each error of the compiler is reported
                 traceback.print_exc()
                 found["failed"][f"{gpu} {name} {sorted(constants.items())}"] = f"{type(error).__name__}: {error}"[:300]
     sys.stdout.write(json.dumps(found, sort_keys=True) + "\n")

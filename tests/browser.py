@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over two pipes: keys that are typed, widths, and what a page says."""
+"""A driver for Chromium without a window, over two pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS = {
 
 
 class Page:
-    """The one tab."""
+    """The only tab of a browser."""
 
     def __init__(self, asks: int, answers: int) -> None:
         self._asks, self._answers = asks, answers
@@ -61,7 +61,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, path: Path, *, width: int = 1280, height: int = 900) -> None:
-        """Load a page and wait until it says that it is ready."""
+        """Load a page, and wait until its root element has the attribute `data-ready`."""
         self.said.clear()
         self.size(width, height)
         self.call("Page.navigate", url=path.as_uri())
@@ -73,7 +73,7 @@ class Page:
         )
 
     def value(self, expression: str) -> Any:
-        """What an expression is; a promise is waited for."""
+        """Return the value of an expression; a promise is awaited."""
         got = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in got, got
         return got["result"].get("value")
@@ -85,7 +85,7 @@ class Page:
             time.sleep(0.02)
 
     def press(self, *keys: str) -> None:
-        """Press keys one after the other, as a person does."""
+        """Press keys one after the other, as a user does."""
         for key in keys:
             code, text = _KEYS.get(key, (0, key))
             told = {"key": key, "windowsVirtualKeyCode": code, **({"text": text} if text else {})}
@@ -93,34 +93,34 @@ class Page:
             self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def type(self, text: str) -> None:
-        """Put a text in at once, as an input method does."""
+        """Insert a text at once, as an input method does."""
         self.call("Input.insertText", text=text)
 
     def errors(self) -> list[str]:
-        """What scripts threw."""
+        """Return the errors that scripts threw since the page was opened."""
         thrown = [one["params"] for one in self.said if one.get("method") == "Runtime.exceptionThrown"]
         return [str(one["exceptionDetails"].get("exception", {}).get("description")) for one in thrown]
 
     def requests(self) -> list[str]:
-        """What was requested since the page was opened."""
+        """Return the URLs that were requested since the page was opened."""
         sent = [one["params"] for one in self.said if one.get("method") == "Network.requestWillBeSent"]
         return [str(one["request"]["url"]) for one in sent]
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Keep what it looks like."""
+        """Write a screenshot of the page."""
         got = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(got["data"]))
 
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """A browser with a profile in a folder; skips if there is none."""
+    """Start a browser with its profile in a folder, and yield its tab. The test is skipped if Chromium is missing."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("NO CHROMIUM: the page is not looked at (apt-get install chromium)")
     theirs_in, asks = os.pipe()
     answers, theirs_out = os.pipe()
-    # The browser reads from 3 and writes to 4; numbers of our own must not be these.
+    # The browser reads from descriptor 3 and writes to 4, so the passed descriptors must have other numbers.
     passed = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (theirs_in, theirs_out)]
     words = [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe",
              f"--user-data-dir={folder}"]  # fmt: skip

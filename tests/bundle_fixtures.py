@@ -1,4 +1,4 @@
-"""A cache whose bundle holds every kind of thing, and what an enemy does to a bundle."""
+"""A cache whose bundle has entries of every kind, and the changes that an attacker makes to a bundle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from toolchain.stages.wheels import TRITON
 
 @dataclass
 class Place:
-    """A cache, what is asked of it, and the bundle that is made of it."""
+    """A cache, a build request for it, and the bundle that is exported from it."""
 
     root: Path
     request: Request
@@ -47,10 +47,10 @@ class Place:
     def import_bundle(self, name: str = "other", ref: LayoutRef | RegistryRef | None = None) -> Imported:
         return import_bundle(ref or self.out, Cache(self.root / name), self.root / name / "toolchain.lock")
 
-    # What an enemy does
+    # These methods make the changes of an attacker.
 
     def change(self, edit: Callable[[dict[str, Any], Layout], None]) -> None:
-        """Another manifest under the same name."""
+        """Change the manifest, and give the new manifest the same name."""
         layout = Layout(self.out.path)
         found = layout.resolve(f"bundle-{self.target}")
         value = layout.read_json(found)
@@ -59,7 +59,7 @@ class Place:
         layout.tag(made, f"bundle-{self.target}")
 
     def swap(self, kind: str, content: bytes) -> None:
-        """Other content for the first thing of a kind, its digest put right."""
+        """Replace the content of the first entry of a kind, and update its digest and size."""
 
         def edit(value: dict[str, Any], layout: Layout) -> None:
             row = entry(value, kind)
@@ -89,7 +89,7 @@ def put(store: Store, content: bytes, name: str) -> str:
 
 
 def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A cache with all that Triton's build takes in, every kind of source among it, each as small as can be."""
+    """Return a place whose cache has all inputs of Triton's build, of every kind of source and as small as possible."""
     cache = Cache(tmp_path / 'cache "one"')
     store = Store(cache.store)
     finished_base(cache, tmp_path / "work")
@@ -153,7 +153,7 @@ def refuses(place: Place, error: type[ToolchainError], id: str = "", *named: str
 
 
 def nothing_counts(place: Place) -> None:
-    """Check that there is no record, resolved base or lock: a plan knows nothing of what was in the bundle."""
+    """Check that an import left no record, resolved base or lock, because a plan would use them."""
     there = place.root / "other"
     assert not (there / "toolchain.lock").exists()
     assert not list((there / "records").glob("*.json"))
