@@ -41,7 +41,7 @@ LAYER = "sha256:" + "a" * 64
 
 
 def until(true: Callable[[], object], what: str, seconds: float = 300) -> None:
-    """Wait for something, for so long."""
+    """Wait until a condition is true, for at most `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"no {what} after {seconds} s"
@@ -50,7 +50,7 @@ def until(true: Callable[[], object], what: str, seconds: float = 300) -> None:
 
 @contextlib.contextmanager
 def process(*words: str, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is killed at the end, with all that it started."""
+    """Start a process, and kill it at the end with all processes that it started."""
     child = subprocess.Popen([sys.executable, *words], cwd=TOP, start_new_session=True, **how)
     try:
         yield child
@@ -84,7 +84,7 @@ class Machine:
     """A machine with its own sources, which works for a scheduler or runs a campaign.
 
     Args:
-        layer: of its Triton.
+        layer: the digest of its Triton layer.
     """
 
     def __init__(self, root: Path, *, layer: str = LAYER, limits: Limits = LIMITS) -> None:
@@ -96,7 +96,7 @@ class Machine:
         self.workers = FakeWorkers(root / "workers")
 
     def provide(self, rules: Sequence[Rule]) -> None:
-        """Lay ready what the rules become here."""
+        """Write the objects that the machine's fake workers return for the rules."""
         for rule in rules:
             (self.workers.folder / f"{rule.target}{rule.kernel}").write_bytes(make_object(rule.target, rule.kernel))
 
@@ -119,7 +119,7 @@ class Machine:
     def worker(
         self, port: int, *, slots: int = 1, address: str = ""
     ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-        """`serve` in a process of its own."""
+        """Run `serve` in its own process."""
         program = (
             "import json, sys; from pathlib import Path; from tests.cluster_fixtures import *\n"
             "root, layer, timeout, address, slots = json.loads(sys.argv[1])\n"
@@ -132,7 +132,7 @@ class Machine:
     def campaign(
         self, rules: Sequence[Rule], address: str = "", *, shared: SharedResults | None = None
     ) -> CampaignResult:
-        """Run one: by the workers of a scheduler, or here."""
+        """Run a campaign with the workers of a scheduler, or with local workers if `address` is empty."""
         how: dict[str, Any] = {"worker_tree": "/src", "keep_going": True, "shared": shared}
         with Ledger(self.root / "ledger.sqlite") as ledger:
             if not address:
@@ -142,17 +142,17 @@ class Machine:
                 return run_campaign(rules, elsewhere, ledger, self.out, **how)
 
     def files(self) -> dict[str, bytes]:
-        """The objects, by path."""
+        """Return the contents of the objects by path."""
         return {str(path.relative_to(self.out)): path.read_bytes() for path in self.out.rglob("*") if path.is_file()}
 
 
 def rules_of(*kernels: str, warps: Sequence[int] = (1, 2)) -> list[Rule]:
-    """Rules for kernels, one for each number of warps."""
+    """Return a rule for each kernel and each number of warps."""
     return [replace(make_rule(kernel, warps=number)) for kernel in kernels for number in warps]
 
 
 class Standin:
-    """Stands in for Dask's worker, so that a `Compiler` can be used without a scheduler."""
+    """A stand-in for Dask's worker, with which a `Compiler` can be used without a scheduler."""
 
     name = "there"
 

@@ -1,5 +1,7 @@
-"""A Triton in the small that makes code for AMD's GPUs by a library of its own: pins, build files, and that library's
-project, which links LLVMSupport."""
+"""A small Triton source tree whose code generator for AMD's GPUs is a separate library.
+
+The tree has pins, build files and the project of the library, which links LLVMSupport.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ CODEGEN = os.environ.get("TRITON_AMD_CODEGEN_PATH")
 
 
 def codegen_tree(folder: Path, *, llvm: str = CORE, amd: str = AMD, build: int = 1) -> Path:
-    """The tree, made again in `folder`; no wheel can be built of it."""
+    """Write the tree to `folder`; no wheel can be built from it."""
     info = {"llvm_hash": llvm, "build_number": 1}
     amd_info = {"llvm_hash": amd, "build_number": build, "sha256sum": {"ubuntu-x64": "0" * 64}}
     files = {

@@ -21,7 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of the other parts, and run those of the real LLVMSupport last.
 
-    From an empty cache ./quickstart compiles LLVMSupport meanwhile, and they find its objects in the compiler cache.
+    If the cache is empty, ./quickstart compiles LLVMSupport at the same time, and the last tests find its objects in
+    the compiler cache.
     """
     part = config.getoption("--part")
     if part is None:
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def no_flush_to_disk() -> Iterator[None]:
-    """Leave out flushes to the disk, which take milliseconds each, because no test cuts the power."""
+    """Omit flushes to the disk, because each takes milliseconds and no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda _: None)
         patch.setattr("toolchain.kernels.ledger.DURABILITY", "OFF")

@@ -1,4 +1,4 @@
-"""A containerd of a test's own: own root, own sockets, no plugin that needs the machine; it ends by its process id."""
+"""A containerd with its own root and its own sockets, without plugins that change the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-# What makes networks, mounts disks or writes outside of its root.
+# These plugins create networks, mount disks or write outside of the root.
 _WITHOUT = (
     *("grpc.v1.cri", "internal.v1.opt", "snapshotter.v1.aufs", "snapshotter.v1.btrfs"),
     *("snapshotter.v1.devmapper", "snapshotter.v1.zfs"),
@@ -22,13 +22,16 @@ _WITHOUT = (
 
 @contextlib.contextmanager
 def containerd(folder: Path) -> Iterator[str]:
-    """Start one with its data below `folder`; yields the address for `ctr`. Skips if there is none to start."""
+    """Start containerd with its data below `folder`, and yield the address for `ctr`.
+
+    The test is skipped if containerd cannot be started.
+    """
     for program in ("containerd", "ctr"):
         if shutil.which(program) is None:
             pytest.skip(f"NO CONTAINERD: {program} is missing: apt-get install containerd")
     if os.geteuid() != 0:
         pytest.skip("NO CONTAINERD: it starts as root alone")
-    # Sockets have short names; a test's folder has not.
+    # The path of a socket must be short, and the path of a test's folder is long.
     with tempfile.TemporaryDirectory(prefix="tc-containerd-", dir="/tmp") as short:
         address, config, log = f"{short}/sock", folder / "config.toml", folder / "containerd.log"
         without = ", ".join(f'"io.containerd.{name}"' for name in _WITHOUT)

@@ -1,4 +1,4 @@
-"""Images of Debian 11, 12 and 13 with their own compilers, unpacked from the machine's mirror; nothing is installed."""
+"""Images of Debian 11, 12 and 13 with their own compilers; packages are unpacked from apt's mirror, not installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain.sources.mirrors import apt_mirrors
 
 TOP = Path(__file__).parent.parent
 SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
-# Unpacked and not installed, which takes seconds: nothing of them needs its maintainer's scripts but awk's name.
+# These packages are only unpacked, which takes seconds. Without the maintainer scripts, only the name `awk` is missing.
 TOOLS = [
     "base-files",
     "bash",
@@ -42,8 +42,8 @@ TOOLS = [
 
 
 def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: str) -> list[str]:
-    """Plain `buildah build` without a network; what it said."""
-    # The ids that build are not ours: a folder of pytest's is closed to them.
+    """Run plain `buildah build` without a network, and return the lines of its output."""
+    # The build runs with other user ids, which cannot enter a folder of pytest.
     folder.chmod(0o755)
     said: list[str] = []
     words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
@@ -56,7 +56,7 @@ def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: 
 
 
 def cmake_wheel(folder: Path) -> None:
-    """The CMake that examples/ installs where a system's own is too old, by the same hash."""
+    """Download the CMake that examples/ installs where a system's CMake is too old, with the same hash."""
     wanted = TOP / "examples/consumer/cmake.txt"
     words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", os.fspath(wanted)]
     process.run([sys.executable, "-m", "pip", *words, "-d", folder / "wheel"])
@@ -68,7 +68,7 @@ def cmake_wheel(folder: Path) -> None:
 
 
 def a_system(engine: Buildah, release: str, folder: Path, *, tools: Sequence[str] = TOOLS) -> str:
-    """An image of this Debian with its compilers and linkers, or with what `tools` names."""
+    """Build an image of a Debian release with the packages in `tools`, and return the name of the image."""
     mirror = next((one for one in apt_mirrors() if not one.security), None)
     if mirror is None:
         pytest.skip("NO MIRROR: apt has none configured")

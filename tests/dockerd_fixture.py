@@ -1,4 +1,4 @@
-"""A docker daemon of a test's own: own data root, own socket, no bridge; it ends by its process id."""
+"""A docker daemon with its own data root and its own socket, without a bridge."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import pytest
 
 @contextlib.contextmanager
 def dockerd(folder: Path, *, first: str = "") -> Iterator[str]:
-    """Start a daemon with its data below `folder`; yields its address. Skips when there is none to start.
+    """Start a daemon with its data below `folder`, and yield its address; the test is skipped if it cannot be started.
 
     Args:
-        first: shell commands that run before it, in a mount namespace that it has to itself: what they mount is not
-            seen by anything else, as folders of another machine are not.
+        first: shell commands that run before the daemon, in its own mount namespace. Only the daemon sees
+            their mounts, as if its folders were those of another machine.
     """
     for program in ("dockerd", "docker", "skopeo"):
         if shutil.which(program) is None:
             pytest.skip(f"NO CONTAINER OF DOCKER RUNS HERE: {program} is missing: apt-get install docker.io skopeo")
-    # Sockets have short names; a test's folder has not.
+    # The path of a socket must be short, and the path of a test's folder is long.
     with tempfile.TemporaryDirectory(prefix="tc-dockerd-", dir="/tmp") as short:
         address = f"unix://{short}/docker.sock"
         log = folder / "dockerd.log"
         argv = ["dockerd", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
         argv += ["--bridge=none", "--data-root", f"{folder}/data", "--exec-root", f"{short}/exec"]
         argv += ["--pidfile", f"{short}/pid", "--host", address]
-        # In a PID namespace of its own, so that its containerd goes with it.
+        # The daemon has its own PID namespace, so that its containerd ends with it.
         wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "--"]
         wrapper += ["sh", "-ec", f'{first}\nexec "$@"', "sh"]
         with log.open("wb") as sink:
@@ -64,7 +64,7 @@ def _wait(daemon: subprocess.Popen[bytes], address: str, log: Path) -> None:
 
 
 def _wait_for_end(pid: str) -> None:
-    """Wait until a process has ended; whoever is its parent then may still have to take its exit code."""
+    """Wait until a process has ended; it may remain as a zombie until its parent reads its exit code."""
     with contextlib.suppress(OSError):
         for _ in range(600):
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":

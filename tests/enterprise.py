@@ -1,4 +1,4 @@
-"""A stand-in for an Enterprise Linux image: programs of this machine, and a dnf and rpm that play their part."""
+"""A stand-in for an Enterprise Linux image: programs of the host, and fakes of dnf and rpm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.core import process
 
 
 def with_programs(tree: Path, *programs: str) -> Path:
-    """Copy programs of this machine and the libraries they want to the same places below `tree`."""
+    """Copy programs of the host to usr/bin below `tree`, and the libraries that they need to their paths below it."""
     for program in programs:
         found = shutil.which(program)
         if found is None:
@@ -34,14 +34,14 @@ def copy(source: Path, target: Path) -> None:
 
 
 def script(path: Path, body: str) -> None:
-    """An executable shell script."""
+    """Write an executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     path.chmod(0o755)
 
 
 def enterprise_tree(tree: Path) -> Path:
-    """The image: its dnf writes down what it is asked and lays out empty programs."""
+    """Write the files of the image; its dnf appends its arguments to /dnf-calls and creates empty programs."""
     with_programs(tree, "sh", "sed", "sort", "ln", "rm", "mkdir", "cat", "chmod")
     script(
         tree / "usr/bin/dnf",

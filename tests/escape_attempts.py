@@ -1,7 +1,7 @@
-"""Further attempts to leave a container than those of `toolchain.engine.attack`, on the standard library alone.
+"""Attempts to leave a container, in addition to those of `toolchain.engine.attack`, with the standard library only.
 
 `python -I -S -B escape_attempts.py FILE` reads `Given` as JSON and prints a line for each attempt: `@held NAME`, or
-`@out NAME: WHAT` if it worked. It changes nothing outside the container.
+`@out NAME: WHAT` if the attempt succeeded. The program changes nothing outside the container.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEWUSER = 1 << 28
 _PR_GET_NO_NEW_PRIVS = 39
 _PTRACE_TRACEME, _PTRACE_SEIZE = 0, 0x4206
 _AF_VSOCK = 40
-# Numbers of the system call clone, for which the C library has no function that takes these arguments.
+# These are the numbers of the system call clone, because no function of the C library takes these arguments.
 _CLONE = {"x86_64": 56, "aarch64": 220, "ppc64le": 120, "s390x": 120, "riscv64": 220}
 _NEW_CALLS = {447: "memfd_secret", 457: "statmount", 458: "listmount", 467: "open_tree_attr", 468: "file_getattr"}
 _REFUSED = (errno.EPERM, errno.ENOSYS)
@@ -32,14 +32,14 @@ _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
 class Given(TypedDict):
-    """The facts about the machine that the program uses.
+    """The facts about the host that the program uses.
 
     Args:
-        unseen: paths of the machine that must not be there.
-        locked: a folder that anybody may write to, shown read-only.
-        written: a folder of the caller's that a container may write to.
-        disk: major and minor number of a disk.
-        namespaces: the caller's, as `/proc/self/ns` has them.
+        unseen: paths of the host that must not exist in the container.
+        locked: a folder that all users may write to, mounted read-only in the container.
+        written: a folder of the caller that a container may write to.
+        disk: the major and minor number of a disk.
+        namespaces: the caller's namespaces, with their names and links in `/proc/self/ns`.
     """
 
     unseen: list[str]
@@ -50,7 +50,7 @@ class Given(TypedDict):
 
 
 def other_process(_: Given) -> str:
-    """Look at the root of another process, at its open files, or into its memory."""
+    """Read the root, the open files or the memory of another process."""
 
     def read(path: str) -> None:
         os.close(os.open(path, os.O_RDONLY))
@@ -65,12 +65,12 @@ def other_process(_: Given) -> str:
 
 
 def unseen(given: Given) -> str:
-    """Find what of the machine must not be there."""
+    """Find a path of the host that must not exist in the container."""
     return _first(os.lstat, given["unseen"])
 
 
 def locked(given: Given) -> str:
-    """Write to what is shown read-only, or have it shown otherwise."""
+    """Write to a read-only mount, after an attempt to mount it writable."""
 
     def write(path: str) -> None:
         with open(path, "w", encoding="ascii"):
@@ -138,14 +138,14 @@ def trace(_: Given) -> str:
 
 
 def mount(_: Given) -> str:
-    """Mount something, or take a mount away."""
+    """Mount a file system, or unmount one."""
     if _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None) == 0:
         return "a file system in memory"
     return "/proc is gone" if _LIBC.umount2(b"/proc", 2) == 0 else ""
 
 
 def user_namespace(_: Given) -> str:
-    """Begin a user namespace, in which everything is allowed again."""
+    """Create a user namespace, in which a process has all capabilities again."""
     if _in_child(lambda: _LIBC.unshare(_NEWUSER) == 0):
         return "by unshare"
     number = _CLONE.get(platform.machine())
@@ -162,33 +162,33 @@ def user_namespace(_: Given) -> str:
 
 
 def privileges(_: Given) -> str:
-    """Start programs that give more rights."""
+    """Check whether programs with more rights could be started, because no_new_privs is not set."""
     return "no_new_privs is not set" if _LIBC.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1 else ""
 
 
 def machine_socket(_: Given) -> str:
-    """Speak to the host of a virtual machine, which no network namespace holds back."""
+    """Open a socket to the host of a virtual machine, which a network namespace does not prevent."""
     socket.socket(_AF_VSOCK, socket.SOCK_STREAM).close()
     return "a socket to the host"
 
 
 def namespaces(given: Given) -> str:
-    """Share a namespace with the caller."""
+    """Find namespaces that are shared with the caller."""
     ours = {name: os.readlink(f"/proc/self/ns/{name}") for name in given["namespaces"]}
     return ", ".join(name for name, caller in given["namespaces"].items() if ours[name] == caller)
 
 
 def new_calls(_: Given) -> str:
-    """Make a system call that is newer than many a list of refused ones."""
+    """Make a system call that is newer than many lists of refused calls."""
     for number, name in _NEW_CALLS.items():
-        # Without valid arguments a kernel that has the call refuses them.
+        # If the call is not filtered, a kernel that has it fails with another error, because the arguments are invalid.
         if _LIBC.syscall(number, -1, None, -1, None, 0, 0) != -1 or ctypes.get_errno() not in _REFUSED:
             return name
     return ""
 
 
 def kernel(_: Given) -> str:
-    """Set what is the kernel's, and so every process's."""
+    """Change settings of the kernel, which affect every process."""
 
     def write(path: str) -> None:
         os.close(os.open(path, os.O_WRONLY))
@@ -214,7 +214,7 @@ ATTEMPTS: dict[str, Callable[[Given], str]] = {
 
 
 def _first(attempt: Callable[[str], object], paths: list[str]) -> str:
-    """The first of these paths that the attempt works on; empty without one."""
+    """Return the first path for which the attempt succeeds, or an empty text."""
     for path in paths:
         try:
             attempt(path)
@@ -225,7 +225,7 @@ def _first(attempt: Callable[[str], object], paths: list[str]) -> str:
 
 
 def _others() -> list[str]:
-    """Processes outside this container, by their numbers."""
+    """Return the ids of processes outside this container."""
     return [name for name in os.listdir("/proc") if name.isdigit() and not _of_ours(name)]
 
 
@@ -237,7 +237,7 @@ def _of_ours(pid: str) -> bool:
 
 
 def _in_child(attempt: Callable[[], bool]) -> bool:
-    """Whether an attempt works that would change this process."""
+    """Make an attempt in a child, because it would change this process, and return whether it succeeded."""
     pid = os.fork()
     if pid == 0:
         os._exit(0 if attempt() else 1)

@@ -1,4 +1,4 @@
-"""An LLVM source tree whose CMake files try to leave the build, and what a build of it must print."""
+"""An LLVM source tree whose CMake files try to leave the build, and a check of the build's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import escape_attempts
 from tests.hostile_llvm import hostile_llvm
 from toolchain.engine import attack
 
-# Beside the program's attempts: what someone would write who knows this machine.
+# The script runs the two programs and adds attempts of an attacker who knows paths of the host.
 _PROBE = """
 here=$(dirname "$0")
 python3 -I -S -B "$here/attack.py" SECRET
@@ -31,8 +31,8 @@ def escaping_llvm(folder: Path, *, secret: Path, owned: Path) -> Path:
     """Make the tree in `folder`.
 
     Args:
-        secret: a file of the caller's that the build looks for; made here, for its owner alone.
-        owned: a file that it tries to write outside.
+        secret: a file of the caller that the build tries to find; it is created here, readable only by its owner.
+        owned: a file outside of the build that the build tries to write.
     """
     script = _PROBE.replace("OWNED", os.fspath(owned)).replace("SECRET", os.fspath(secret))
     tree = hostile_llvm(folder, probe=script, says=f"from {os.getpid()}")
@@ -53,7 +53,7 @@ def escaping_llvm(folder: Path, *, secret: Path, owned: Path) -> Path:
 
 
 def require_nothing_left(said: str, owned: Path) -> None:
-    """Insist that a build of the tree, which printed `said` and named its log, made every attempt in vain."""
+    """Check that a build of the tree, whose log is named in `said`, made every attempt, and that all failed."""
     found = re.search(r"full log: (\S+/llvm-[^/\s]+\.log)", said)
     assert found, said
     lines = Path(found[1]).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Small images with records, so that evidence of them can be made, attached and told from false evidence in seconds."""
+"""Small images with records, for which true and false evidence can be made, attached and verified in seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FINISHED = float(EPOCH + 3600)
 
 
 def record(**changes: Any) -> Record:
-    """A record as a build of LLVM from git with one patch leaves it."""
+    """Return the record that a build of LLVM from git with one patch writes."""
     inputs = {
         "stage": "llvm",
         "arch": "amd64",
@@ -110,17 +110,17 @@ PACKAGES = (Package("apt", "3.0.3", "amd64", "deb", "5" * 64), Package("libc6", 
 
 
 def image_facts(**changes: Any) -> ImageFacts:
-    """The record with its base."""
+    """Return the facts of an image: its record, its base and its packages."""
     return ImageFacts(record=record(**changes), dependencies=(BASE,), packages=PACKAGES)
 
 
 def ed25519_signer() -> Signer:
-    """A new key."""
+    """Return a signer with a new Ed25519 key."""
     return Signer(ed25519.Ed25519PrivateKey.generate())
 
 
 def p256_signer() -> Signer:
-    """A new key of the other kind."""
+    """Return a signer with a new P-256 key."""
     return Signer(ec.generate_private_key(ec.SECP256R1()))
 
 
@@ -134,7 +134,7 @@ def small_image(
     arch: str = "amd64",
     partial: str = "",
 ) -> Descriptor:
-    """An image of one layer with the given files and a link."""
+    """Write an image of one layer with the given files and a link, and return its descriptor."""
     tree = work / f"tree {len(list(work.iterdir())) if work.exists() else 0}"
     for name, content in files.items():
         path = tree / name
@@ -153,13 +153,13 @@ def small_image(
 
 
 def bill(facts: ImageFacts, layout: Layout, manifest: Descriptor, format_: Format = SPDX) -> dict[str, Any]:
-    """The SBOM of an image in one format."""
+    """Return the SBOM of an image in one format."""
     return dict(sboms(facts, layout, manifest))[format_]
 
 
 @dataclass
 class Stand:
-    """An image in a layout folder, with all that is needed to say true and untrue things about it."""
+    """An image in a layout folder, with the record and the key to make true and false statements about it."""
 
     layout: Layout
     work: Path
@@ -175,31 +175,31 @@ class Stand:
 
     @property
     def ref(self) -> LayoutRef:
-        """Where it is."""
+        """The reference to the layout."""
         return LayoutRef(self.layout.root)
 
     def subjects(self) -> list[attest.Resource]:
-        """What its statements are about."""
+        """Return the subjects of the image's statements."""
         return attest.subjects(self.image_facts.record.image, [self.manifest.digest, self.index.digest])
 
     def sbom(self) -> dict[str, Any]:
-        """A true bill of materials, to be changed at will."""
+        """Return a true SBOM, which the caller may change."""
         return copy.deepcopy(bill(self.image_facts, self.layout, self.manifest))
 
     def cyclonedx(self) -> dict[str, Any]:
-        """The same as CycloneDX, to be changed at will."""
+        """Return a true SBOM in CycloneDX, which the caller may change."""
         return bill(self.image_facts, self.layout, self.manifest, CYCLONEDX)
 
     def provenance(self) -> dict[str, Any]:
-        """A true provenance, to be changed at will."""
+        """Return a true provenance, which the caller may change."""
         return copy.deepcopy(dict(attest.provenance(self.image_facts, self.subjects())))
 
     def sbom_statement(self, document: Mapping[str, Any] | None = None) -> attest.Statement:
-        """The statement of a true SBOM, or of another one."""
+        """Return the statement of a true SBOM, or of the given document."""
         return attest.statement(self.subjects(), SPDX.predicate, document or self.sbom())
 
     def attach(self, content: bytes, media_type: str = dsse.MEDIA_TYPE, *, to: Descriptor | None = None) -> Descriptor:
-        """Attach some bytes to the image."""
+        """Attach bytes to the image or to `to`, and return the descriptor of their blob."""
         blob = self.layout.put_bytes(content, media_type)
         made = write_artifact(self.layout, to or self.manifest, blob, artifact_type=media_type)
         attach(self.layout, [made], self.ref)
@@ -210,13 +210,13 @@ class Stand:
         self.attach(dsse.sign(statement, signer or self.signer).as_bytes())
 
     def say_all(self, *, sbom: Mapping[str, Any] | None = None, provenance: Any = None) -> None:
-        """Attach both statements, true where nothing else is given."""
+        """Sign and attach an SBOM and a provenance, which are true unless they are given."""
         self.say(self.sbom_statement(sbom))
         self.say(provenance or self.provenance())
 
 
 def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
-    """A base in the cache as a build leaves it, but with one small file: enough to publish it."""
+    """Put a base into the cache as a build does, but with one small file, so that it can be published."""
     recipe = base_recipe("debian13", "amd64")
     rows = [{"name": "apt", "version": version, "architecture": "amd64", "sha256": "5" * 64}]
     write_packages(
@@ -226,7 +226,7 @@ def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
 
 
 def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41", glibc: str = "") -> Built:
-    """Another machine's side of the base, likewise; or an old system, by its glibc."""
+    """Put the sysroot of an architecture into the cache in the same way; with `glibc`, that of an old system."""
     request = Request(cache=cache, arch=(arch,), glibc=glibc)
     system = sysroot_of(request)
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
@@ -235,7 +235,7 @@ def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41",
 
 
 def finished_torch(cache: Cache, work: Path) -> Built:
-    """PyTorch of the base's distribution, likewise."""
+    """Put the PyTorch of the base's distribution into the cache in the same way."""
     request = Request(cache=cache)
     rows = [{"name": "python3-torch", "version": "2.6.0+dfsg-7", "architecture": "amd64", "sha256": "8" * 64}]
     lock = {"recipe": torch_of(request).digest, "packages": rows}
@@ -246,7 +246,7 @@ def finished_torch(cache: Cache, work: Path) -> Built:
 def finished_llvm(
     request: Request, work: Path, files: Mapping[str, bytes], facts: Mapping[str, Any] | None = None
 ) -> Built:
-    """An LLVM in the cache as a build leaves it, of a few small files: enough to publish it."""
+    """Put an LLVM into the cache as a build does, but with the given small files, so that it can be published."""
     planned = LlvmStage().plan(request, {"base": BaseStage().plan(request, {})})
     tree = work / "llvm tree"
     for name, content in files.items():
@@ -278,13 +278,13 @@ NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
 
 
 def look(stand: Stand, key: Any = "own", **demands: Any) -> Verdict:
-    """What `verify` says of the image of a stand, ten days after it was built."""
+    """Return the verdict of `verify` on the image of a stand, ten days after the build."""
     public = stand.signer.public if key == "own" else key
     return verify(stand.ref, stand.layout, stand.index, key=public, demands=Policy(**demands), now=NOW)
 
 
 def wrong(verdict: Verdict, *named: str) -> str:
-    """Return the id of the one problem, which names these values."""
+    """Return the id of the only problem, after a check that the problem names these values."""
     assert verdict.verdict == "untrusted"
     (problem,) = verdict.problems
     assert [value for value in named if value not in problem] == [], problem

@@ -1,4 +1,4 @@
-"""A registry in memory that knows the referrers API, as docker-registry does not; and that can be told to misbehave."""
+"""A registry in memory that can misbehave, and that has the referrers API, which docker-registry lacks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 class FakeRegistry(ThreadingHTTPServer):
-    """Any repository exists.
+    """A registry in which every repository exists.
 
     Args:
-        api: whether it knows `/referrers/`.
-        page: referrers a page.
-        blind: it sends OCI-Subject and answers the API with an empty list.
-        silent: it lists referrers, but does not send OCI-Subject.
-        digest_tags: it takes the tag `sha256-HEX` for the digest `sha256:HEX`, as GitLab's registry does.
+        api: whether the registry has the API `/referrers/`.
+        page: the number of referrers in a page.
+        blind: whether the registry sends OCI-Subject, but answers the API with an empty list.
+        silent: whether the registry lists referrers, but does not send OCI-Subject.
+        digest_tags: whether the tag `sha256-HEX` means the digest `sha256:HEX`, as in GitLab's registry.
     """
 
     daemon_threads = True
@@ -44,20 +44,20 @@ class FakeRegistry(ThreadingHTTPServer):
         self.manifests: dict[str, tuple[str, bytes]] = {}  # by tag and by digest
         self.seen: list[str] = []
         self.before_put: Callable[[str], None] | None = None
-        self.statuses: dict[str, list[int]] = {}  # answers instead, by "VERB pattern"
-        self.instead: dict[str, list[bytes]] = {}  # manifests that it answers with first, by "VERB reference"
+        self.statuses: dict[str, list[int]] = {}  # statuses to answer with, by a pattern of "VERB PATH"
+        self.instead: dict[str, list[bytes]] = {}  # manifests to answer with first, by "VERB reference"
         self.lock = threading.Lock()
 
     @property
     def host(self) -> str:
-        """Where it listens, host:port."""
+        """The host:port at which the registry listens."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Quiet."""
+        """Print nothing."""
 
     def referrers(self, subject: str) -> list[dict[str, Any]]:
-        """What it lists for a digest."""
+        """Return the referrers of a digest."""
         found = []
         for name, (kind, content) in sorted(self.manifests.items()):
             value = json.loads(content)
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: FakeRegistry
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Quiet."""
+        """Print nothing."""
 
     def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def fake_registry(**options: Any) -> Iterator[FakeRegistry]:
-    """A running one."""
+    """Run a registry in a thread, and yield it."""
     with FakeRegistry(**options) as registry:
         thread = threading.Thread(target=registry.serve_forever, args=(0.05,), daemon=True)
         thread.start()

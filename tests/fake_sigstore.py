@@ -1,4 +1,4 @@
-"""A Sigstore in one process: certificates, their log, the log of signatures; and what it can be told to get wrong."""
+"""A Sigstore in one process, with a certificate authority, a log of certificates and a log of signatures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _sha256(content: bytes) -> bytes:
 
 
 class _Log:
-    """A key with the id that Sigstore gives it."""
+    """A key, and the id that Sigstore derives from it."""
 
     def __init__(self) -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -53,10 +53,10 @@ class _Log:
 
 
 class FakeSigstore(ThreadingHTTPServer):
-    """Believes every token.
+    """A Sigstore that accepts every token.
 
     Args:
-        statuses: answers instead, by the start of a path; -1 for none at all.
+        statuses: the statuses to answer with, by the start of a path; with -1, a request gets no answer.
     """
 
     daemon_threads = True
@@ -73,7 +73,7 @@ class FakeSigstore(ThreadingHTTPServer):
         self.root = self._certificate(self._name, self._root.key.public_key(), ca=True)
 
     def write_config(self, path: Path) -> Path:
-        """The trust config that names this one."""
+        """Write the trust config of this Sigstore."""
         service = {"url": self.url, "majorApiVersion": 1, "validFor": _ALWAYS, "operator": "test"}
         root = self.root.public_bytes(serialization.Encoding.DER)
         chain = {"certificates": [{"rawBytes": _b64(root)}]}
@@ -122,7 +122,7 @@ class FakeSigstore(ThreadingHTTPServer):
         for extension, critical in more:
             made = made.add_extension(extension, critical=critical)
         if more:
-            # Signed by the log without the extension that the signature then becomes.
+            # The log signs the certificate without the extension that will contain the signature.
             plain = made.sign(self._root.key, hashes.SHA256()).tbs_certificate_bytes
             made = made.add_extension(x509.UnrecognizedExtension(_SCTS, self._scts(plain)), critical=False)
         return made.sign(self._root.key, hashes.SHA256())
@@ -137,7 +137,7 @@ class FakeSigstore(ThreadingHTTPServer):
         return b"\x04" + (bytes([len(many)]) if len(many) < 128 else bytes([0x81, len(many)])) + many
 
     def certify(self, token: str, request: bytes) -> list[str]:
-        """The chain for who the token names."""
+        """Return the certificate chain for the identity that the token names."""
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         who = claims["sub"]
@@ -153,7 +153,7 @@ class FakeSigstore(ThreadingHTTPServer):
         return [one.public_bytes(serialization.Encoding.PEM).decode() for one in (leaf, self.root)]
 
     def enter(self, proposed: dict[str, Any]) -> dict[str, Any]:
-        """The log's entry for a DSSE envelope; each entry is a tree of its own."""
+        """Return the log's entry for a DSSE envelope; each entry is the only leaf of its own tree."""
         content = proposed["spec"]["proposedContent"]
         envelope = json.loads(content["envelope"])
         payload = base64.b64decode(envelope["payload"])
@@ -190,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: FakeSigstore
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Quiet."""
+        """Print nothing."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.over.wait(60)
             return
         if status:
-            # A careless server repeats what it was sent; no one may show that.
+            # A careless server repeats the token, which the client must not show.
             value: Any = {"message": f"as asked, {self.headers.get('Authorization', '')}"}
         elif self.path.startswith("/api/v2/signingCert"):
             token = self.headers["Authorization"].removeprefix("Bearer ")
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def token(name: str, issuer: str, *, lives: float = 600, **more: str) -> str:
-    """What an OIDC issuer would hand out, with a signature that no one made."""
+    """Return a token like one of an OIDC issuer, but with an invalid signature."""
     now = int(time.time())
     claims = {"iss": issuer, "sub": name, "aud": "sigstore", "iat": now - 5, "nbf": now - 5, "exp": now + int(lives)}
     claims |= more
@@ -225,7 +225,7 @@ def token(name: str, issuer: str, *, lives: float = 600, **more: str) -> str:
 
 @contextlib.contextmanager
 def fake_sigstore() -> Iterator[FakeSigstore]:
-    """A running one."""
+    """Run a Sigstore in a thread, and yield it."""
     with FakeSigstore() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

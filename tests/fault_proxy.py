@@ -1,4 +1,4 @@
-"""A proxy in front of a registry that fails on demand, asks for a login, or has another registry's manners."""
+"""A proxy in front of a registry that fails on demand, requires a login, or imitates another registry."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _HOP = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}
 
 @dataclass
 class Fault:
-    """One misbehaviour.
+    """A fault of the proxy.
 
     Args:
-        kind: `status` answers `status` without asking the registry; `reset` breaks the connection after `after` bytes
-            of the request's body went through; `lose-answer` does so after the registry took all of it; `truncate`
-            breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` is in
-            Docker-Content-Digest, `header` puts `headers` into the answer; `stall` falls silent after `after` bytes of
-            the request's body, or of the answer to a request without one.
-        method: pattern of the verb.
-        path: pattern of the path.
-        times: how often, -1 always.
-        skip: matching requests that are let through first.
+        kind: `status` answers with `status` without a request to the registry; `reset` breaks the connection after
+            `after` bytes of the request's body were forwarded; `lose-answer` breaks it after the registry received the
+            whole body; `truncate` ends the answer after `after` bytes; `flip` changes one bit there; `digest` replaces
+            Docker-Content-Digest; `header` puts `headers` into the answer; `stall` stops sending after `after` bytes of
+            the request's body, or of the answer to a request without a body.
+        method: a pattern for the verb.
+        path: a pattern for the path.
+        times: how often the fault occurs; -1 for always.
+        skip: the number of matching requests that are forwarded before the first fault.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Fault:
 
 @dataclass
 class Seen:
-    """A request that came by: verb, path with query, bytes of body taken, what was answered."""
+    """A request: its verb, its path with the query, the number of forwarded body bytes, and the answer's status."""
 
     method: str
     path: str
@@ -61,9 +61,10 @@ class Seen:
 
 
 class FaultProxy(ThreadingHTTPServer):
-    """Forwards to `upstream` (host:port). `login` asks for user:password, `tokens` hands out that many uses a token.
+    """A proxy that forwards requests to `upstream` (host:port).
 
-    `desk` gives it the manners of another registry, `guard` a login with scopes.
+    `login` is the user:password that the proxy requires, and `uses` the number of requests for which a token is valid;
+    if `uses` is 0, there are no tokens. `desk` imitates another registry, and `guard` requires a login with scopes.
     """
 
     daemon_threads = True
@@ -83,11 +84,11 @@ class FaultProxy(ThreadingHTTPServer):
 
     @property
     def host(self) -> str:
-        """Where it listens, host:port."""
+        """The host:port at which the proxy listens."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def fault_for(self, method: str, path: str) -> Fault | None:
-        """The fault that this request meets."""
+        """Return the fault for this request, or None."""
         with self.lock:
             for fault in self.faults:
                 if fault.times == 0 or not re.search(fault.path, path) or not re.fullmatch(fault.method, method):
@@ -101,7 +102,7 @@ class FaultProxy(ThreadingHTTPServer):
         return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Broken connections are what this is for."""
+        """Print nothing, because broken connections are expected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,10 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: FaultProxy
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Quiet."""
+        """Print nothing."""
 
     def _break(self, *, orderly: bool = False) -> None:
-        if not orderly:  # linger 0: the peer gets a reset, and loses what it has not read yet
+        if not orderly:  # with a linger of 0, the peer gets a reset and loses unread data
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         with contextlib.suppress(OSError):
@@ -207,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.kind == "status":
             seen.status = fault.status
             self._drain()
-            # A careless server repeats what it was sent; no one may show that.
+            # A careless server repeats the credentials, which the client must not show.
             said = f"as asked, {self.headers.get('Authorization', '')}"
             body = json.dumps({"errors": [{"code": "TEST", "message": said}]}).encode()
             self._answer(fault.status, body, fault.headers)
@@ -222,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.close()
 
     def _keep(self, upstream: http.client.HTTPConnection, desk: Desk, fault: Fault, seen: Seen) -> None:
-        """Break off as `reset` does, at a registry that keeps what came before: it takes that as a chunk."""
+        """Break the connection as `reset` does, after the received bytes were sent as a chunk, which the registry keeps."""
         body = self.rfile.read(fault.after)
         seen.body = len(body)
         path = desk.upstream("PATCH", self.path.partition("?")[0])
@@ -306,7 +307,7 @@ class _Handler(BaseHTTPRequestHandler):
 def fault_proxy(
     upstream: str, *, login: str = "", uses: int = 0, manners: Manners | None = None
 ) -> Iterator[FaultProxy]:
-    """A running proxy in front of `upstream`."""
+    """Run a proxy in front of `upstream` in a thread, and yield it."""
     with FaultProxy(upstream, login=login, uses=uses) as proxy:
         proxy.desk = Desk(manners) if manners is not None else None
         proxy.guard = manners.login() if manners is not None and manners.login is not None else None

@@ -1,4 +1,4 @@
-"""A git server on loopback: git's own `http-backend` behind Python's server, to fetch from as from any other."""
+"""A git server on loopback: git's `http-backend` behind Python's HTTP server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 
 def git(repository: Path, *words: str) -> str:
-    """Run git without any configuration; what it printed."""
+    """Run git without configuration files, and return its output."""
     env = {
         "PATH": os.environ["PATH"],
         "GIT_CONFIG_GLOBAL": os.devnull,
@@ -26,7 +26,7 @@ def git(repository: Path, *words: str) -> str:
 
 @contextmanager
 def served(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """All repositories below `root`, as `http://127.0.0.1:PORT`; and the requests so far, as METHOD PATH."""
+    """Serve all repositories below `root`, and yield the server's URL and the requests so far, as METHOD PATH."""
     asked: list[str] = []
 
     class Handler(_Backend):
@@ -54,7 +54,7 @@ class _Backend(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server names the argument
         pass
 
     def _answer(self, body: bytes) -> None:
@@ -80,7 +80,7 @@ class _Backend(BaseHTTPRequestHandler):
             "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
             "REMOTE_ADDR": "127.0.0.1",
         }
-        # As it comes: while a large pack is made, git sends signs of life, and the client waits for them.
+        # The answer is forwarded as it arrives, because the client waits for keepalives while git packs objects.
         with subprocess.Popen(
             ["git", "http-backend"], env=env, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as backend:
@@ -103,7 +103,7 @@ class _Backend(BaseHTTPRequestHandler):
 
 
 def triton_repository(path: Path, *, version: str, llvm: str, tag: str) -> str:
-    """As little of Triton as its stage insists on, committed and tagged; its commit."""
+    """Commit and tag the few files that Triton's stage requires, and return the commit."""
     path.mkdir(parents=True, exist_ok=True)
     if not (path / ".git").exists():
         git(path, "init", "-q", "-b", "main")

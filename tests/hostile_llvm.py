@@ -1,4 +1,4 @@
-"""An LLVM source tree whose CMake files run a program of the test's choosing inside the build."""
+"""An LLVM source tree whose CMake files run a script of the test inside the build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hostile_llvm(folder: Path, *, probe: str = "", says: str = "hello") -> Path:
 
     Args:
         probe: a shell script that runs while CMake configures, with the rights of the build.
-        says: what the program prints, so that trees differ; the macro SAYS takes its place.
+        says: the text that the program prints, so that trees differ; a macro SAYS replaces it.
     """
     small_llvm(folder)
     (folder / "llvm" / "CMakeLists.txt").write_text(_CMAKE)

@@ -1,4 +1,4 @@
-"""Real things that several tests share."""
+"""Fixtures that several integration tests share: a registry, the results of ./quickstart, an engine and a base."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ BASE = "toolchain-base-debian13"
 
 @pytest.fixture(scope="session")
 def registry_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of a docker-registry on loopback."""
+    """Yield the host:port of a docker-registry on loopback."""
     with running_registry(tmp_path_factory.mktemp("registry")) as host:
         yield host
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a call of the tool left."""
+    """The exit code and the output of a call of the tool."""
 
     code: int
     out: str
@@ -43,12 +43,12 @@ class Said:
 
     @property
     def json(self) -> Any:
-        """Standard output as data."""
+        """The parsed JSON of standard output."""
         return json.loads(self.out)
 
 
 def toolchain(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Said:
-    """Run the tool as a user does, to its end."""
+    """Run the tool as a user does, and wait until it ends."""
     done = subprocess.run(
         [sys.executable, "-m", "toolchain", *map(str, words)],
         capture_output=True,
@@ -62,7 +62,7 @@ def toolchain(*words: str | Path, env: dict[str, str] | None = None, cwd: Path |
 
 @dataclass(frozen=True)
 class Quickstart:
-    """A finished ./quickstart: what it printed and the layout it published to."""
+    """The output of a finished ./quickstart, and the layout to which it published."""
 
     said: Said
     out: Path
@@ -75,7 +75,7 @@ class Quickstart:
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
-    """`./quickstart`, run once for all tests that need what it makes. Its cache is the user's own."""
+    """Run `./quickstart` once for all tests that need its results. Its cache is the user's own."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: ./quickstart installs packages and makes a base from apt's mirrors")
     out = tmp_path_factory.mktemp("published") / 'oci out "quoted"'
@@ -94,7 +94,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
-    """One with a storage of the tests' own."""
+    """Yield an engine with its own storage for the tests of a module."""
     found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
     yield found
     destroy(found)
@@ -102,7 +102,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
 
 @pytest.fixture(scope="module")
 def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str]:
-    """The base image: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made, with its cache."""
+    """Return the base in the OCI layout TOOLCHAIN_TEST_BASE, or else that of ./quickstart, with its cache."""
     if named := os.environ.get("TOOLCHAIN_TEST_BASE"):
         layout = Path(named.removeprefix("oci:"))
         return None, layout, _only_manifest(layout)
@@ -117,13 +117,13 @@ def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str
 def base(
     base_layout: tuple[Cache | None, Path, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Buildah, str]]:
-    """An engine, and the base image in it."""
+    """Yield an engine, and the name of the base image in it."""
     for program in ("buildah", "unshare"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed: apt-get install {program}")
     cache, layout, manifest = base_layout
     engine = Buildah(cache or Cache(tmp_path_factory.mktemp("contract") / "cache"))
-    # By the name that stages give it, so that it is unpacked once.
+    # The image gets the name that stages give it, so that it is unpacked only once.
     yield engine, engine.ensure_image(BASE, layout, manifest)
     if cache is None:
         destroy(engine)
