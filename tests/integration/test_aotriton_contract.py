@@ -1,4 +1,4 @@
-"""aotriton/contract inside the base, against a small stand-in for an installed AOTriton: the real one takes an hour."""
+"""Test of aotriton/contract in the base, with a stand-in for AOTriton, because a build of AOTriton takes an hour."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ set_target_properties(aotriton_v2 PROPERTIES IMPORTED_LOCATION PLACE/lib/libaotr
 MOVABLE = PACKAGE.replace("PLACE", "${CMAKE_CURRENT_LIST_DIR}/../../..")
 
 
-def test_a_program_finds_links_and_runs(base: tuple[Buildah, str], tmp_path: Path) -> None:
+def test_contract_requires_the_library_its_symbols_and_a_movable_package(
+    base: tuple[Buildah, str], tmp_path: Path
+) -> None:
     engine, image = base
     folder = tmp_path / "in"
     for name, text in (

@@ -1,4 +1,4 @@
-"""The recorded numbers of kernels against AOTriton's own generator."""
+"""Test that the recorded numbers of kernels equal those that AOTriton's own generator plans."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ PYTHON = os.environ.get("TOOLCHAIN_TEST_PYTHON", "python3")
 
 
 def _run(words: list[str], tree: Path, **env: str) -> None:
-    ran = subprocess.run(  # noqa: PLW1510 - its errors are shown below
+    ran = subprocess.run(  # noqa: PLW1510 - the assertion shows its errors
         [PYTHON, "-X", "utf8", "-m", *words], cwd=tree, env={**os.environ, **env}, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -1,10 +1,10 @@
-"""Kernels of AOTriton compiled by the wheel for arm64, under qemu-user, beside the wheel for amd64: the same bytes.
+"""Test that the wheel for arm64, under qemu-user, and the wheel for amd64 compile AOTriton's kernels to the same bytes.
 
-Marked `full`: run after `toolchain build triton --python 3.11,3.13 …`, with and without `--arch arm64`, on the same
-cache. A kernel takes up to a minute under the emulator.
+The test is marked `full`: run it after `toolchain build triton --python 3.11,3.13 …`, with and without `--arch arm64`,
+on the same cache. A kernel takes up to a minute under the emulator.
 
-TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
-TOOLCHAIN_TEST_EMULATED   how many kernels, 10 otherwise
+TOOLCHAIN_TEST_AOTRITON   AOTriton's source, at any commit that the tool builds
+TOOLCHAIN_TEST_EMULATED   the number of kernels, by default 10
 """
 
 # ruff: noqa: T201
@@ -46,7 +46,7 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """The image of Triton for this machine: the one for arm64 has no base."""
+    """Return a place with the image of Triton for amd64, because that for arm64 has no base."""
     cache, record = Cache(default_cache()), newest("triton", has=PORTABLE)
     engine = Buildah(cache)
     image = engine.ensure_image(record.image, cache.images, record.manifest)
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def compile_with(arch: str, rules: Sequence[Rule], place: Place, source: Path, folder: Path) -> dict[str, Any]:
-    """What the worker answers for each rule with the wheel of an architecture, by the rule's id."""
+    """Compile rules with the wheel for an architecture, and return the worker's answers by the rules' ids."""
     cache = Cache(default_cache())
     triton, python = newest("triton", has=PORTABLE, arch=arch), newest("python", has="packages", arch=arch)
     tag = f"-cp{PYTHON.replace('.', '')}-"
@@ -102,11 +102,11 @@ def compile_with(arch: str, rules: Sequence[Rule], place: Place, source: Path, f
     return {answer["id"]: answer for answer in answers}
 
 
-def test_ten_kernels_have_the_bytes_that_the_wheel_for_amd64_makes(
+def test_wheel_for_arm64_compiles_the_same_bytes_as_the_wheel_for_amd64(
     place: Place, source: Path, modules: Path, tmp_path: Path
 ) -> None:
     for arch in MACHINES:
-        newest("triton", has=PORTABLE, arch=arch)  # before the plan is made
+        newest("triton", has=PORTABLE, arch=arch)  # a missing image skips the test before the plan is made
         (tmp_path / arch).mkdir()
     plan = tmp_path / "plan"
     plan.mkdir()
@@ -115,7 +115,7 @@ def test_ten_kernels_have_the_bytes_that_the_wheel_for_amd64_makes(
     for rule in read_plan(plan, source, build=str(plan), source=str(source)).rules:
         kernels[rule.kernel].append(rule)
     draw, count = random.Random(1), int(os.environ.get("TOOLCHAIN_TEST_EMULATED", "10"))
-    # Of each function in turn, so that none is missing.
+    # Each function gets a rule in turn, so that none is missing.
     rules = [draw.choice(kernels[name]) for name in islice(cycle(sorted(kernels)), count)]
     plain, emulated = (compile_with(arch, rules, place, source, tmp_path / arch) for arch in MACHINES)
     for rule in rules:

@@ -1,7 +1,7 @@
-"""A base whose image is in a registry, as ubi9 and almalinux8: pulled by digest, built on, used.
+"""Tests of bases whose image is in a registry, such as ubi9 and almalinux8.
 
-No registry with their images can be reached here, so one on loopback holds an image of the same form (an index with an
-image for each architecture, in OCI's words or in Docker's), with stand-ins for dnf and rpm in it.
+The tests must not need the registries of these images, so a registry on loopback has an image of the same form: an
+index with an image for each architecture, with OCI's or Docker's media types, and with stand-ins for dnf and rpm.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ images = {{ {arch} = "{image}" }}
 
 @dataclass(frozen=True)
 class Shelf:
-    """Images of an Enterprise Linux's form, before they are pushed."""
+    """Images like those of an Enterprise Linux, before they are pushed."""
 
     layout: Layout
     oci: Descriptor
@@ -70,7 +70,7 @@ def write(layout: Layout, tree: Path, work: Path, arch: str) -> Descriptor:
 
 
 def in_docker_words(layout: Layout, index: Descriptor) -> Descriptor:
-    """The same images as Docker's registries serve them."""
+    """Write an index of the same images with Docker's media types."""
 
     def said(part: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in part.items() if key != "annotations"}
@@ -123,7 +123,7 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, arch: st
 
 
 @pytest.mark.parametrize("words", ["docker", pytest.param("oci", marks=pytest.mark.nightly)])
-def test_a_base_is_pulled_by_digest_built_and_used(
+def test_base_is_pulled_by_digest_and_built_again_without_its_registry(
     shelf: Shelf,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +149,7 @@ def test_a_base_is_pulled_by_digest_built_and_used(
     assert "gcc-toolset-14-gcc-c++" in said
     assert (pipeline.build(request_, "base")[0].reused, capfd.readouterr().err) == (True, "")
 
-    # Made again without its registry: what was pulled is still here.
+    # The base is built again without its registry, because the pulled image is kept.
     for left in (*request_.cache.records.iterdir(), *request_.cache.package_list("x", "x", "x").parent.iterdir()):
         left.unlink()
     (again,) = pipeline.build(request_, "base")
@@ -158,7 +158,7 @@ def test_a_base_is_pulled_by_digest_built_and_used(
     assert "pulling" not in capfd.readouterr().err
 
 
-def test_what_a_registry_cannot_give_is_told(
+def test_missing_foreign_or_damaged_image_of_a_base_is_refused(
     shelf: Shelf, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request
 ) -> None:
     def fails(image: str, kind: type[ToolchainError], *, offline: bool = False) -> str:
@@ -178,7 +178,7 @@ def test_what_a_registry_cannot_give_is_told(
     other = shelf.layout.children(shelf.elsewhere)[0].digest
     assert "is for linux/s390x" in fails(f"{place}{other}", UnsupportedError)
     assert "forbids" in fails(f"{place}{shelf.oci.digest}", UnreachableError, offline=True)
-    # The registry's disk decayed, or its content is forged: a different manifest, then a different layer.
+    # A layer differs, because the registry's disk is damaged or its content is forged.
     data = tmp_path / "registry" / "data"
 
     def damage(digest: str) -> None:
@@ -190,7 +190,9 @@ def test_what_a_registry_cannot_give_is_told(
     assert "did not send the requested blob" in fails(f"{place}{shelf.oci.digest}", DigestError)
 
 
-def test_a_registry_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request) -> None:
+def test_unreachable_registry_of_a_base_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request
+) -> None:
     monkeypatch.setattr("toolchain.core.web.LONGEST_BACKOFF", 0.01)
     with running_registry(tmp_path / "registry") as host:
         pass

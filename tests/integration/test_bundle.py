@@ -1,4 +1,4 @@
-"""A machine without a network and with an empty cache: what a bundle brings is enough to build."""
+"""Test that a bundle is enough to build kernels without a network and with an empty cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUEST = ("--source", "triton=pypi:3.7.1", "--gpu", "gfx942", "--limit", "2")
 
 
 def without_network(cache: Path, cwd: Path, *words: str) -> Said:
-    """The tool in a namespace of its own that has no interface but a loopback that is down."""
+    """Run the tool in a network namespace whose only interface is a loopback that is down."""
     done = subprocess.run(
         ["unshare", "-n", sys.executable, "-m", "toolchain", *words],
         capture_output=True,
@@ -36,7 +36,7 @@ def without_network(cache: Path, cwd: Path, *words: str) -> Said:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    """A bundle of what two kernels take in, from the user's own cache; the base is made if it is not there."""
+    """Export the inputs of two kernels from the user's own cache, after the base is built, and return the bundle."""
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None or shutil.which("buildah") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT WITH BUILDAH: neither a base nor kernels can be made")
     made = toolchain("build", "base", cwd=tmp_path)
@@ -47,7 +47,7 @@ def exported(tmp_path: Path) -> Path:
     return out
 
 
-def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path: Path) -> None:
+def test_kernels_are_built_from_a_bundle_without_a_network(exported: Path, tmp_path: Path) -> None:
     cache, here = tmp_path / "fresh cache", tmp_path / "here"
     here.mkdir()
     shutil.rmtree(cache, ignore_errors=True)
@@ -68,7 +68,7 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
     base, _, kernels = built.json["stages"]
     assert base["reused"]
     assert not kernels["reused"]
-    # A limit takes whole clusters: at least so many, not exactly.
+    # A limit selects whole clusters, so there may be more kernels than the limit.
     done = kernels["facts"]["kernels"]["done"]
     assert done >= 2
     assert kernels["facts"]["kernels"]["failed"] == 0
@@ -89,7 +89,7 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
     for path in objects:
         check_object(path, "gfx942", path.parent.name.rpartition(".")[2])
 
-    # The lock holds for this machine too: another kernel source is refused, at once and by name.
+    # The imported lock is enforced: another kernel source is refused, and the error names the source.
     lock = here / "toolchain.lock"
     lock.write_text(lock.read_text().replace("d0f9f0b0", "00000000"))
     refused = without_network(cache, here, *words)

@@ -1,4 +1,4 @@
-"""A campaign on a real Dask scheduler with real workers: what is killed, restarted or foreign costs no kernel."""
+"""Tests of campaigns on a real Dask scheduler with real workers, some of which are killed or have other inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.shared import SharedResults
 
 pytestmark = [
-    # Dask leaves sockets to the garbage collector when a scheduler goes, and warns of slow machines.
+    # Dask leaves sockets to the garbage collector when a scheduler ends, and warns of slow machines.
     pytest.mark.filterwarnings(
         "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
     ),
@@ -40,7 +40,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """The port of a scheduler that all tests use which do not end it."""
+    """Yield the port of a scheduler, which is shared by the tests that do not stop it."""
     found = free_port()
     with scheduler(found):
         yield found
@@ -56,7 +56,7 @@ class InBackground:
         def run() -> None:
             try:
                 self.result = machine.campaign(*arguments)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - `end` raises it
                 self.error = error
 
         self._thread = threading.Thread(target=run, daemon=True)
@@ -74,7 +74,7 @@ def address(port: int) -> str:
     return f"tcp://127.0.0.1:{port}"
 
 
-def test_two_workers_make_what_one_machine_makes(port: int, tmp_path: Path) -> None:
+def test_two_workers_make_the_same_objects_as_one_machine(port: int, tmp_path: Path) -> None:
     rules = rules_of("one", "two", "three", "fails", "absent", "lies", "empty")
     alone, first, second, desk = (Machine(tmp_path / name) for name in ("alone", "w1", "w2", "desk"))
     for machine in (alone, first, second):
@@ -92,7 +92,7 @@ def test_two_workers_make_what_one_machine_makes(port: int, tmp_path: Path) -> N
     assert made.shared["added"] == 6, "the campaign stores what its workers compiled"
 
 
-def test_only_workers_that_fit_get_kernels(
+def test_only_workers_with_the_same_inputs_get_kernels(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rules = rules_of("one", "hangs", warps=[1])
@@ -120,7 +120,7 @@ def test_only_workers_that_fit_get_kernels(
     assert "worker other differs in: triton" in caplog.text
 
 
-def test_the_kernels_of_a_killed_worker_go_to_another(port: int, tmp_path: Path) -> None:
+def test_kernels_of_a_killed_worker_are_compiled_by_another(port: int, tmp_path: Path) -> None:
     rules = rules_of("one", "waits", warps=[1])
     doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
     for machine in (doomed, other):
@@ -136,7 +136,7 @@ def test_the_kernels_of_a_killed_worker_go_to_another(port: int, tmp_path: Path)
     assert {entry.origin for entry in made.entries if entry.kernel == "waits"} == {"worker other"}
 
 
-def test_a_restarted_scheduler_costs_no_kernel(tmp_path: Path) -> None:
+def test_no_kernel_is_lost_if_the_scheduler_restarts(tmp_path: Path) -> None:
     port, rules = free_port(), rules_of("one", "waits", "two", warps=[1])
     worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
     worker.provide(rules)
@@ -152,7 +152,7 @@ def test_a_restarted_scheduler_costs_no_kernel(tmp_path: Path) -> None:
     assert made.counts() == {"done": 3, "failed": 0, "timed_out": 0}
 
 
-def test_a_campaign_whose_scheduler_is_lost_ends_and_continues(tmp_path: Path) -> None:
+def test_campaign_without_its_scheduler_fails_and_can_be_continued(tmp_path: Path) -> None:
     port, rules = free_port(), rules_of("one", "waits", warps=[1])
     worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
     worker.provide(rules)
@@ -174,7 +174,9 @@ def test_a_campaign_whose_scheduler_is_lost_ends_and_continues(tmp_path: Path) -
     assert (made.skipped, worker.workers.tries.count("one")) == (1, 1), "what is in the ledger is kept"
 
 
-def test_a_kernel_whose_workers_are_lost_is_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_is_not_recorded_as_failed_if_its_workers_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
     port, rules = free_port(), rules_of("waits", warps=[1])
     worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
@@ -189,7 +191,7 @@ def test_a_kernel_whose_workers_are_lost_is_not_blamed(tmp_path: Path, monkeypat
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """An authority and one certificate of it, as Dask's settings name them."""
+    """Create an authority and one certificate of it, and return Dask's settings for them."""
     folder.mkdir()
 
     def openssl(*words: str) -> None:

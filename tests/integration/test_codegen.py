@@ -1,4 +1,4 @@
-"""The recipe of a library for a GPU, and how a wheel takes it, on a real portable LLVM: a project in the small."""
+"""Tests of the recipe of a codegen library, and of a wheel with the library, on a real portable LLVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["engine"]
 pytestmark = pytest.mark.engine
 (RULE,) = codegens()
 REVISION = f"{AMD}-3"
-# As Triton's setup.py: the wheel gets what is at its place, and what no variable names is fetched.
+# Like Triton's setup.py, this packages the library at its place, and downloads one if no variable names it.
 PACKAGE = """\
 import urllib.request
 
@@ -39,7 +39,7 @@ setup(
 
 @dataclass(frozen=True)
 class Made:
-    """The library as the recipe left it, and what it was made with."""
+    """The folder with the library, the recipe of the library, and the recipe of the wheels."""
 
     out: Path
     recipe: Recipe
@@ -48,7 +48,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The library of a project that links LLVMSupport, for an old system."""
+    """Build the library of a small project that links LLVMSupport, for an old system."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     folder = tmp_path_factory.mktemp("codegen")
@@ -68,7 +68,7 @@ def made(engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def again(engine: Buildah, recipe: Recipe, out: Path) -> None:
-    """Build where something was built before."""
+    """Build a recipe after another build, because the engine may have dropped the images of the base and of LLVM."""
     for stage in ("base", "llvm"):
         image(engine, stage, "amd64")
     build(engine, recipe, out)
@@ -79,7 +79,7 @@ def facts(made: Made, revision: str = REVISION) -> Mapping[str, object]:
     return check_codegen(made.out / RULE.library, revision=revision, exports=exports, arch="amd64", glibc="2.31")
 
 
-def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(made: Made, engine: Buildah) -> None:
+def test_library_exports_the_symbols_of_its_version_script_and_needs_no_llvm(made: Made, engine: Buildah) -> None:
     found = facts(made)
     assert found["symbols"] == ["triton_amdgpu_name", "triton_amdgpu_revision"]
     assert "libstdc++.so.6" in found["libraries"]  # type: ignore[operator]
@@ -95,7 +95,7 @@ def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(mad
         facts(made, f"{AMD}-4")
 
 
-def test_what_the_rule_does_not_name_is_not_there_to_be_read(made: Made, engine: Buildah, tmp_path: Path) -> None:
+def test_build_cannot_read_files_that_the_rule_does_not_name(made: Made, engine: Buildah, tmp_path: Path) -> None:
     shutil.copytree(made.recipe.contexts["triton"], tmp_path / "files")
     source = tmp_path / "files" / PROJECT / "small.cpp"
     source.write_text('#include "triton/Other.h"\n' + source.read_text())
@@ -105,7 +105,7 @@ def test_what_the_rule_does_not_name_is_not_there_to_be_read(made: Made, engine:
     assert "triton/Other.h" in (tmp_path / "out.log").read_text() + caught.value.why
 
 
-def test_a_wheel_takes_the_library_that_it_is_given(made: Made, engine: Buildah, tmp_path: Path) -> None:
+def test_wheel_contains_the_given_library_and_cannot_download_one(made: Made, engine: Buildah, tmp_path: Path) -> None:
     tree = tmp_path / "triton"
     shutil.copytree(made.wheels.contexts["triton"], tree)
     setup = tree / "setup.py"
@@ -124,7 +124,7 @@ def test_a_wheel_takes_the_library_that_it_is_given(made: Made, engine: Buildah,
     assert [wheel.name.split("-")[2:4] for wheel in wheels] == [["cp311", "cp311"], ["cp312", "abi3"]]
     for wheel in wheels:
         check_carried(wheel, {RULE.installed: str(facts(made)["sha256"])})
-    # The same tree without the library would fetch one.
+    # Without the library, the same tree would download one.
     (tree / RULE.place).mkdir(parents=True)
     without = replace(made.wheels, contexts=contexts, args={**args, "INPUT_DIGEST": f"{tmp_path} without"})
     with pytest.raises(BuildError):
