@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.close()
 
     def _keep(self, upstream: http.client.HTTPConnection, desk: Desk, fault: Fault, seen: Seen) -> None:
-        """Break the connection as `reset` does, but first forward the received bytes as a chunk for the registry to keep."""
+        """Forward the received bytes as a chunk, which the registry keeps, and break the connection as `reset` does."""
         body = self.rfile.read(fault.after)
         seen.body = len(body)
         path = desk.upstream("PATCH", self.path.partition("?")[0])

@@ -1,13 +1,13 @@
-"""The whole LLVM for AMD's GPUs, and the library of Triton 3.9.0's own project on it. Marked `full`.
+"""Tests, marked `full`, of the whole LLVM for AMD's GPUs, and of the library of Triton 3.9.0's project on this LLVM.
 
     TOOLCHAIN_TEST_TRITON=/path/to/python pytest -m full -s tests/integration/test_codegen_whole.py
 
 TOOLCHAIN_TEST_LLVM     the LLVM, 22.1.8 (default) or 23.1.1
 TOOLCHAIN_TEST_TRITON   a Python with a Triton from source on that LLVM, whose own backend must make the same assembly
 
-The project comes out of the index's wheel of 3.9.0, which has all that the library is built from but one source file.
-`tests/standin/LLVMOptions.cpp` stands in for that, and on LLVM 22 two calls are spelled as that has them. Both are a
-patch, which the records name: this shows the recipe, and not the library of 3.9.0.
+The project comes from the package index's wheel of 3.9.0, which has all sources of the library except one file.
+`tests/standin/LLVMOptions.cpp` replaces this file, and for LLVM 22 two calls are adapted. Both changes are in a patch,
+which the records name: the tests show that the recipe works, but they do not build the library of 3.9.0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PACKAGE = f"distro:llvm-toolchain-{VERSION.partition('.')[0]}"
 LLVM = ("--source", f"llvm-amdgpu={PACKAGE}")
 MISSING = "lib/Tools/LLVMOptions.cpp"
 SYMBOLS = ["triton_amdgpu_assemble", "triton_amdgpu_compile", "triton_amdgpu_free", "triton_amdgpu_revision"]
-# In the wheel, and in Triton's tree.
+# These are paths of files in the wheel, and the paths of the same files in Triton's tree.
 FILES = {
     "triton/backends/amd/codegen/CMakeLists.txt": f"{PROJECT}/CMakeLists.txt",
     "triton/backends/amd/codegen/amdgpu_codegen.cc": f"{PROJECT}/amdgpu_codegen.cc",
@@ -58,8 +58,8 @@ EDITS = {
 }
 
 
-def test_the_whole_llvm_for_amds_gpus() -> None:
-    """LLVM with AMDGPU alone: 1,900 steps, under an hour on two idle cores."""
+def test_whole_llvm_for_amd_gpus_passes_its_contract() -> None:
+    """The build of LLVM with AMDGPU alone has 1,900 steps and takes less than an hour on two idle cores."""
     done = toolchain("build", "llvm-amdgpu", *LLVM, "--json")
     assert done.code == 0, done.err
     stage = done.json["stages"][-1]
@@ -69,7 +69,7 @@ def test_the_whole_llvm_for_amds_gpus() -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the library is built from, as far as the wheel contains it; pins and build files of 3.9.0."""
+    """Return a tree with the library's sources in the wheel, and with pins and build files like those of 3.9.0."""
     folder = tmp_path_factory.mktemp("whole")
     (wheel,) = (row for row in known_files() if row.project == "triton" and row.version == "3.9.0")
     (folder / "wanted.txt").write_text(f"triton==3.9.0 --hash=sha256:{wheel.sha256}\n")
@@ -88,7 +88,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def patch(tree: Path) -> Path:
-    """The stand-in, and the two calls where LLVM has them otherwise."""
+    """Return a patch with the stand-in, and with the two adapted calls if the LLVM is an LLVM 22."""
     old = (tree / PROJECT / "amdgpu_codegen.cc").read_text()
     new = old
     for before, after in (EDITS if VERSION.startswith("22.") else {}).items():
@@ -106,7 +106,7 @@ def patch(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def library(tree: Path, patch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, out of its layer."""
+    """Build the library, check its facts and its record, and return the file from its layer."""
     options = ("--source", f"triton={tree}", "--patch", f"triton={patch}", *LLVM)
     done = toolchain("build", RULE.stage, *options, "--json")
     assert done.code == 0, done.err
@@ -118,7 +118,7 @@ def library(tree: Path, patch: Path, tmp_path_factory: pytest.TempPathFactory) -
     cache = Cache(default_cache())
     record = known_record(cache, stage["input_digest"])
     assert record is not None
-    # The stand-in is named in what is recorded, and so in SBOM and provenance.
+    # The record names the patch, and SBOM and provenance are made from the record.
     (source,) = record.sources
     assert [one.name for one in source.patches or ()] == [patch.name]
     (found,) = unpacked(cache, record.manifest, tmp_path_factory.mktemp("library") / "tree").rglob(RULE.library)
@@ -127,7 +127,7 @@ def library(tree: Path, patch: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def on_the_core(tree: Path, patch: Path, engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same library on the layer that Triton itself links: the recipe of the stage, with another LLVM."""
+    """Build the library by the stage's recipe on the LLVM layer that Triton itself links, and return the file."""
     folder, cache, manifests = tmp_path_factory.mktemp("core"), Cache(default_cache()), {}
     for row in toolchain("plan", "llvm", "--source", f"llvm={PACKAGE}", "--json").json["stages"]:
         record = known_record(cache, row["input_digest"])
@@ -151,7 +151,7 @@ def on_the_core(tree: Path, patch: Path, engine: Buildah, tmp_path_factory: pyte
 
 
 @pytest.mark.parametrize("llvm", ["library", "on_the_core"])
-def test_it_makes_the_assembly_that_the_core_makes(llvm: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_library_makes_the_same_assembly_as_the_core(llvm: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     library = request.getfixturevalue(llvm)
     python = os.environ.get("TOOLCHAIN_TEST_TRITON")
     if not python:

@@ -1,9 +1,9 @@
-"""The Containerfiles as people use them without the tool: plain `buildah build`, here without any network.
+"""Tests of the Containerfiles with plain `buildah build`, as people use them without the tool, and without a network.
 
-What needs no other image is built as it is. What starts from an image of a registry is built on a stand-in: a few
-programs of this machine, and scripts that record what they were asked where the real thing would install or compile.
-That shows that buildah takes the files, that mounts and arguments reach the scripts and that these do what they say;
-it does not show that a distribution has the packages.
+A stage that needs no other image is built as it is. A Containerfile that starts from an image in a registry is built on
+a stand-in: a few programs of the host, and scripts that record their arguments instead of installing or compiling.
+The tests show that buildah accepts the files, that mounts and arguments reach the scripts, and that the scripts work;
+they do not show that a distribution has the packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolchain.core.recipe import root
 __all__ = ["engine"]
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 BASES = ["ubi9", "almalinux8", "manylinux_2_28"]
-# ubi9 has the commands of the others but for a repository that these enable.
+# ubi9 has the same commands as the others, except that the others also enable a repository.
 TRIED = [BASES[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in BASES[1:])]
 
 
@@ -31,7 +31,7 @@ TRIED = [BASES[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in B
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_recipe_stage_of_a_base_builds_from_nothing(engine: Engine, tmp_path: Path, name: str) -> None:
+def test_recipe_stage_of_a_base_needs_no_other_image(engine: Engine, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     engine.build(
         f"containerfiles/base/{name}/Containerfile", "--target", "recipe", "--output", f"type=local,dest={out}"
@@ -44,13 +44,15 @@ def test_recipe_stage_of_a_base_builds_from_nothing(engine: Engine, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def enterprise(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """See `tests.enterprise`."""
+    """Build the image of `tests.enterprise`, and return its name."""
     tree = enterprise_tree(tmp_path_factory.mktemp("el"))
     return engine.image("enterprise", tree)
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_base_on_a_stand_in_image(engine: Engine, enterprise: str, tmp_path: Path, name: str) -> None:
+def test_base_installs_its_packages_and_links_its_programs(
+    engine: Engine, enterprise: str, tmp_path: Path, name: str
+) -> None:
     out = tmp_path / "out"
     engine.build(
         f"containerfiles/base/{name}/Containerfile",
@@ -62,17 +64,17 @@ def test_base_on_a_stand_in_image(engine: Engine, enterprise: str, tmp_path: Pat
     assert main.split(" install ")[1].split() == wanted
     assert ("--enablerepo=powertools" in main) == (name != "ubi9")
     assert calls[-1] == "clean all"
-    # What the builds' fixed PATH must find is found there, and the toolset's sudo hides no other.
+    # The builds' fixed PATH finds the links, and there is no link to the toolset's sudo, which would hide another sudo.
     assert (out / "usr/local/bin/g++").readlink() == Path("/opt/rh/gcc-toolset-14/root/usr/bin/g++")
     assert not (out / "usr/local/bin/sudo").is_symlink()
     assert (out / "usr/local/bin/ninja").readlink() == Path("/usr/bin/ninja-build")
     python = "/opt/python/cp312-cp312/bin/python3" if name == "manylinux_2_28" else "/usr/bin/python3.12"
     assert (out / "usr/local/bin/python3").readlink() == Path(python)
-    # The tool reads the base's digest from here, so the order must not be the package manager's.
+    # The tool derives the base's digest from this file, so its order must not depend on the package manager.
     assert (out / "toolchain-packages").read_text().split() == ["bash:x86_64=0:5-1,aa", "zlib:x86_64=0:1-1,bb"]
 
 
-def test_base_without_its_compiler_is_no_base(engine: Engine, enterprise: str, tmp_path: Path) -> None:
+def test_base_fails_to_build_without_its_compiler(engine: Engine, enterprise: str, tmp_path: Path) -> None:
     engine.build(
         "containerfiles/base/almalinux8/Containerfile",
         *("--build-arg", f"BASE={enterprise}", "--build-arg", "TOOLSET=gcc-toolset-99"),
@@ -82,7 +84,7 @@ def test_base_without_its_compiler_is_no_base(engine: Engine, enterprise: str, t
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", BASES)
-def test_base_on_its_real_image(engine: Engine, tmp_path: Path, name: str) -> None:
+def test_base_builds_on_its_real_image(engine: Engine, tmp_path: Path, name: str) -> None:
     if not os.environ.get("TOOLCHAIN_TEST_PULL"):
         pytest.skip(
             f"BASE {name} IS NOT BUILT FOR REAL: that needs its registry; TOOLCHAIN_TEST_PULL=1 allows to ask it"
@@ -98,7 +100,7 @@ def test_base_on_its_real_image(engine: Engine, tmp_path: Path, name: str) -> No
 
 @pytest.fixture(scope="module")
 def layer(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A stand-in for the LLVM layer."""
+    """Build a stand-in for the LLVM layer, and return its name."""
     tree = tmp_path_factory.mktemp("layer")
     (tree / PREFIX.lstrip("/") / "lib").mkdir(parents=True)
     (tree / PREFIX.lstrip("/") / "lib" / "here").write_text("layer\n")
@@ -107,7 +109,7 @@ def layer(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shell(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A base with a shell, a few programs and one bitcode file."""
+    """Build a base with a shell, a few programs and one bitcode file, and return its name."""
     tree = with_programs(tmp_path_factory.mktemp("shell"), "sh", "mkdir", "rm", "cp", "cat", "nproc", "tr", "env")
     bitcode = tree / "usr/lib/llvm-17/lib/clang/17/amdgcn/bitcode/ocml.bc"
     bitcode.parent.mkdir(parents=True)
@@ -141,14 +143,14 @@ def triton(
     [("PYTHONS=3.99", 42), ("PYTHONS=3.97", 46), ("REPLACE=lib/ocml.bc=/opt/*/ocml.bc", 43)],
     ids=["no such Python", "without the base's own Python", "no such bitcode"],
 )
-def test_what_the_base_lacks_ends_the_build_of_triton(
+def test_triton_fails_to_build_if_the_base_lacks_an_input(
     engine: Engine, shell: str, layer: str, tmp_path: Path, argument: str, status: int
 ) -> None:
-    """The build ends with an exit status of its own before anything is compiled."""
+    """The exit status differs for each missing input."""
     triton(engine, shell, layer, tmp_path, "--build-arg", argument, fails=[f"exit status {status}"])
 
 
-def test_triton_takes_the_bases_bitcode_in_place_of_a_prebuilt_one(
+def test_triton_build_replaces_prebuilt_bitcode_with_that_of_the_base(
     engine: Engine, shell: str, layer: str, tmp_path: Path
 ) -> None:
     swap = "REPLACE=lib/ocml.bc=/usr/lib/llvm-*/lib/clang/*/amdgcn/bitcode/ocml.bc"
@@ -158,7 +160,7 @@ def test_triton_takes_the_bases_bitcode_in_place_of_a_prebuilt_one(
     assert (tmp_path / "triton source/lib/ocml.bc").read_text() == "prebuilt\n", "the source itself was changed"
 
 
-def test_aotriton_is_asked_for_its_library_alone(engine: Engine, shell: str, tmp_path: Path) -> None:
+def test_aotriton_is_configured_to_build_only_its_library(engine: Engine, shell: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "wheels").mkdir()
     wanted = {"-DAOTRITON_NOIMAGE_MODE=ON", "-DAOTRITON_NO_PYTHON=ON", "-DAOTRITON_TARGET_ARCH=gfx942;gfx1100"}

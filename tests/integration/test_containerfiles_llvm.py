@@ -1,6 +1,6 @@
-"""The Containerfiles of LLVM as people use them without the tool, up to where the compilers would start.
+"""Tests of LLVM's Containerfiles with plain `buildah build`, up to the point at which the compilers would start.
 
-Their bases are stand-ins, as test_containerfiles.py says.
+The bases are stand-ins, as test_containerfiles.py explains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 @pytest.fixture(scope="module")
 def compilerless(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image with a shell alone."""
+    """Build an image with only a shell and mkdir, and return its name."""
     return engine.image("compilerless", with_programs(tmp_path_factory.mktemp("sh"), "sh", "mkdir"))
 
 
@@ -35,7 +35,7 @@ def test_llvm_source_without_mlir_is_refused_by_the_script(engine: Engine, compi
 
 
 def llvm_source(folder: Path) -> Path:
-    """As much of an LLVM tree as the recipe itself looks at."""
+    """Write the files of an LLVM tree that the recipe itself reads."""
     for project in ("llvm", "mlir", "lld", "clang"):
         (folder / project).mkdir(parents=True)
         (folder / project / "CMakeLists.txt").write_text("")
@@ -44,7 +44,7 @@ def llvm_source(folder: Path) -> Path:
 
 
 def workshop(tree: Path, *compilers: str) -> Path:
-    """A stand-in for a base with compilers: its cmake and ninja write down what they are asked."""
+    """Write a base with compilers, whose fake cmake records its arguments and whose fake ninja installs the record."""
     with_programs(tree, "sh", "mkdir", "rm", "cat", "install", "uname", "tail", "find")
     script(tree / "usr/bin/python3", ":")
     for name in compilers:
@@ -71,7 +71,7 @@ def workshop(tree: Path, *compilers: str) -> Path:
     ],
     ids=["gcc", "clang"],
 )
-def test_llvm_layer_on_a_stand_in_base(
+def test_llvm_is_configured_for_the_compilers_of_the_base(
     engine: Engine, tmp_path: Path, compilers: tuple[str, ...], asked: set[str], not_asked: str
 ) -> None:
     base = engine.image(f"workshop-{'-'.join(compilers).replace('+', 'p')}", workshop(tmp_path / "base", *compilers))
@@ -95,8 +95,8 @@ def test_llvm_layer_on_a_stand_in_base(
     assert "/recipe/llvm-config/common.cmake" in words
 
 
-def test_another_prefix_is_another_configuration(engine: Engine, tmp_path: Path) -> None:
-    """Without the tool every build shares one tree; it must not keep what an earlier build asked for."""
+def test_each_build_is_configured_with_its_own_prefix(engine: Engine, tmp_path: Path) -> None:
+    """Without the tool, all builds share one build tree, which must not keep the options of an earlier build."""
     base = engine.image("workshop-again", workshop(tmp_path / "base", "gcc", "g++"))
     source = llvm_source(tmp_path / "llvm")
     for prefix in ("/usr/lib64/llvm-triton-aaaaaaaa", "/usr/lib64/llvm-triton-bbbbbbbb"):
@@ -114,7 +114,7 @@ def test_another_prefix_is_another_configuration(engine: Engine, tmp_path: Path)
 
 
 def old_system(folder: Path, minor: int) -> Path:
-    """As much of an old system as the recipe itself looks at."""
+    """Write the headers of an old system that the recipe itself reads."""
     (folder / "usr/include").mkdir(parents=True)
     (folder / "usr/include/stdlib.h").touch()
     (folder / "usr/include/features.h").write_text(
@@ -125,7 +125,7 @@ def old_system(folder: Path, minor: int) -> Path:
 
 @pytest.fixture(scope="module")
 def clang_workshop(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A stand-in for a base with clang and lld, whose ninja installs a CMake package."""
+    """Build a base with clang and lld, whose fake ninja installs a CMake package, and return its name."""
     tree = workshop(tmp_path_factory.mktemp("clang"), "gcc", "g++", "clang", "clang++", "ld.lld")
     with_programs(tree, "sed", "tr", "chmod")
     ninja = tree / "usr/bin/ninja"
@@ -138,7 +138,9 @@ def clang_workshop(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> 
     return engine.image("workshop-portable", tree)
 
 
-def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str, tmp_path: Path) -> None:
+def test_portable_llvm_is_configured_with_its_toolchain_file_and_glibc(
+    engine: Engine, clang_workshop: str, tmp_path: Path
+) -> None:
     out = tmp_path / "a layer"
     engine.build(
         "containerfiles/llvm-portable/Containerfile",
@@ -152,7 +154,7 @@ def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str
     assert "-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake" in words
     assert {"-DCMAKE_CXX_COMPILER=clang++", "-DLLVM_USE_LINKER=lld"} <= set(words)
     header = "-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-instantiated.cmake"
-    # The file named later wins.
+    # A later option overrides an earlier one.
     assert words.index(header) > words.index("/recipe/llvm-config/common.cmake")
     config = (package / "LLVMConfig.cmake").read_text()
     assert config == '# of LLVM\n\ninclude("${CMAKE_CURRENT_LIST_DIR}/LayerConsumer.cmake")\n'
@@ -164,7 +166,7 @@ def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str
 @pytest.mark.parametrize(
     "glibc", ["2.31", pytest.param("", marks=pytest.mark.nightly)], ids=["portable", "for-its-base"]
 )
-def test_a_program_alone_has_its_own_precompiled_header(
+def test_build_of_programs_uses_its_own_precompiled_header(
     engine: Engine, clang_workshop: str, tmp_path: Path, glibc: str
 ) -> None:
     out = tmp_path / "a layer"
@@ -173,7 +175,7 @@ def test_a_program_alone_has_its_own_precompiled_header(
         "containerfiles/llvm-programs/Containerfile",
         *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm')}", "--build-arg", f"BASE={clang_workshop}"),
         *(old if glibc else ()),
-        # The stand-in compiles no program; what it was asked is in what it installs.
+        # The stand-in compiles no program, but it installs a file with the arguments of cmake.
         *("--build-arg", "GOAL=distribution", "--build-arg", f"PREFIX={PREFIX}"),
         *("--build-arg", f"INPUT_DIGEST={tmp_path.name}", "--output", f"type=local,dest={out}"),
     )
@@ -192,7 +194,7 @@ def test_a_program_alone_has_its_own_precompiled_header(
     ],
     ids=["another-system", "no-system"],
 )
-def test_what_is_no_floor_is_refused_by_the_script(
+def test_wrong_or_missing_old_system_is_refused_by_the_script(
     engine: Engine, clang_workshop: str, tmp_path: Path, minor: int | None, glibc: str, says: str
 ) -> None:
     system = ("--build-context", f"sysroot={old_system(tmp_path / 'old', minor)}") if minor is not None else ()

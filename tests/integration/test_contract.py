@@ -1,7 +1,7 @@
-"""The contract check on a real LLVM, the distribution's.
+"""Test of the contract check on the real LLVM of the distribution.
 
-It runs in one container: the whole check, which must pass, then one run for each library and tool with only that one
-taken away, each of which must fail and say what is missing.
+All runs are in one container. The whole check must pass. Then each library and each tool is removed in turn, and the
+check must fail and name the missing file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSTALL = f"""
   exit {UNPREPARED}
 }}
 """
-# "$@" is the check as the tool starts it; its last word is the prefix. The cases work on a tree of symbolic links.
+# "$@" is the check as the tool starts it, and its last word is the prefix. The cases change a tree of symbolic links.
 CASES = """
 "$@" || exit $?
 for prefix; do :; done
@@ -44,7 +44,7 @@ for file in $TAKEN; do
 done
 run restored --until paths /tmp/farm
 """
-# What the packages allow on top: they are ours to break.
+# These cases need other settings, or remove a file of the installed packages.
 BREAK = """
 FORBIDDEN=/build run leak --until paths "$prefix"
 DYLIB=forbid run dynamic --until static "$prefix"
@@ -55,7 +55,7 @@ LIBRARIES= run cmake --until configure "$prefix"
 
 
 class Prepared:
-    """Runs the check in a container after `before`, and `after` behind it."""
+    """A runner that runs the scripts `before` and `after` in the check's container; `after` starts the check."""
 
     def __init__(
         self, engine: Buildah | DockerRunner, *, before: str = "", after: str, mounts: Sequence[Mount] = ()
@@ -93,7 +93,7 @@ class Prepared:
 
 
 def taken(needs: LlvmRequirements) -> dict[str, str]:
-    """The check that must fail, by the file that is taken away."""
+    """Return the name of the check that must fail, by the file that is removed."""
     libraries = {f"lib/lib{name}.a": "libraries" for name in sorted({*needs.libtriton, *needs.bin_tools})}
     return libraries | {f"bin/{tool}": tool for tool in needs.tools}
 
@@ -109,14 +109,16 @@ def show_each_missing_part_is_found(runner: Prepared, needs: LlvmRequirements) -
 
 
 @pytest.mark.engine
-def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> None:
+def test_contract_passes_for_the_distributions_llvm_and_finds_each_missing_part(
+    base: tuple[Buildah, str], tmp_path: Path
+) -> None:
     engine, image = base
     needs = dataclasses.replace(
         needs_for("3.2"), lld=True, filecheck=True, clang=True, tools=("mlir-tblgen", "FileCheck", "clang++")
     )
-    # It is made for other ends: it has a dylib, and its files name the folder it was built in.
+    # The distribution does not build for this contract: its LLVM has a dylib, and files that name their build folder.
     env = {"DYLIB": "allow", "FORBIDDEN": "/no/such/folder", "TAKEN": " ".join(taken(needs))}
-    # A base names no mirror; the packages come from this machine's.
+    # The base names no mirror, so the packages come from the host's mirror.
     mirror = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
     if mirror is None:
         pytest.skip("NO MIRROR: apt has none configured")

@@ -1,4 +1,4 @@
-"""LLVM for other machines, for real: cross-compiled here, run under qemu-user, all of it in one index."""
+"""Test that LLVM is cross-compiled for other architectures, runs under qemu-user, and is published in one index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = [
 
 
 def needs(arch: str) -> None:
-    """Skip where the other machine's programs cannot be run or its packages not be had."""
+    """Skip the test if the base cannot be made here, or if programs of the architecture cannot be run."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     name = f"qemu-{machine_of(arch).kernel}-static"
@@ -40,13 +40,13 @@ def needs(arch: str) -> None:
 
 
 def layer_of(layout: Layout, index: Descriptor, arch: str) -> Descriptor:
-    """The layer of the image for one architecture."""
+    """Return the last layer of the image for an architecture."""
     (manifest,) = [one for one in layout.children(index) if one.platform and one.platform.arch == arch]
     return layout.children(manifest)[-1]
 
 
 def machine(layout: Layout, layer: Descriptor, path: str) -> str:
-    """The machine of a program, or of the first object in a static library."""
+    """Return the ELF machine of a program, or of the first object in a static library."""
     content = read_member(layout.blob(layer.digest), layer.media_type, path, limit=1 << 30)
     assert content is not None, path
     start = content.index(b"\x7fELF")
@@ -54,8 +54,8 @@ def machine(layout: Layout, layer: Descriptor, path: str) -> str:
 
 
 @pytest.mark.parametrize(("arch", "size"), ROWS)
-def test_support_for_another_machine_beside_this_one(arch: str, size: str, tmp_path: Path) -> None:
-    """Both in one index; of the real LLVM, a program that uses the other's libraries ran under the emulator."""
+def test_support_library_for_two_architectures_is_in_one_index(arch: str, size: str, tmp_path: Path) -> None:
+    """For the real LLVM, the contract check runs a program with the cross-compiled libraries under the emulator."""
     needs(arch)
     source = REAL if size == "real" else os.fspath(support_llvm(tmp_path / "llvm", says=os.urandom(8).hex()))
     both = ("--arch", f"amd64,{arch}", "--only", "support", "--source", f"llvm={source}")

@@ -1,4 +1,4 @@
-"""The machine's own apt: its signed source index agrees with our data."""
+"""Tests of the mirrors of the system's apt, and of its signed source index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def apt_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     return Cache(tmp_path_factory.mktemp("it's a cache"))
 
 
-def test_mirrors(apt_cache: Cache) -> None:
+def test_first_mirror_is_the_main_archive_and_keyrings_exist(apt_cache: Cache) -> None:
     mirrors = apt_mirrors()
     assert not mirrors[0].security
     assert "main" in mirrors[0].components
@@ -43,10 +43,10 @@ def test_mirrors(apt_cache: Cache) -> None:
         assert not mirror.keyring.startswith("/") or Path(mirror.keyring).is_file()
 
 
-def test_the_signed_index_agrees(
+def test_signed_index_agrees_with_the_data(
     apt_cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The index names the digest of our data, and another digest is refused; the tarball itself is not fetched here."""
+    """Another digest and an unknown version are refused. The test does not download the tarball."""
     caplog.set_level(logging.INFO)
     asked: list[tuple[str, Package]] = []
 
@@ -70,7 +70,7 @@ def test_the_signed_index_agrees(
     noted = (apt_cache.store / "distro" / f"{PACKAGE}.toml").read_text()
     assert host not in noted
 
-    # The same index again, with another digest promised.
+    # The same index is read again, with another expected digest.
     monkeypatch.setattr(Suite, "update", lambda _self, bound: None)
     other = replace(source, digest="sha256:" + "0" * 64)
     with refused("package-digest-mismatch"):

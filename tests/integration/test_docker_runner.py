@@ -1,4 +1,4 @@
-"""Docker as the runner, on a real daemon of the test's own."""
+"""Tests of Docker as the runner, on a real daemon that only these tests use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from toolchain.sources.spec import SourceSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 TOP = Path(__file__).parents[2]
-# Speaks the protocol of aotriton/worker.py in shell, and behaves as the task's id says.
+# This shell script speaks the protocol of aotriton/worker.py, and dies, hangs or answers depending on a task's id.
 WORKER = """
 echo '{"ready": true, "triton": "none"}'
 while IFS= read -r task; do
@@ -48,20 +48,20 @@ done
 
 
 def named(name: str) -> Rule:
-    """A rule whose id is its name."""
+    """Return a rule whose id is its name."""
     rule = make_rule(name)
     object.__setattr__(rule, "_id", name)
     return rule
 
 
 def containers(address: str) -> list[str]:
-    """The names of all containers of a daemon."""
+    """Return the names of all containers of a daemon."""
     words = ["docker", "--host", address, "ps", "--all", "--format", "{{.Names}}"]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.split()
 
 
 def images(address: str) -> list[str]:
-    """What its images are called."""
+    """Return the names of all images of a daemon."""
     words = ["docker", "--host", address, "images", "--all", "--format", "{{.Repository}}"]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.split()
 
@@ -74,7 +74,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerRunner]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A layout, and the digest of the image in it."""
+    """Return a layout, and the digest of the image in it."""
     return tiny_image.make(tmp_path_factory.mktemp("image"))
 
 
@@ -86,7 +86,9 @@ def image(runner: DockerRunner, stored: tuple[Path, str]) -> str:
     return reference
 
 
-def test_runs_with_mounts_environment_and_exit_code(runner: DockerRunner, image: str, tmp_path: Path) -> None:
+def test_run_passes_mounts_and_environment_and_returns_the_exit_code(
+    runner: DockerRunner, image: str, tmp_path: Path
+) -> None:
     source = tmp_path / 'a "b", c'
     source.mkdir()
     (source / "said").write_text("from the host\n")
@@ -101,15 +103,15 @@ def test_runs_with_mounts_environment_and_exit_code(runner: DockerRunner, image:
         on_line=lines.append,
         log=tmp_path / "log",
     )
-    # 1 from busybox, 2 from dash
+    # busybox returns 1, and dash returns 2
     assert result.returncode in {1, 2}, "the mount is read-only"
     assert result.stdout == "from the host\na 'b'\n"
     assert "loud" in lines
     assert "from the host" in (tmp_path / "log").read_text()
 
 
-def test_a_private_tree_stays_private_while_a_container_reads_it(runner: DockerRunner, image: str) -> None:
-    """The daemon binds the folder for the container; other local users see it neither there nor in the daemon's own."""
+def test_private_tree_is_hidden_from_other_users_while_a_container_reads_it(runner: DockerRunner, image: str) -> None:
+    """The daemon mounts the folder for the container, so the folder must not be readable through `/proc/PID/root`."""
     secret = "of one user alone, in docker"
     with tempfile.TemporaryDirectory(prefix="toolchain-test-", dir="/tmp") as folder:
         place = Path(folder)
@@ -138,7 +140,7 @@ def test_a_private_tree_stays_private_while_a_container_reads_it(runner: DockerR
             assert running.result(timeout=300).returncode == 0
 
 
-def test_containers_have_the_rights_of_buildah_s(runner: DockerRunner, image: str) -> None:
+def test_containers_have_no_new_privileges_and_few_capabilities(runner: DockerRunner, image: str) -> None:
     script = 'while read -r line; do echo "$line"; done </proc/self/status'
     said = runner.run(image, ["/bin/sh", "-c", script], capture=True).stdout
     rights = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
@@ -146,11 +148,11 @@ def test_containers_have_the_rights_of_buildah_s(runner: DockerRunner, image: st
     assert int(rights["CapBnd"], 16) & (1 << 18 | 1 << 27 | 1 << 31 | 1 << 6 | 1 << 7) == 0, "chroot, mknod, ids"
 
 
-def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
+def test_failed_commands_and_timeouts_leave_no_container(runner: DockerRunner, image: str) -> None:
     begun = time.monotonic()
     with pytest.raises(CommandError) as failed:
         runner.run(image, ["/bin/sh", "-c", "exit 7"])
-    # A daemon would still create the container of a client that ends before its answer.
+    # A shorter timeout would end the client before the daemon answers, and the daemon would still create the container.
     enough = 1 + 3 * (time.monotonic() - begun)
     assert failed.value.returncode == 7
     with pytest.raises(EngineError):
@@ -159,7 +161,7 @@ def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
     assert containers(runner.address) == []
 
 
-# Shell alone, and bounded where no limit holds.
+# These scripts use only the shell, and end even if no limit is enforced.
 BYTES = (
     "x=0123456789abcdef; while [ ${#x} -lt 65536 ]; do x=$x$x; done; i=0; "
     "while [ $i -lt 20000 ]; do echo $x >>/out/large; echo $x >>/large; i=$((i+1)); done"
@@ -193,7 +195,7 @@ def test_a_container_is_ended_at_a_limit(
     assert runner.run(image, ["/bin/sh", "-c", "echo here"], capture=True).stdout == "here\n"
 
 
-def test_an_image_under_our_name_is_not_taken_on_trust(
+def test_foreign_image_under_our_name_is_replaced(
     runner: DockerRunner, stored: tuple[Path, str], image: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.tar").write_bytes(bytes(10240))
@@ -203,7 +205,9 @@ def test_an_image_under_our_name_is_not_taken_on_trust(
     assert runner.run(image, ["/bin/sh", "-c", "echo here"], capture=True).stdout == "here\n"
 
 
-def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str, tmp_path: Path) -> None:
+def test_worker_that_dies_or_hangs_is_reported_and_leaves_no_container(
+    runner: DockerRunner, image: str, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
 
@@ -229,7 +233,7 @@ def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str
     assert containers(runner.address) == [], "the daemon's container goes with its worker"
 
 
-def test_what_a_killed_invocation_left_is_removed_and_no_other_s(runner: DockerRunner, image: str) -> None:
+def test_cleanup_removes_only_containers_of_killed_invocations(runner: DockerRunner, image: str) -> None:
     code = (
         "import os, signal, sys; from toolchain.engine.docker import DockerRunner\n"
         "with DockerRunner(sys.argv[1]).worker(sys.argv[2], ['/bin/sh', '-c', 'while :; do :; done']) as child:\n"
@@ -250,7 +254,7 @@ def test_what_a_killed_invocation_left_is_removed_and_no_other_s(runner: DockerR
         subprocess.run(["docker", "--host", runner.address, "rm", "--force", "theirs"], check=True, timeout=300)
 
 
-def test_a_daemon_that_does_is_proved_and_left_as_it_was(runner: DockerRunner, tmp_path: Path) -> None:
+def test_usable_daemon_is_accepted_and_left_unchanged(runner: DockerRunner, tmp_path: Path) -> None:
     cache, before = Cache(tmp_path / "a cache, with a comma"), sorted(images(runner.address))
     found = proved(cache, host=runner.address)
     assert found.facts == {"program": "docker", "version": runner.version(), "interfaces": 0}
@@ -261,8 +265,10 @@ def test_a_daemon_that_does_is_proved_and_left_as_it_was(runner: DockerRunner, t
     assert containers(runner.address) == []
 
 
-def test_more_than_lo_is_refused(runner: DockerRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option is given, and something between us and the containers does not heed it."""
+def test_container_with_more_interfaces_than_lo_is_refused(
+    runner: DockerRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option for no network is given, but a wrapper of docker replaces it."""
     if len(Path("/proc/net/dev").read_text(encoding="ascii").splitlines()) <= 3:
         pytest.skip("NOTHING TO SEE: this machine has no interface but lo")
     wrapper = tmp_path / "bin" / "docker"
@@ -280,7 +286,7 @@ def test_more_than_lo_is_refused(runner: DockerRunner, tmp_path: Path, monkeypat
 
 
 def test_a_daemon_with_other_folders_is_refused(tmp_path: Path) -> None:
-    """As one of another machine: it has a folder of that name, or a file, with something else in it."""
+    """A daemon on another machine may have a folder or file of the same name, but with other content."""
     here, script = Cache(tmp_path / "cache"), tmp_path / "check.sh"
     here.work.mkdir(parents=True)
     script.write_text("echo ours\n")
@@ -298,8 +304,8 @@ def test_a_daemon_with_other_folders_is_refused(tmp_path: Path) -> None:
         assert str(script) in caught.value.why
 
 
-def test_files_of_a_user_stay_the_user_s(runner: DockerRunner, image: str) -> None:
-    """A user whom root's daemon serves: containers run as that user, or the cache would fill with files of root."""
+def test_files_that_containers_write_belong_to_the_calling_user(runner: DockerRunner, image: str) -> None:
+    """Containers of root's daemon run as the user who calls it, because the cache would otherwise get files of root."""
     socket = Path(runner.address.removeprefix("unix://"))
     socket.parent.chmod(0o755)
     socket.chmod(0o666)

@@ -1,4 +1,4 @@
-"""The engine on real buildah with a tiny image: what it leaves, what it keeps, what it proves."""
+"""Tests of the engine on real buildah with a tiny image."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TALK = 'while IFS= read -r line; do echo "$1 heard $line"; done'
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """An engine with the tiny image in it, below a path that shells would trip over."""
+    """An engine with the tiny image in it, below a path that has to be quoted in a shell."""
 
     top: Path
     buildah: Buildah
@@ -69,7 +69,7 @@ class Here:
         return self.top / out / "made" / "out"
 
     def leftovers(self) -> list[str]:
-        """What must not be there when nothing runs."""
+        """Return the containers, images and files that must not exist while nothing runs."""
         containers = self.buildah.call("containers", "--quiet", "--all").stdout.split()
         images = self.buildah.call("images", "--quiet", "--filter", "dangling=true").stdout.split()
         marks = [path.name for path in self.buildah.live.iterdir()]
@@ -103,7 +103,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     destroy(buildah)
 
 
-def test_an_image_comes_out_of_a_layout_once(here: Here, tmp_path: Path) -> None:
+def test_image_is_read_from_its_layout_only_once(here: Here, tmp_path: Path) -> None:
     layout, digest = tiny_image.make(tmp_path)
     reference = here.buildah.ensure_image("other", layout, digest)
     assert reference == f"localhost/toolchain/other:{digest[7:19]}"
@@ -115,7 +115,7 @@ def test_an_image_comes_out_of_a_layout_once(here: Here, tmp_path: Path) -> None
 
 
 def _tree(buildah: Buildah, key: str) -> Path:
-    """The folder of the tree cache with this key."""
+    """Return the folder of the tree cache with this key."""
     return next(iter(cache_mounts(buildah.cache, f"toolchain-tiny-tree-{key}")), Path("/nonexistent"))
 
 
@@ -133,7 +133,7 @@ def test_a_build_keeps_its_tree_by_key_and_leaves_nothing_else(here: Here) -> No
     assert here.leftovers() == []
 
 
-def test_an_image_that_a_build_copies_from_stays(here: Here) -> None:
+def test_image_that_a_build_copies_from_is_kept(here: Here) -> None:
     layout, digest = tiny_image.make(here.top / "another image")
     image = here.buildah.ensure_image("copied-from", layout, digest)
     text = "ARG BASE\nARG LLVM\nFROM ${LLVM} AS llvm\n\nFROM ${BASE} AS build\nCOPY --from=llvm /bin /x\nRUN : >/out\n"
@@ -143,7 +143,7 @@ def test_an_image_that_a_build_copies_from_stays(here: Here) -> None:
     assert here.leftovers() == []
 
 
-def test_a_failed_build_says_why_and_keeps_the_old_output(here: Here) -> None:
+def test_failed_build_reports_the_reason_and_keeps_the_old_output(here: Here) -> None:
     made = here.build("kept")
     with refused("build-failed", "tiny", "a bad word") as raised:
         here.build("kept", args={"WORD": "bad"})
@@ -153,7 +153,7 @@ def test_a_failed_build_says_why_and_keeps_the_old_output(here: Here) -> None:
     assert here.leftovers() == []
 
 
-def test_a_build_that_sees_a_network_is_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_with_a_network_interface_is_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     if len(Path("/proc/net/dev").read_text().splitlines()) <= 3:
         pytest.skip("this machine has no network interface besides loopback")
     honest = here.buildah.command
@@ -167,7 +167,7 @@ def test_a_build_that_sees_a_network_is_refused(here: Here, monkeypatch: pytest.
     assert not (here.top / "leaky").exists()
 
 
-def test_run(here: Here) -> None:
+def test_run_passes_mounts_and_environment_and_leaves_nothing(here: Here) -> None:
     tree = here.recipe.contexts["tree"]
     result = here.buildah.run(
         here.image,
@@ -191,8 +191,8 @@ def test_run(here: Here) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../../secret", "/made/nothing"])
-def test_a_tree_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
-    """Whoever packs it, or reads what a recipe left beside it, would follow."""
+def test_tree_with_a_link_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
+    """A program that packs the tree, or reads files of it, would follow the link."""
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "fine").symlink_to("nothing")
     (tmp_path / "made" / "also fine").symlink_to("../made")
@@ -203,8 +203,8 @@ def test_a_tree_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
         require_inside(tmp_path, "tiny")
 
 
-def test_no_last_word_is_lost(here: Here) -> None:
-    # buildah's own relay under chroot isolation ends with the command and drops what is still in its pipes.
+def test_all_output_of_a_failed_command_is_captured(here: Here) -> None:
+    # With chroot isolation, buildah's own relay ends with the command and drops the data that is still in its pipes.
     script = 'n=0; while [ $n -lt 6000 ]; do n=$((n+1)); echo "line $n"; done; echo "the reason" >&2; exit 3'
     for _ in range(3):
         lines: list[str] = []
@@ -215,7 +215,7 @@ def test_no_last_word_is_lost(here: Here) -> None:
         assert "the reason" in lines
 
 
-def test_two_workers_at_once(here: Here) -> None:
+def test_two_workers_run_at_once_and_a_worker_that_does_not_end_is_killed(here: Here) -> None:
     def ask(child: subprocess.Popen[str], text: str) -> str:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -266,7 +266,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     child.wait()
     _wait_for(lambda: not [pid for pid in dependencies if _alive(pid)])
     assert here.buildah.call("containers", "--quiet", "--all").stdout.split(), "the kill left a container"
-    # A new invocation finds and removes it, and the tree is still there for the next build.
+    # A new invocation removes the container, and the tree is kept for the next build.
     again = Buildah(here.buildah.cache)
     again.run(here.image, ["/bin/sh", "-c", ":"])
     assert here.leftovers() == []
@@ -297,7 +297,7 @@ def _descendants(pid: int) -> set[int]:
     return found
 
 
-def test_neither_builds_nor_runs_learn_this_machines_name(here: Here) -> None:
+def test_hostname_is_hidden_from_builds_and_runs(here: Here) -> None:
     asked = here.buildah.run(here.image, ["sh", "-c", "read name </proc/sys/kernel/hostname; echo $name"], capture=True)
     assert asked.stdout.strip() == "toolchain"
     text = "ARG BASE\nFROM ${BASE} AS build\nRUN read name </proc/sys/kernel/hostname; echo $name >/out\n"
@@ -305,7 +305,7 @@ def test_neither_builds_nor_runs_learn_this_machines_name(here: Here) -> None:
     assert here.build("named", containerfile="Named", contexts={}).read_text().strip() == "toolchain"
 
 
-def test_prune_takes_images_from_the_storage_that_no_finished_image_is(tmp_path: Path) -> None:
+def test_prune_removes_images_without_a_record_from_the_storage(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "a cache")
     cache.make()
     buildah = Buildah(cache)

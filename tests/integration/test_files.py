@@ -1,4 +1,4 @@
-"""Plain files in a real registry: pulled by another client byte for byte, verified, and brought back."""
+"""Tests of plain files in a real registry, which another client pulls and which the tool verifies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Home:
 
     @property
     def ref(self) -> str:
-        """Where the files are."""
+        """The reference to the published files."""
         return f"{self.place}/{IMAGE}:files"
 
     def call(self, *words: str | Path, code: int = 0) -> str:
@@ -65,7 +65,7 @@ class Home:
         return json.loads(told)["published"][0]
 
     def archives(self, into: str) -> dict[str, bytes]:
-        """What `build --archive` writes."""
+        """Return the archives that `build --archive` writes, by name."""
         found: Built | None = find(self.cache, self.llvm.planned)
         assert found is not None
         record = read_record(self.cache, found.input_digest)
@@ -80,7 +80,7 @@ def home(registry_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def pulled(ref: str, into: Path) -> dict[str, bytes]:
-    """What oras-py brings into an empty folder."""
+    """Pull into an empty folder with oras-py, and return the files by name."""
     into.mkdir()
     names = OrasClient(insecure=True).pull(target=ref, outdir=str(into))
     found = {path.name: path.read_bytes() for path in into.iterdir()}
@@ -88,7 +88,7 @@ def pulled(ref: str, into: Path) -> dict[str, bytes]:
     return found
 
 
-def test_published_pulled_and_verified(home: Home) -> None:
+def test_published_files_are_pulled_unchanged_and_verified(home: Home) -> None:
     row = home.publish("--key", home.key)
     files = row["files"]
     assert [one["media_type"] for one in files["files"]] == ["application/gzip", "application/json"]
@@ -108,7 +108,7 @@ def test_published_pulled_and_verified(home: Home) -> None:
     assert home.call("verify", home.ref).endswith("intact, not authenticated (no --public-key)\n")
     assert "[signature-other-key]" in home.call("verify", home.ref, "--public-key", f"{home.stranger}.pub", code=17)
     assert json.loads(home.call("inspect", home.ref, "--json"))["images"][0]["files"] == files["files"]
-    # Beside the image, which is what it was.
+    # The files are a referrer of the image, which is unchanged.
     image = RegistryRef(*home.place.split("/", 1)).image(IMAGE).at()
     assert TYPE in {one.artifact_type for one in referrers(image, row["digest"])}
     assert home.call("verify", f"{home.place}/{IMAGE}", "--public-key", f"{home.key}.pub").endswith(
@@ -121,14 +121,14 @@ def test_published_pulled_and_verified(home: Home) -> None:
     assert again["files"]["evidence"]["pushed_bytes"] == 0
 
 
-def test_damage_and_strangers(home: Home, registry_host: str) -> None:
+def test_damaged_and_unsigned_files_are_refused(home: Home, registry_host: str) -> None:
     files = home.publish("--key", home.key)["files"]
     with fault_proxy(registry_host) as proxy:
         proxy.faults.append(Fault("flip", "GET", f"/blobs/{files['files'][0]['digest']}", times=-1))
         assert "digests:" in home.call(
             "verify", home.ref.replace(registry_host, proxy.host), "--public-key", f"{home.key}.pub", code=17
         )
-    # Someone who may push puts an archive of their own under the tag.
+    # Someone who can push to the registry puts another archive under the tag.
     layout = Layout(home.folder / "evil").ensure()
     evil = home.folder / "llvm-22.1.8-debian13-x64.tar.gz"
     evil.write_bytes(b"not it")
@@ -140,8 +140,7 @@ def test_damage_and_strangers(home: Home, registry_host: str) -> None:
     assert home.call("verify", by_digest, "--public-key", f"{home.key}.pub").endswith(f"\ttrusted\t{IMAGE}\n")
 
 
-def test_an_archive_of_an_image_that_was_taken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another machine takes the image; its archive is the publisher's, byte for byte."""
+def test_archive_of_a_reused_image_equals_that_of_the_publisher(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.publish("--key", home.key)
     expected = home.archives("archives")
     other = Cache(home.folder / "other")

@@ -1,6 +1,6 @@
-"""Kernels to PTX for a GPU that is elsewhere: a real Triton compiles, and what a launch needs is in the JSON.
+"""Tests of the scripts that compile kernels to PTX with a real Triton, and write their launch data to JSON.
 
-The launches themselves need a GPU; docs/measurements/index.md has what one said.
+The launches themselves need a GPU; docs/measurements/kernels.md has the results of launches.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ BLOCK = 64
 
 @pytest.fixture
 def run_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The runner as a module, with the stand-in where PyTorch would be."""
+    """Return the runner as a module, with a stand-in for PyTorch."""
     monkeypatch.syspath_prepend(str(TOP / "aotriton" / "standin"))
     for name in [n for n in sys.modules if n.split(".")[0] == "torch"]:
         monkeypatch.delitem(sys.modules, name)
@@ -100,8 +100,8 @@ def _compiled(tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict[st
     return said, made
 
 
-def test_forms_become_ptx_and_what_a_launch_needs(tmp_path: Path, run_module: ModuleType) -> None:
-    """Parameters in order with what to pass; the PTX has one for each and two for scratch memory."""
+def test_kernels_are_compiled_to_ptx_with_their_launch_data(tmp_path: Path, run_module: ModuleType) -> None:
+    """The PTX has the parameters of the JSON, and another one for each kind of scratch memory."""
     pytest.importorskip("triton")
     said, made = _compiled(tmp_path)
     assert sorted(made) == ["own-dq-scaled-fp16-64", "own-fwd-bf16-64", "own-fwd-fp16-64"], said.stderr
@@ -122,8 +122,7 @@ def test_forms_become_ptx_and_what_a_launch_needs(tmp_path: Path, run_module: Mo
     assert made["own-dq-scaled-fp16-64"]["grid"] == ["n/64"], "what it is like has another grid"
 
 
-def test_a_form_that_does_not_compile_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    """The exit status is 1, the other forms are there."""
+def test_kernel_that_does_not_compile_is_reported_and_leaves_no_file(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     said, made = _compiled(tmp_path)
     assert said.returncode == 1
@@ -131,8 +130,8 @@ def test_a_form_that_does_not_compile_is_told_and_leaves_nothing(tmp_path: Path)
     assert not any("nothing" in name for name in made)
 
 
-def test_a_launch_refuses_what_the_kernel_was_not_compiled_for(run_module: ModuleType) -> None:
-    """A pointer or stride that is not a multiple would read beside the data; tiles round up."""
+def test_launch_refuses_a_pointer_that_is_not_a_multiple_of_16(run_module: ModuleType) -> None:
+    """The kernel is compiled for multiples of 16, so with another pointer it would access other data."""
 
     class Tensor:
         def __init__(self, pointer: int) -> None:
