@@ -226,7 +226,7 @@ def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
 
 
 def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41", glibc: str = "") -> Built:
-    """Put the sysroot of an architecture into the cache in the same way; with `glibc`, that of an old system."""
+    """Put the sysroot of an architecture into the cache as a build does; with `glibc`, that of an old system."""
     request = Request(cache=cache, arch=(arch,), glibc=glibc)
     system = sysroot_of(request)
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
@@ -235,7 +235,7 @@ def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41",
 
 
 def finished_torch(cache: Cache, work: Path) -> Built:
-    """Put the PyTorch of the base's distribution into the cache in the same way."""
+    """Put the PyTorch of the base's distribution into the cache as a build does."""
     request = Request(cache=cache)
     rows = [{"name": "python3-torch", "version": "2.6.0+dfsg-7", "architecture": "amd64", "sha256": "8" * 64}]
     lock = {"recipe": torch_of(request).digest, "packages": rows}

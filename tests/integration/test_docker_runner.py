@@ -111,7 +111,7 @@ def test_run_passes_mounts_and_environment_and_returns_the_exit_code(
 
 
 def test_private_tree_is_hidden_from_other_users_while_a_container_reads_it(runner: DockerRunner, image: str) -> None:
-    """The daemon mounts the folder for the container, so the folder must not be readable through `/proc/PID/root`."""
+    """The daemon mounts the folder for the container, so other users must not reach it through `/proc/PID/root`."""
     secret = "of one user alone, in docker"
     with tempfile.TemporaryDirectory(prefix="toolchain-test-", dir="/tmp") as folder:
         place = Path(folder)

@@ -101,7 +101,7 @@ def _compiled(tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict[st
 
 
 def test_kernels_are_compiled_to_ptx_with_their_launch_data(tmp_path: Path, run_module: ModuleType) -> None:
-    """The PTX has the parameters of the JSON, and another one for each kind of scratch memory."""
+    """The PTX has the parameters of the JSON, and another one for each scratch memory of the launch."""
     pytest.importorskip("triton")
     said, made = _compiled(tmp_path)
     assert sorted(made) == ["own-dq-scaled-fp16-64", "own-fwd-bf16-64", "own-fwd-fp16-64"], said.stderr

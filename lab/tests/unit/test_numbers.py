@@ -164,7 +164,7 @@ def test_sample_includes_every_kernel_of_every_gpu(tmp_path: Path, tmp_path_fact
                     "shared": 0,
                 }
                 path.with_suffix(".json").write_text(json.dumps(about))
-    (tmp_path / "bad.hsaco").write_bytes(b"")  # an empty object, which marks a kernel that is known bad
+    (tmp_path / "bad.hsaco").write_bytes(b"")  # an empty object marks a kernel that is known bad
 
     def chosen_of(count: int | None = None, gpus: Sequence[str] = (), seed: int = 1) -> Collected:
         return collect(list(local_files(tmp_path, "")), out, gpus=gpus, count=count, seed=seed, label="here")
